@@ -1,0 +1,61 @@
+"""proxymetric: proxy-based deep metric learning.
+
+>>> import proxymetric as pm
+>>> criterion = pm.method("proxy-anchor", classes=100, dim=512)
+
+Everything below is loaded when it is first asked for, so that `import proxymetric` and the command line start at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxymetric import losses, references, testing
+    from proxymetric.criterion import Criterion
+    from proxymetric.data import open_data
+    from proxymetric.learner import Model, load
+    from proxymetric.papers import method, methods
+    from proxymetric.metrics import evaluate
+    from proxymetric.training import train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Criterion": "proxymetric.criterion",
+    "Model": "proxymetric.learner",
+    "evaluate": "proxymetric.metrics",
+    "load": "proxymetric.learner",
+    "method": "proxymetric.papers",
+    "methods": "proxymetric.papers",
+    "open_data": "proxymetric.data",
+    "train": "proxymetric.training",
+}
+_MODULES = ("losses", "references", "testing")
+
+__all__ = [
+    "Criterion",
+    "Model",
+    "evaluate",
+    "load",
+    "losses",
+    "method",
+    "methods",
+    "open_data",
+    "references",
+    "testing",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"proxymetric.{name}")
+    raise AttributeError(f"module 'proxymetric' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,222 @@
+"""The simple face of an objective, for people with a training loop of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.references.rows import RowTable
+from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Progress, Source
+
+NEEDS = {
+    "encoder": "criterion.bind(encoder) before the first step",
+    "images": "criterion(embeddings, labels, images=images)",
+    "validation": "criterion.boundary(score=...) after each evaluation",
+    "pool": "criterion.boundary(..., pool_embeddings=..., pool_labels=...)",
+    "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
+}
+"""what a method may need beyond embeddings and labels, and how to give it"""
+
+
+class Criterion(nn.Module):
+    """A loss with everything it owns: call it, step your optimiser, then `commit`.
+
+    `forward(embeddings (B, D), labels (B,)) -> scalar`. Embeddings are normalised here, as the method says. What the
+    method remembers changes in `commit` alone: a step that is skipped (`discard`) leaves no trace, and any number of
+    forward passes may lie before one commit (gradient accumulation).
+
+    >>> import proxymetric as pm
+    >>> criterion = pm.method("proxy-anchor", classes=3, dim=2)
+    >>> optimizer = torch.optim.AdamW(criterion.param_groups(lr=1e-2))
+    >>> loss = criterion(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]))
+    >>> loss.backward(); optimizer.step(); criterion.commit()
+    >>> criterion.step
+    1
+    """
+
+    def __init__(
+        self, objective: Objective, *, needs: Iterable[str] = (), steps_per_epoch: int | None = None, name: str = ""
+    ) -> None:
+        super().__init__()
+        self.objective = objective
+        self.name = name or type(objective).__name__
+        self.needs = frozenset(needs)
+        assert self.needs <= NEEDS.keys(), self.needs
+        if steps_per_epoch is not None and steps_per_epoch < 1:
+            raise ValueError(f"steps_per_epoch: got {steps_per_epoch}, wanted a whole number of at least 1")
+        self.steps_per_epoch = steps_per_epoch
+        self.step = 0
+        self.terms: dict[str, Tensor] = {}
+        """the named parts of the last loss, detached"""
+        self.check_labels = True
+        """look whether labels lie in [0, C) at every call: on an accelerator this waits for the device"""
+        self._epoch: float | None = None
+        self._encoder: list[nn.Module] = []
+        self._pending: list[Commit] = []
+        self._versions: tuple[int, ...] = ()
+        self._warned = False
+        self._row_lr: float | None = None
+
+    @property
+    def normalise(self) -> str:
+        """How embeddings are normalised before they are compared: "l2" or "ball"."""
+        return self.objective.normalise
+
+    def normalised(self, embeddings: Tensor) -> Tensor:
+        return NORMALISATIONS[self.normalise](embeddings)
+
+    def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
+        self._check(embeddings, labels)
+        if "images" in self.needs and images is None:
+            self._lacks("images")
+        if "encoder" in self.needs and not self._encoder:
+            self._lacks("encoder")
+        progress = Progress(self.step, self._epoch_now())
+        if "epochs" in self.needs and progress.epoch is None:
+            self._lacks("epochs")
+        keep = self.training and torch.is_grad_enabled()
+        if keep:
+            self._look_for_missing_commit()
+        # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
+        with torch.autocast(embeddings.device.type, enabled=False):
+            full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
+            encode = self._encoder[0] if self._encoder else None
+            outcome = self.objective(Context(Batch(images, labels), full, progress, encode))
+            loss = outcome.loss
+        self.terms = {name: value.detach() for name, value in outcome.terms.items()}
+        if keep:
+            self._pending.append(outcome.commit)
+        return loss
+
+    def commit(self, lr: float | None = None, loss_scale: float = 1.0, clip: float | None = None) -> None:
+        """Apply what is pending since the last commit; call it after `optimizer.step()`.
+
+        Row tables (see `RowTable`) step themselves here: at `lr` (default: the one given to `param_groups`), with their
+        gradients divided by `loss_scale` and clipped by value at `clip`. Methods without them ignore all three.
+        """
+        if not self._pending:
+            return
+        tables = self.row_tables()
+        rate = self._row_lr if lr is None else lr
+        if tables and rate is None:
+            raise ValueError(
+                "lr: this method's rows step themselves: call param_groups(lr=...) first, or commit(lr=...)"
+            )
+        for remember in self._pending:
+            remember()
+        for table in tables:
+            assert rate is not None
+            table.step(rate, loss_scale, clip)
+        self._pending.clear()
+        self.step += 1
+
+    def discard(self) -> None:
+        """Drop what is pending: the step is not taken."""
+        self._pending.clear()
+        for table in self.row_tables():
+            table.discard()
+
+    @property
+    def pending(self) -> int:
+        """Forward passes since the last commit."""
+        return len(self._pending)
+
+    def epoch(self, number: float) -> None:
+        """Say that epoch `number` (from 0) begins: drives schedules that count in epochs."""
+        self._epoch = float(number)
+
+    def bind(self, encoder: nn.Module) -> Criterion:
+        """Meet the encoder; it does not become part of this module. Call it before state is saved or loaded."""
+        self._encoder[:] = [encoder]
+        self.objective.bind(encoder)
+        return self
+
+    def boundary(
+        self,
+        score: float | None = None,
+        pool_embeddings: Tensor | None = None,
+        pool_labels: Tensor | None = None,
+    ) -> None:
+        """Tell the method how an evaluation went; some schemes turn to their next problem here."""
+        if "validation" in self.needs and score is None:
+            self._lacks("validation")
+        if "pool" in self.needs and (pool_embeddings is None or pool_labels is None):
+            self._lacks("pool")
+        self.objective.boundary(Boundary(score, pool_embeddings, pool_labels))
+
+    def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:
+        """Groups for an optimiser: `lr` for the proxies, `network_lr` for any network the method owns.
+
+        Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group (see `commit`).
+        """
+        self._row_lr = lr
+        proxies = [
+            getattr(module, name)
+            for module in self.modules()
+            if isinstance(module, Source)
+            for name in module.proxies
+            if getattr(module, name).requires_grad
+        ]
+        known = {id(p) for p in proxies}
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        groups: list[dict[str, Any]] = []
+        if proxies:
+            groups.append({"params": proxies, "lr": lr, "name": "proxies"})
+        if others:
+            rate = {} if network_lr is None else {"lr": network_lr}
+            groups.append({"params": others, "name": "criterion", **rate})
+        return groups
+
+    def row_tables(self) -> list[RowTable]:
+        return [module for module in self.modules() if isinstance(module, RowTable)]
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.step, -1.0 if self._epoch is None else self._epoch], dtype=torch.float64)
+
+    def set_extra_state(self, state: Any) -> None:
+        step, epoch = state.tolist()
+        self.step, self._epoch = int(step), None if epoch < 0 else epoch
+        self.discard()
+
+    def _epoch_now(self) -> float | None:
+        if self._epoch is not None:
+            return self._epoch
+        return None if self.steps_per_epoch is None else self.step / self.steps_per_epoch
+
+    def _look_for_missing_commit(self) -> None:
+        versions = tuple(p._version for module in (self, *self._encoder) for p in module.parameters())
+        if self._pending and versions != self._versions and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.name}: parameters moved since the last forward pass but commit() was not called; "
+                "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
+                stacklevel=4,
+            )
+        self._versions = versions
+
+    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
+        if embeddings.ndim != 2 or not embeddings.is_floating_point():
+            raise ValueError(
+                f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, wanted floats (batch, dim)"
+            )
+        if self.objective.dim is not None and embeddings.shape[1] != self.objective.dim:
+            raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, wanted dim={self.objective.dim}")
+        if labels.shape != embeddings.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(
+                f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
+                f"wanted {len(embeddings)} whole numbers, one for each embedding"
+            )
+        if self.check_labels and self.objective.classes is not None and len(labels):
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= self.objective.classes:
+                wrong = low if low < 0 else high
+                raise ValueError(
+                    f"labels: got {wrong}, wanted 0 to {self.objective.classes - 1} (classes={self.objective.classes})"
+                )
+
+    def _lacks(self, need: str) -> None:
+        raise ValueError(f"{self.name} needs {need}: {NEEDS[need]}")

@@ -1,0 +1,29 @@
+"""scikit-learn's handwritten digits, as an image set."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from proxymetric.data.images import ImageSet
+
+
+def digits(size: int = 32) -> ImageSet:
+    """1,797 handwritten digits, 8 x 8 grey levels enlarged to `size` x `size`; 0-4 train, 5-9 test.
+
+    >>> images = digits()
+    >>> len(images), images.classes[-1], images.test_classes
+    (1797, '9', (5, 6, 7, 8, 9))
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    levels = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    large = [Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR) for image in levels]
+    return ImageSet(
+        name="digits",
+        labels=bunch.target,
+        classes=[str(c) for c in range(10)],
+        arrays=np.stack([np.asarray(image) for image in large]),
+        test_classes=(5, 6, 7, 8, 9),
+    )

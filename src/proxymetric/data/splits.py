@@ -1,0 +1,87 @@
+"""Class-disjoint splits: what is measured is always measured on classes that were not trained on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from proxymetric.data.images import ImageSet
+
+
+class Split(NamedTuple):
+    """Three image sets that share no class."""
+
+    train: ImageSet
+    validation: ImageSet | None
+    test: ImageSet | None
+
+
+def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
+    """Divide the CLASSES of `images` into training, validation and test.
+
+    Arguments:
+        validation: fraction of the training classes that are held out, drawn by `seed`; 0 for none. At least two
+            classes are held out, since among the images of one class everything is right.
+        test: "auto" takes the set's own test classes (the second half of CUB and Cars, the fixed half of glyphs and
+            digits; none for people's own folders); a fraction in (0, 1) takes that part of the classes, at least two,
+            the same ones whatever the seed; "none" keeps all classes for training.
+        seed: of the validation classes.
+
+    Classes with a single image are never held out: a query needs something to find.
+
+    >>> grey = np.zeros((20, 8, 8), np.uint8)
+    >>> images = ImageSet("dots", np.arange(20) // 2, list("abcdefghij"), arrays=grey)
+    >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
+    [6, 2, 2]
+    """
+    total = len(images.classes)
+    counts = np.bincount(images.labels, minlength=total)
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation must be a fraction of the training classes, in [0, 1), got {validation}")
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {seed}")
+    test_ids = _test_classes(images, counts, test)
+    train_ids = np.setdiff1d(np.arange(total), test_ids)
+    left = len(train_ids)
+    validation_ids = np.empty(0, dtype=np.int64)
+    if validation > 0:
+        candidates = train_ids[counts[train_ids] >= 2]
+        wanted = max(2, round(validation * left))
+        if len(candidates) < wanted:
+            raise ValueError(
+                f"validation={validation} asks for {wanted} validation classes of two images or more, but only "
+                f"{len(candidates)} of the {left} training classes have that many; "
+                "give more images, or validation=0"
+            )
+        random = np.random.default_rng([seed, left])
+        validation_ids = np.sort(random.choice(candidates, wanted, replace=False))
+        train_ids = np.setdiff1d(train_ids, validation_ids)
+    if len(train_ids) < 2:
+        raise ValueError(
+            f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
+            f"leaves {len(train_ids)} for training; at least 2 are needed: give more classes, validation=0 or test='none'"
+        )
+    return Split(
+        images.of_classes(train_ids),
+        images.of_classes(validation_ids) if len(validation_ids) else None,
+        images.of_classes(test_ids) if len(test_ids) else None,
+    )
+
+
+def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np.ndarray:
+    none = np.empty(0, dtype=np.int64)
+    if test == "none":
+        return none
+    if test == "auto":
+        return np.array(sorted(images.test_classes), dtype=np.int64)
+    if isinstance(test, str) or not 0 < test < 1:
+        raise ValueError(f'test must be "auto", "none" or a fraction in (0, 1), got {test!r}')
+    candidates = np.flatnonzero(counts >= 2)
+    wanted = max(2, round(test * len(counts)))
+    if len(candidates) < wanted:
+        raise ValueError(
+            f"test={test} asks for {wanted} classes of two images or more, but only {len(candidates)} of "
+            f"{len(counts)} have that many"
+        )
+    return np.sort(np.random.default_rng(len(counts)).choice(candidates, wanted, replace=False))

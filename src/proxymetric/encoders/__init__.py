@@ -1,0 +1,18 @@
+"""Encoders: any timm backbone or a small net, pooled, with a head on top; and their features, cached."""
+
+from proxymetric.encoders.encoder import Encoder, build, parameter_counts
+from proxymetric.encoders.features import Features, cached_features
+from proxymetric.encoders.pooling import Pooling
+from proxymetric.encoders.small import SmallConvNet
+from proxymetric.encoders.weights import WeightReport
+
+__all__ = [
+    "Encoder",
+    "Features",
+    "Pooling",
+    "SmallConvNet",
+    "WeightReport",
+    "build",
+    "cached_features",
+    "parameter_counts",
+]

@@ -1,0 +1,152 @@
+"""The bridge to timm: any of its backbones by name, with its weights, image size and normalisation."""
+
+import contextlib
+import difflib
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.encoders.small import SmallConvNet
+
+WAYS_OUT = (
+    "Give a file of weights, weights=FILE (--weights FILE on the command line), "
+    "or start from random weights, pretrained=False (--set encoder.pretrained=false)"
+)
+
+
+class Backbone(NamedTuple):
+    """A network without its classifier, and what it wants its images to be like."""
+
+    module: nn.Module
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    classifiers: tuple[str, ...]
+    """names of the classifier modules that files of its weights may hold"""
+    source: str
+    """where its weights come from, in words"""
+
+
+def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
+    """The backbone called `name` for images of `size` x `size`.
+
+    Args:
+        name: "small" (which has no pre-trained weights and starts random) or any name of timm, with or without a tag.
+        size: side of the square images in pixels; a backbone with a fixed input size is built for it.
+        pretrained: fetch its weights from the model hub, or take them from the hub's local cache.
+    """
+    if name == "small":
+        return Backbone(SmallConvNet(), SmallConvNet.MEAN, SmallConvNet.STD, "bilinear", (), "random")
+    from proxymetric import _torchvision  # noqa: F401
+    import timm  # isort: skip
+
+    check_name(name)
+    preset = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    options = {}
+    if preset is not None and preset.fixed_input_size and tuple(preset.input_size[1:]) != (size, size):
+        options["img_size"] = size
+    if pretrained and (preset is None or not preset.has_weights):
+        raise ValueError(f"pretrained=True, but there are no pre-trained weights of backbone={name!r}. {WAYS_OUT}")
+    tagged = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
+    try:
+        with _short_of_patience(tagged) if pretrained else contextlib.nullcontext():
+            module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    except (TypeError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"backbone={name!r} cannot be built for size={size}: {error}") from error
+    wants = timm.data.resolve_model_data_config(module)
+    classifiers = module.pretrained_cfg.get("classifier") or ()
+    return Backbone(
+        module,
+        tuple(wants["mean"]),
+        tuple(wants["std"]),
+        wants["interpolation"],
+        (classifiers,) if isinstance(classifiers, str) else tuple(classifiers),
+        f"timm {tagged}" if pretrained else "random",
+    )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is neither "small" nor timm's, naming the nearest right ones.
+
+    >>> check_name("resnet_50")
+    Traceback (most recent call last):
+    ValueError: backbone='resnet_50' is not known; the nearest: resnet50, ...
+    """
+    from proxymetric import _torchvision  # noqa: F401
+    import timm  # isort: skip
+
+    if name == "small":
+        return
+    known = timm.is_model(name)
+    if known and ("." not in name or name in timm.list_models(f"{name.split('.')[0]}*", include_tags=True)):
+        return
+    if known:
+        plain = name.split(".")[0]
+        near = [plain, *(other for other in timm.list_models(f"{plain}.*", include_tags=True) if "." in other)][:6]
+    else:
+        names = ["small", *timm.list_models()]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or ["small", "resnet50", "vit_small_patch16_224"]
+    raise ValueError(
+        f"backbone={name!r} is not known; the nearest: {', '.join(near)}. "
+        "timm.list_models('*resnet*') lists the names of a kind"
+    )
+
+
+def layout_of(module: nn.Module, features: Tensor) -> tuple[str, int]:
+    """How `forward_features` lays out its places: ("map", 0), ("map-last", 0) or ("tokens", prefix tokens)."""
+    if features.ndim == 3:
+        return "tokens", int(getattr(module, "num_prefix_tokens", 1 if hasattr(module, "cls_token") else 0))
+    if features.ndim != 4:
+        raise ValueError(
+            f"only pooling='auto' suits this backbone: its features are not a map but {tuple(features.shape)}"
+        )
+    width = module.num_features
+    last = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
+    return ("map-last" if str(last).endswith("NHWC") else "map"), 0
+
+
+@contextlib.contextmanager
+def _short_of_patience(tagged: str) -> Iterator[None]:
+    """Turn failures to fetch into one sentence, and do not retry for a minute where the hub cannot be reached at all.
+
+    Without a connection the hub's client is told so: it then looks into its local cache only.
+    """
+    from huggingface_hub import constants, errors
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    try:
+        yield
+    except (OSError, errors.HfHubHTTPError) as error:
+        why = "the hub cannot be reached" if constants.HF_HUB_OFFLINE else str(error).splitlines()[0]
+        raise ValueError(f"the weights '{tagged}' could not be fetched ({why}). {WAYS_OUT}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str, patience: float = 5.0) -> bool:
+    """Whether a connection to `address` can be opened; taken for granted behind a proxy, which resolves names itself."""
+    if urllib.request.getproxies().keys() & {"https", "http", "all"}:
+        return True
+    parts = urllib.parse.urlsplit(address)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname, port), timeout=patience).close()
+    except OSError:
+        return False
+    return True
+
+
+def probe(module: nn.Module, size: int) -> Tensor:
+    """What `forward_features` gives for one black image, with gradients; ValueError if the size does not suit."""
+    first = next(module.parameters())
+    black = torch.zeros(1, 3, size, size, device=first.device, dtype=first.dtype)
+    try:
+        return module.forward_features(black)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"size={size} does not suit the backbone: {error}") from error

@@ -1,0 +1,240 @@
+"""Images -> vectors: a backbone, a pooling and a head, built from names and numbers."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
+from proxymetric.encoders.pooling import POOLINGS, Pooling
+from proxymetric.encoders.weights import WeightReport, load_weights
+
+HEADS = ("linear", "none")
+SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps")
+
+
+class Encoder(nn.Module):
+    """`head(features(images))`: images (B, 3, S, S) -> vectors (B, dim), not normalised to unit length.
+
+    Images are uint8 in 0..255 or floats in [0, 1]; the encoder normalises them itself by the backbone's mean and
+    standard deviation. These two are persistent buffers, saved with the weights: a later timm that changes its mind
+    about a backbone's normalisation does not change a saved encoder.
+
+    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own) and `head` modules; `dim`; `size`;
+    `interpolation` (how the backbone's images were resized: for the views); `config`, JSON-able, with which
+    `build(**config)` makes the same module with random weights; `source`, where the weights came from, in words;
+    `report`, what of a weights file matched (None without a file).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, backbone: Backbone, pooling: Pooling | None, head: nn.Module, dim: int, config: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self.backbone, self.pooling, self.head = backbone.module, pooling, head
+        self.dim, self.size, self.config = dim, int(config["size"]), config
+        self.interpolation, self.source = backbone.interpolation, backbone.source
+        self.report: WeightReport | None = None
+        self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
+        self._learnable = {name for name, parameter in self._feature_parameters() if parameter.requires_grad}
+        if config["freeze_bn"]:
+            self._learnable -= {f"backbone.{name}.{kind}" for name, _ in self._norms() for kind in ("weight", "bias")}
+            self.set_backbone_trainable(True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Vectors (B, dim) of `images` (B, 3, S, S)."""
+        return self.head(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The pooled features (B, F) of `images`: what the head sees."""
+        x = self.normalise(images)
+        if self.pooling is not None:
+            return self.pooling(self.backbone.forward_features(x))
+        if hasattr(self.backbone, "forward_head"):
+            return self.backbone.forward_head(self.backbone.forward_features(x), pre_logits=True)
+        return self.backbone(x)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """`(x - mean) / std`, x in [0, 1]; uint8 is divided by 255."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images have shape {tuple(images.shape)}; (B, 3, H, W) is wanted")
+        if images.dtype == torch.uint8:
+            images = images.to(self.mean.dtype) / 255
+        elif not images.is_floating_point():
+            raise ValueError(f"images are {images.dtype}; uint8 in 0..255 or floats in [0, 1] are wanted")
+        return (images.to(self.mean.dtype) - self.mean) / self.std
+
+    def train(self, mode: bool = True) -> "Encoder":
+        """Training mode; with `freeze_bn` the backbone's BatchNorm stays as in evaluation, on its stored statistics."""
+        super().train(mode)
+        if self.config["freeze_bn"]:
+            for _, norm in self._norms():
+                norm.eval()
+        return self
+
+    def set_backbone_trainable(self, trainable: bool) -> None:
+        """Give backbone and pooling gradients, or none: for a head that warms up first. Frozen BatchNorm stays frozen.
+
+        Only gradients are meant: BatchNorm that is not frozen keeps following the batches in training mode.
+        """
+        for name, parameter in self._feature_parameters():
+            parameter.requires_grad_(trainable and name in self._learnable)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the head, trainable or not."""
+        return list(self.head.parameters())
+
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        """The parameters that make the features (backbone, and p of a learned GeM), trainable or not."""
+        return [parameter for _, parameter in self._feature_parameters()]
+
+    def fingerprint(self) -> str:
+        """sha256 of all that makes the features: weights and statistics of backbone and pooling, size, normalisation.
+
+        The head does not count: encoders that differ in nothing else share their cached features.
+        """
+        digest = hashlib.sha256(json.dumps({key: self.config[key] for key in SHAPES_FEATURES}).encode())
+        for name, value in sorted(self.state_dict().items()):
+            if name.startswith("head.") or name.endswith("num_batches_tracked"):
+                continue
+            value = value.detach().cpu().contiguous()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def _feature_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.named_parameters() if not name.startswith("head."))
+
+    def _norms(self) -> Iterator[tuple[str, nn.Module]]:
+        return (
+            (name, m) for name, m in self.backbone.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        )
+
+
+def build(
+    backbone: str = "resnet50",
+    dim: int | None = 512,
+    size: int = 224,
+    pooling: str = "auto",
+    gem_p: float = 3.0,
+    learn_p: bool = False,
+    layer_norm: bool = False,
+    head: str = "linear",
+    freeze_bn: bool = False,
+    bn_eps: float | None = None,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+) -> Encoder:
+    """An encoder from names and numbers.
+
+    Args:
+        backbone: "small" (a four-stage convolutional net for 32 x 32 pictures) or any name of timm.
+        dim: D of the vectors; with head="none" None or the backbone's own width.
+        size: side of the images in pixels.
+        pooling: "auto" (the backbone's own), "avg", "max", "avg+max" or "gem", of the last map or the patch tokens.
+        gem_p: exponent p > 0 of "gem".
+        learn_p: p is trained too ("gem" only).
+        layer_norm: LayerNorm before the linear head.
+        head: "linear" (weights kaiming-normal by fan out, bias 0) or "none" (the features are the vectors).
+        freeze_bn: BatchNorm of the backbone keeps its statistics, scale and shift while training.
+        bn_eps: epsilon of the backbone's BatchNorm where weights were made with another than timm's.
+        pretrained: weights from the model hub, unless `weights` is given; "small" has none and starts random.
+        weights: a safetensors file of the backbone's weights with timm's names.
+
+    >>> encoder = build("small", dim=64, size=32, pooling="gem")
+    >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 64])
+    """
+    _choice("pooling", pooling, POOLINGS)
+    _choice("head", head, HEADS)
+    if size < 1:
+        raise ValueError(f"size={size}; the side of the images in pixels is wanted")
+    if not gem_p > 0:
+        raise ValueError(f"gem_p={gem_p}; a number above 0 is wanted, 3 is usual")
+    if learn_p and pooling != "gem":
+        raise ValueError(f"learn_p=True has no meaning with pooling={pooling!r}; pooling='gem' is wanted")
+    if layer_norm and head == "none":
+        raise ValueError("layer_norm=True stands before a linear head; head='linear' is wanted, got head='none'")
+    if bn_eps is not None and not bn_eps > 0:
+        raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
+
+    base = make_backbone(backbone, size, pretrained and weights is None)
+    report = None
+    if weights is not None:
+        report = load_weights(base.module, weights, backbone, base.classifiers)
+        base = base._replace(source=f"file {Path(weights).name}")
+    if bn_eps is not None:
+        for module in base.module.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eps = bn_eps
+    pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
+    if head == "none" and dim not in (None, width):
+        raise ValueError(
+            f"dim={dim}, but with head='none' the vectors are the {width} features of {backbone!r}: dim=None or {width} is wanted"
+        )
+    if head == "linear" and (dim is None or dim < 1):
+        raise ValueError(f"dim={dim}; with head='linear' the number of dimensions of the vectors is wanted")
+    dim = width if dim is None else dim
+    config = {
+        "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
+        "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
+        "pretrained": False, "weights": None,
+    }  # fmt: skip
+    encoder = Encoder(base, pool, _head(head, width, dim, layer_norm), dim, config)
+    encoder.report = report
+    return encoder.train()
+
+
+def parameter_counts(encoder: nn.Module) -> dict[str, int]:
+    """How many parameters are trained, and how many there are.
+
+    >>> parameter_counts(build("small", dim=8, size=32))["total"]
+    390984
+    """
+    parameters = list(encoder.parameters())
+    return {
+        "trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "total": sum(parameter.numel() for parameter in parameters),
+    }
+
+
+def _pool(module: nn.Module, size: int, name: str, gem_p: float, learn_p: bool) -> tuple[Pooling | None, int]:
+    """The pooling and the width F of what it gives, by one black image in evaluation mode."""
+    module.eval()
+    if name == "auto":
+        with torch.no_grad():
+            features = probe(module, size)
+            own = module.forward_head(features, pre_logits=True) if hasattr(module, "forward_head") else None
+        return None, features.shape[1] if own is None else own.shape[1]
+    features = probe(module, size)
+    pool = Pooling(name, *layout_of(module, features), gem_p, learn_p)
+    pooled = pool(features)
+    # What only the backbone's own pooling would use (a norm or layer behind it) must not count as trained.
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter, used in zip(parameters, torch.autograd.grad(pooled.sum(), parameters, allow_unused=True)):
+        parameter.requires_grad_(used is not None)
+    return pool, pooled.shape[1]
+
+
+def _head(name: str, width: int, dim: int, layer_norm: bool) -> nn.Module:
+    if name == "none":
+        return nn.Identity()
+    linear = nn.Linear(width, dim)
+    nn.init.kaiming_normal_(linear.weight, mode="fan_out")
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.LayerNorm(width), linear) if layer_norm else linear
+
+
+def _choice(argument: str, got: str, known: tuple[str, ...]) -> None:
+    if got not in known:
+        near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.3)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{argument}={got!r}{hint}; one of {', '.join(known)} is wanted")

@@ -1,0 +1,29 @@
+"""What the pair losses share: distances, means over some of the pairs, and the refusal of a weighting."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from proxymetric.seam import References, Weight
+
+
+def distances(queries: Tensor, refs: References) -> Tensor:
+    """Euclidean distances (B, R); a distance of 0 has a gradient of 0."""
+    squared = (
+        queries.square().sum(1, keepdim=True) + refs.vectors.square().sum(1) - 2 * (queries @ refs.vectors.T)
+    ).clamp(min=0)
+    apart = squared > 1e-12
+    return squared.where(apart, squared.new_ones(())).sqrt() * apart
+
+
+def mean_where(values: Tensor, where: Tensor) -> Tensor:
+    """The mean of the chosen values; 0 where none is chosen."""
+    return (values * where).sum() / where.sum().clamp(min=1)
+
+
+def unweighted(loss: object, weight: Weight | None) -> None:
+    if weight is not None:
+        raise ValueError(
+            f"weighting: {type(loss).__name__} has no exponent that a weight could multiply; "
+            "use a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
+        )

@@ -1,0 +1,49 @@
+"""Proxy-Anchor: each proxy is an anchor that the whole batch is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from proxymetric.ops import Line, log1p_exp, over_batch
+from proxymetric.seam import References, Weight
+
+
+@dataclass(frozen=True)
+class ProxyAnchor:
+    """Pull the batch's samples of a class to its proxy, push all others off, the hardest most (Kim et al. 2020, Eq. 4).
+
+    ``1/|C+| sum_{c in C+} log(1 + sum_{i in c} exp(-scale (s_ic - margin)))
+    + 1/C sum_c log(1 + sum_{i not in c} exp(scale (s_ic + margin)))``
+
+    C+ are the classes present in the batch. With a weighting, w multiplies the exponents and the sums are divided by
+    the summed mean weights of the classes instead of their number (Proxy-ISA, Eqs. 12 and 13).
+
+    scale: > 0, 32 in the paper. margin: 0.1 in the paper.
+    positive_norm: "present" divides the first sum by |C+|; "all" by C (VCPA's Eq. 4, VPTSP's released code).
+
+    Relations: `MPA` with one proxy per class is this loss; `ProxyNCA` sums over classes per sample instead.
+
+    >>> import torch
+    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+    >>> ProxyAnchor(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+    tensor(1.0064)
+    """
+
+    scale: float = 32.0
+    margin: float = 0.1
+    positive_norm: str = "present"
+
+    def __post_init__(self) -> None:
+        if self.positive_norm not in ("present", "all"):
+            raise ValueError(f"positive_norm: got {self.positive_norm!r}, wanted 'present' or 'all'")
+
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+        pull = Line(-self.scale, self.scale * self.margin)
+        push = Line(self.scale, self.scale * self.margin)
+        sums = over_batch(queries, labels, refs, pull, push, weight=weight)
+        count = len(refs.labels)
+        present = count if self.positive_norm == "all" else sums.positive_weight.sum().clamp(min=1e-12)
+        everyone = count if weight is None else sums.negative_weight.sum().clamp(min=1e-12)
+        return log1p_exp(sums.positive).sum() / present + log1p_exp(sums.negative).sum() / everyone

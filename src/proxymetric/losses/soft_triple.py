@@ -1,0 +1,46 @@
+"""SoftTriple: a softmax over classes, each with several centres."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from proxymetric.losses.proxy_nca import cross_entropy
+from proxymetric.ops import Line, Similarity, over_classes
+from proxymetric.seam import References, Weight
+
+
+@dataclass(frozen=True)
+class SoftTriple:
+    """Softmax cross entropy on the soft similarity to classes of K centres (Qian et al. 2019, Eq. 8).
+
+    ``-1/B sum_i log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )``,
+    S the soft class similarity (`Similarity`). The spread of the centres is a term of its own: `Spread`.
+
+    scale: 20 (lambda in the paper). margin: 0.01. reduction: "mean" over the batch, or the paper's "sum".
+
+    Relations: `MPAAP` has the same structure with a margin on both sides and a 1 in the logarithm, so its gradient does
+    not die when own and other similarities are both high.
+
+    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+    >>> SoftTriple(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+    tensor(0.3133)
+    """
+
+    scale: float = 20.0
+    margin: float = 0.01
+    of_class: Similarity = field(default_factory=Similarity)
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        self.of_class.check()
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction: got {self.reduction!r}, wanted 'mean' or 'sum'")
+
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+        own = Line(self.scale, -self.scale * self.margin)
+        sums = over_classes(queries, labels, refs, own, Line(self.scale), self.of_class, weight)
+        mean = cross_entropy(sums.positive, sums.negative)
+        return mean if self.reduction == "mean" else mean * torch.isfinite(sums.positive).sum()

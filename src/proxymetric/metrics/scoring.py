@@ -1,0 +1,124 @@
+"""Metrics of a ranking.
+
+With rel(i) = 1 where the i-th result is of the query's class, R relevant items and P(i) the precision of the first i:
+
+    R@K     1 if any of the first K is relevant (a hit rate)
+    P@K     P(K)                                           P@R     P(R)
+    MAP@K   1/K * sum over i <= K of P(i) rel(i)           MAP@R   the same with K = R
+    nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), over its ideal, min(R, K) relevant results first
+
+each the mean over the queries that have a relevant item.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proxymetric.metrics.naming import Metric, names, parse
+from proxymetric.metrics.ranking import Labels, Ranking, Vectors, search
+
+DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
+
+
+def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str, Tensor]:
+    """Each metric for each query of a ranking, float64 (Q,).
+
+    >>> from proxymetric.metrics import rank
+    >>> ranking = rank(torch.eye(4)[[0, 0, 1, 0]], [0, 0, 0, 1])
+    >>> per_query(ranking, "P@R")
+    {'P@R': tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64)}
+    """
+    wanted = [parse(name) for name in names(metrics)]
+    width = ranking.hits.shape[1]
+    for metric in wanted:
+        depth = int(ranking.relevant.max()) if metric.cutoff is None and len(ranking.relevant) else metric.cutoff or 1
+        if depth > width:
+            raise ValueError(f"ranking: got {width} results a query, wanted {depth} for {metric.name}")
+    rows = max(1, 2**22 // width)
+    parts = [
+        [_score(metric, hits, relevant) for metric in wanted]
+        for hits, relevant in zip(ranking.hits.split(rows), ranking.relevant.split(rows))
+    ]
+    return {metric.name: torch.cat(column) for metric, column in zip(wanted, zip(*parts))}
+
+
+def scores(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str, float]:
+    """The mean of each metric over the queries of a ranking, as fractions.
+
+    >>> hits = torch.tensor([[1, 0, 1, 0, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
+    >>> places = torch.arange(1, 11)[None]
+    >>> ranking = Ranking(hits, torch.tensor([4]), places, torch.tensor([0]), left_out=0)
+    >>> {name: round(100 * value, 1) for name, value in scores(ranking, ["P@10", "MAP@R", "nDCG@10"]).items()}
+    {'P@10': 40.0, 'MAP@R': 41.7, 'nDCG@10': 82.9}
+    """
+    names(metrics)
+    if len(ranking.queries) == 0:
+        raise ValueError(_nobody(ranking.left_out))
+    return {name: float(values.mean()) for name, values in per_query(ranking, metrics).items()}
+
+
+def evaluate(
+    embeddings: Vectors,
+    labels: Labels,
+    metrics: str | Sequence[str] = DEFAULT,
+    *,
+    gallery: Vectors | None = None,
+    gallery_labels: Labels | None = None,
+    distance: str = "cosine",
+    block: int | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, float]:
+    """Retrieval metrics of embeddings, as fractions; see `rank` for the arguments and for what is compared with what.
+
+    Memory is bounded by the block, whatever the number of queries: only one number per query and metric is kept.
+    Queries with no relevant item are left out; `left_out` counts them.
+
+    Args:
+        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8"; any cutoff from 1.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+    >>> evaluate(vectors, [0, 0, 1, 1], ["R@1", "MAP@R", "R@2"])
+    {'R@1': 0.75, 'MAP@R': 0.75, 'R@2': 0.75}
+    """
+    wanted = [parse(name) for name in names(metrics)]
+    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    if int(task.relevant.max()) < 1:
+        raise ValueError(_nobody(len(task.labels)))
+    fixed = max((metric.cutoff or 1) for metric in wanted)
+    by_class = any(metric.cutoff is None for metric in wanted)
+
+    def depth(relevant: int) -> int:
+        return min(max(fixed, relevant if by_class else 1), task.candidates)
+
+    queries: list[Tensor] = []
+    values: list[list[Tensor]] = []
+    for found in task.run(depth):
+        queries.append(found.queries.cpu())
+        values.append([_score(metric, found.hits, found.relevant).cpu() for metric in wanted])
+    order = torch.cat(queries).argsort()
+    return {metric.name: float(torch.cat(column)[order].mean()) for metric, column in zip(wanted, zip(*values))}
+
+
+def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
+    """One metric for hits (Q, k): results after the k-th count as misses."""
+    k = hits.shape[1]
+    place = torch.arange(1, k + 1, device=hits.device)
+    cut = relevant if metric.cutoff is None else torch.full_like(relevant, metric.cutoff)
+    counted = hits & (place <= cut[:, None])
+    if metric.kind == "R":
+        return counted.any(dim=1).double()
+    if metric.kind == "P":
+        return counted.sum(dim=1) / cut.double()
+    if metric.kind == "MAP":
+        precision = counted.cumsum(dim=1) / place.double()
+        return (precision * counted).sum(dim=1) / cut
+    assert metric.cutoff is not None, metric
+    deepest = int(torch.minimum(relevant, cut).max())
+    gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64, device=hits.device))
+    ideal = gain.cumsum(dim=0)[torch.minimum(relevant, cut) - 1]
+    return (counted * gain[:k]).sum(dim=1) / ideal
+
+
+def _nobody(queries: int) -> str:
+    return f"labels: none of the {queries} queries has an item of its class to find; wanted at least one that has"

@@ -1,0 +1,18 @@
+"""Triplet loss (Schroff, Kalenichenko & Philbin, CVPR 2015)."""
+
+from __future__ import annotations
+
+from proxymetric.losses import Triplet
+from proxymetric.papers.about import about
+from proxymetric.references import InBatch
+from proxymetric.seam import Compare, Objective
+
+
+@about(
+    paper="Schroff et al. 2015, FaceNet: A Unified Embedding for Face Recognition and Clustering",
+    choose="the classic of ranking; needs several images of a class in each batch",
+    samples_per_class=4,
+)
+def triplet(classes: int, dim: int, *, margin: float = 0.0961, normalise: str = "l2") -> Objective:
+    """All violating triplets of the batch, mean over them. Loss: `losses.Triplet`. Margin: CUB's in CCP's study."""
+    return Compare(Triplet(margin), InBatch(), normalise=normalise)

@@ -1,0 +1,24 @@
+"""Sources of references: what queries are compared with, and what is remembered of it."""
+
+from __future__ import annotations
+
+from proxymetric.references.in_batch import InBatch
+from proxymetric.references.learned import INITIALISATIONS, LearnedProxies
+from proxymetric.references.row_proxies import RowProxies
+from proxymetric.references.rows import RowTable
+from proxymetric.seam import Source
+
+__all__ = ["INITIALISATIONS", "InBatch", "LearnedProxies", "RowProxies", "RowTable", "proxies"]
+
+
+def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str = "all") -> Source:
+    """The proxies of a method: compare with those of all classes, or only with those of the batch's classes.
+
+    touched: "all" gives `LearnedProxies`, stepped by the run's optimiser; "batch" gives `RowProxies`, where a step
+    reads and moves only the rows of the classes in the batch, so that its cost does not grow with their number.
+    """
+    if touched == "all":
+        return LearnedProxies(classes, dim, per_class, init)
+    if touched == "batch":
+        return RowProxies(classes, dim, per_class, init)
+    raise ValueError(f"touched: got {touched!r}, wanted 'all' or 'batch'")

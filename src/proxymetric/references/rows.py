@@ -1,0 +1,97 @@
+"""A table of which a step touches a few rows, and which steps itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RowTable(nn.Module):
+    """(N, ...) trained rows with their optimiser state, of which one step reads and moves only a few.
+
+    `take(index)` hands out the rows as a leaf that collects a gradient; `step(lr)` moves exactly those rows. A row that
+    was not taken is neither moved nor decayed, and Adam's step count is kept per row. The table may lie in host memory
+    while the rows travel to `device`. It is no parameter: an optimiser never sees it, and a checkpoint holds all of it.
+
+    optimizer: "adamw" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim.
+
+    >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
+    >>> table.take(torch.tensor([1, 3])).sum().backward()
+    >>> table.step(lr=0.5)
+    >>> table.values.T
+    tensor([[ 0.0000, -0.5000,  0.0000, -0.5000],
+            [ 0.0000, -0.5000,  0.0000, -0.5000]])
+    """
+
+    values: Tensor
+    average: Tensor
+    square: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        values: Tensor,
+        optimizer: str = "adamw",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.9,
+    ) -> None:
+        super().__init__()
+        if optimizer not in ("adamw", "sgd"):
+            raise ValueError(f"optimizer: got {optimizer!r}, wanted 'adamw' or 'sgd'")
+        self.optimizer, self.betas, self.eps = optimizer, betas, eps
+        self.weight_decay, self.momentum = weight_decay, momentum
+        self.register_buffer("values", values.detach().clone())
+        self.register_buffer("average", torch.zeros_like(values))
+        self.register_buffer("square", torch.zeros_like(values if optimizer == "adamw" else values[:0]))
+        self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
+        self._taken: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, index: Tensor, device: torch.device | None = None) -> Tensor:
+        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`."""
+        index = index.to(self.values.device)
+        rows = self.values[index].to(device or self.values.device)
+        if self.training and torch.is_grad_enabled():
+            rows.requires_grad_()
+            self._taken.append((index, rows))
+        return rows
+
+    def leaves(self) -> list[Tensor]:
+        """The rows handed out since the last step; their `.grad` may be unscaled or clipped in place."""
+        return [rows for _, rows in self._taken]
+
+    def discard(self) -> None:
+        self._taken.clear()
+
+    @torch.no_grad()
+    def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:
+        """Move the rows taken since the last step; rows taken more than once move once, by their summed gradient."""
+        taken = [(index, rows.grad) for index, rows in self._taken if rows.grad is not None]
+        self._taken.clear()
+        if not taken:
+            return
+        index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
+        grad = torch.zeros_like(self.values[index])
+        grad.index_add_(0, place, torch.cat([g.to(grad) for _, g in taken]))
+        grad /= loss_scale
+        if clip is not None:
+            grad.clamp_(-clip, clip)
+        rows = self.values[index]
+        steps = self.steps[index] + 1
+        if self.optimizer == "sgd":
+            first = grad = grad + self.weight_decay * rows
+            average = self.momentum * self.average[index] + first
+            rows -= lr * average
+        else:
+            mean, spread = self.betas
+            shape = (-1,) + (1,) * (rows.ndim - 1)
+            rows *= 1 - lr * self.weight_decay
+            average = mean * self.average[index] + (1 - mean) * grad
+            square = spread * self.square[index] + (1 - spread) * grad.square()
+            unbias = (1 - mean**steps).view(shape), (1 - spread**steps).view(shape)
+            rows -= lr * (average / unbias[0]) / ((square / unbias[1]).sqrt() + self.eps)
+            self.square[index] = square
+        self.values[index] = rows
+        self.average[index] = average
+        self.steps[index] = steps

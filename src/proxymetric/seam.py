@@ -1,0 +1,308 @@
+"""The architecture of proxymetric, in one file.
+
+A loss is a pure function of embeddings and the references they are compared with. Where references come from is a
+separate thing with a memory. Whatever must be remembered is handed back as a *commit*, run once the optimiser has
+moved.
+
+=============  ==========================================================================================
+piece          what it is
+=============  ==========================================================================================
+`Loss`         a pure function: queries, their labels, references (and perhaps a weight) -> a scalar
+`Source`       makes the references: learned proxies, the batch itself, a queue of the past, ...
+`Weighting`    a rule per class that makes some pairs count more than others (it multiplies the exponent)
+`Objective`    what is minimised: `Compare(loss, source)`, `Sum(...)`, or a scheme around another objective
+=============  ==========================================================================================
+
+Legend of shapes, used everywhere: B queries, C classes, K references per class, R = C K reference rows, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Commit = Callable[[], None]
+
+
+def nothing() -> None:
+    """The commit of a piece that remembers nothing."""
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """`v / ||v||`, row by row; a zero row stays zero and has a zero gradient.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    return nn.functional.normalize(vectors, dim=-1, eps=1e-12)
+
+
+def ball(vectors: Tensor) -> Tensor:
+    """`v / max(||v||, 1)`, row by row: vectors inside the unit ball are left as they are (CCP's Lipschitz choice).
+
+    >>> ball(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    return nn.functional.normalize(vectors, dim=-1, eps=1.0)
+
+
+NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": ball}
+
+
+class References(NamedTuple):
+    """What queries are compared with."""
+
+    vectors: Tensor
+    """(R, D)"""
+    labels: Tensor
+    """(R,) class of each row"""
+    per_class: int | None = None
+    """K, when the rows lie class after class, K of each"""
+    same: Tensor | None = None
+    """(B, R) bool: this row IS the query, so the two are no pair"""
+
+    def positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Which (query, row) pairs are of one class and which of two, (B, R) each; a query is no pair with itself."""
+        match = labels[:, None] == self.labels[None, :]
+        if self.same is None:
+            return match, ~match
+        return match & ~self.same, ~match & ~self.same
+
+
+class Batch(NamedTuple):
+    """One batch as it comes from the data: images (B, 3, H, W), uint8 or float in [0, 1], and labels (B,)."""
+
+    images: Tensor | None
+    labels: Tensor
+
+
+class Progress(NamedTuple):
+    """Where training stands: commits so far, and epochs so far (None where nobody said how long an epoch is)."""
+
+    step: int
+    epoch: float | None
+
+
+class Encode(Protocol):
+    """The encoder as a method may call it: images -> embeddings."""
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+
+
+class Context(NamedTuple):
+    """What one step knows."""
+
+    batch: Batch
+    embeddings: Tensor
+    """(B, D) as the encoder gave them, not normalised"""
+    progress: Progress
+    encode: Encode | None = None
+    """the bound encoder, for methods that need another forward pass"""
+
+
+class Outcome(NamedTuple):
+    """What a step gives: named scalars whose sum is the loss, and what to remember once the optimiser has moved."""
+
+    terms: dict[str, Tensor]
+    commit: Commit = nothing
+
+    @property
+    def loss(self) -> Tensor:
+        return torch.stack(list(self.terms.values())).sum()
+
+
+class Boundary(NamedTuple):
+    """What is known after an evaluation: the validation score, and a pool of embeddings to pick proxies from."""
+
+    score: float | None = None
+    pool_embeddings: Tensor | None = None
+    pool_labels: Tensor | None = None
+
+
+class Steps(NamedTuple):
+    """A piecewise constant function of a similarity, one per class: level j holds from edge j (inclusive) to the next.
+
+    `edges` (C, E) ascending, `levels` (C, E + 1). Two numbers per class instead of a (B, C) matrix, so that it can be
+    evaluated chunk by chunk for very many classes.
+
+    >>> rule = Steps(edges=torch.tensor([[0.2]]), levels=torch.tensor([[0.5, 1.0]]))
+    >>> rule(torch.tensor([[0.1], [0.2], [0.9]])).T
+    tensor([[0.5000, 1.0000, 1.0000]])
+    """
+
+    edges: Tensor
+    levels: Tensor
+
+    def __call__(self, similarity: Tensor) -> Tensor:
+        """(B, C) similarities -> (B, C) values, without gradient."""
+        similarity = similarity.detach()
+        value = self.levels[:, 0].expand_as(similarity)
+        for edge, level in zip(self.edges.unbind(1), self.levels[:, 1:].unbind(1), strict=True):
+            value = torch.where(similarity >= edge, level, value)
+        return value
+
+
+class Weight(NamedTuple):
+    """The weight of every pair as a rule per class: one for its positives, one for its negatives."""
+
+    positive: Steps
+    negative: Steps
+
+
+class Loss(Protocol):
+    """A pure function: no parameters, no buffers, no forward pass of a network.
+
+    `queries` (B, D) and `refs.vectors` (R, D) come normalised; `labels` (B,).
+    """
+
+    def __call__(
+        self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None, /
+    ) -> Tensor: ...
+
+
+Energy = Callable[[References], Tensor]
+"""The loss of this batch as a function of the references alone, queries detached: what a source may minimise itself."""
+
+
+class Source(nn.Module):
+    """Owns references or the means to make them."""
+
+    proxies: tuple[str, ...] = ()
+    """names of the parameters that are proxies: they step at the proxies' own rate"""
+    seats: int = 0
+    """vectors per class that a scheme may re-pick through `reseed`"""
+    classes: int | None = None
+    """C, where labels must lie in [0, C)"""
+    dim: int | None = None
+    """D, where embeddings must have that width"""
+
+    def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
+        """What to compare this batch with, and what to remember of it. Asked once per step."""
+        raise NotImplementedError
+
+    def reseed(self, vectors: Tensor) -> None:
+        """Replace the seats' vectors, (C * seats, D)."""
+        raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot re-pick its vectors")
+
+
+class Weighting(nn.Module):
+    """Makes the weight of this batch's pairs from what it remembers of the classes."""
+
+    def forward(self, ctx: Context, refs: References) -> tuple[Weight, Commit]:
+        raise NotImplementedError
+
+
+class Objective(nn.Module):
+    """What training minimises."""
+
+    normalise: str = "l2"
+    """how embeddings are normalised before they are compared: a key of `NORMALISATIONS`"""
+    classes: int | None = None
+    dim: int | None = None
+
+    def bind(self, encoder: nn.Module) -> None:
+        """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+
+    def forward(self, ctx: Context) -> Outcome:
+        raise NotImplementedError
+
+    def boundary(self, run: Boundary) -> None:
+        """Called at the start of training and after each evaluation."""
+
+
+class Compare(Objective):
+    """Compare a batch with references: `loss(normal(x), y, normal(refs))`, and perhaps a term on the references alone.
+
+    loss: any `Loss`. source: any `Source`. weighting: a `Weighting` or None. regulariser: a function of the references.
+    normalise: "l2" (default) or "ball".
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        source: Source,
+        weighting: Weighting | None = None,
+        regulariser: Callable[[References], Tensor] | None = None,
+        normalise: str = "l2",
+    ) -> None:
+        super().__init__()
+        if normalise not in NORMALISATIONS:
+            raise ValueError(f"normalise: got {normalise!r}, wanted one of {', '.join(NORMALISATIONS)}")
+        self.loss = loss
+        self.source = source
+        self.weighting = weighting
+        self.regulariser = regulariser
+        self.normalise = normalise
+        self.classes, self.dim = source.classes, source.dim
+
+    def forward(self, ctx: Context) -> Outcome:
+        normal = NORMALISATIONS[self.normalise]
+        labels = ctx.batch.labels
+        queries = normal(ctx.embeddings)
+        still = queries.detach()
+
+        def energy(refs: References) -> Tensor:
+            return self.loss(still, labels, refs._replace(vectors=normal(refs.vectors)))
+
+        refs, remember = self.source(ctx, energy)
+        refs = refs._replace(vectors=normal(refs.vectors.to(queries.dtype)))
+        if self.weighting is None:
+            weight, commit = None, remember
+        else:
+            weight, weighed = self.weighting(ctx, refs)
+
+            def commit() -> None:
+                remember()
+                weighed()
+
+        terms = {"loss": self.loss(queries, labels, refs, weight)}
+        if self.regulariser is not None:
+            terms["regulariser"] = self.regulariser(refs)
+        return Outcome(terms, commit)
+
+
+class Sum(Objective):
+    """A weighted sum of named objectives, each asked once: `Sum(base=(1.0, a), memory=(0.5, b))`."""
+
+    def __init__(self, **parts: tuple[float, Objective]) -> None:
+        super().__init__()
+        kinds = {part.normalise for _, part in parts.values()}
+        if len(kinds) != 1:
+            raise ValueError(f"Sum: its parts must normalise alike, got {sorted(kinds)}")
+        self.normalise = kinds.pop()
+        self.classes = next((part.classes for _, part in parts.values() if part.classes is not None), None)
+        self.dim = next((part.dim for _, part in parts.values() if part.dim is not None), None)
+        self.weights = {name: weight for name, (weight, _) in parts.items()}
+        self.parts = nn.ModuleDict({name: part for name, (_, part) in parts.items()})
+
+    def members(self) -> Iterator[tuple[str, Objective]]:
+        for name, part in self.parts.items():
+            assert isinstance(part, Objective)
+            yield name, part
+
+    def bind(self, encoder: nn.Module) -> None:
+        for _, part in self.members():
+            part.bind(encoder)
+
+    def forward(self, ctx: Context) -> Outcome:
+        outcomes: Mapping[str, Outcome] = {name: part(ctx) for name, part in self.members()}
+        terms = {
+            f"{name}.{term}": self.weights[name] * value
+            for name, outcome in outcomes.items()
+            for term, value in outcome.terms.items()
+        }
+
+        def commit() -> None:
+            for outcome in outcomes.values():
+                outcome.commit()
+
+        return Outcome(terms, commit)
+
+    def boundary(self, run: Boundary) -> None:
+        for _, part in self.members():
+            part.boundary(run)

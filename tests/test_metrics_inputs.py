@@ -1,0 +1,230 @@
+"""What people hand in: types, mistakes, precision, memory."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from proxymetric.metrics import Ranking, evaluate, left_out, names, per_query, rank, scores
+from proxymetric.metrics.ranking import search
+from proxymetric.metrics.similarity import full_precision, prepare
+
+VECTORS = torch.tensor([[1.0, 0.0], [0.9, 0.2], [0.1, 1.0], [0.0, 1.0]])
+LABELS = [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("map@r", "MAP@R"),
+        ("MAP", "MAP@R"),
+        ("recall@4", "R@4"),
+        ("precision@1", "P@1"),
+        ("ndcg@8", "nDCG@8"),
+        ("NDGC@10", "nDCG@10"),
+        ("R@0", "R@1"),
+        ("R@R", "R@1"),
+        ("nDCG@R", "nDCG@1"),
+        ("R@-3", "R@3"),
+        ("R@1 ", "R@1"),
+        (8, "R@1"),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest(wrong: object, right: str) -> None:
+    with pytest.raises(ValueError, match=f"metrics: unknown metric {wrong!r}; did you mean {right!r}"):
+        names([wrong])  # type: ignore[list-item]
+    assert names(right) == (right,)
+
+
+def test_no_names() -> None:
+    with pytest.raises(ValueError, match="metrics: got no name"):
+        evaluate(VECTORS, LABELS, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeddings": VECTORS[0]}, r"embeddings: got shape \(2,\), wanted two axes"),
+        ({"embeddings": VECTORS[:0], "labels": []}, r"embeddings: got shape \(0, 2\), which is empty"),
+        ({"embeddings": VECTORS[:, :0]}, r"embeddings: got shape \(4, 0\), which is empty"),
+        ({"embeddings": VECTORS > 0}, "embeddings: got torch.bool"),
+        ({"embeddings": "photos"}, "embeddings: got str"),
+        ({"labels": [0, 0, 1]}, "labels: got 3 for 4 embeddings"),
+        ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), wanted one axis"),
+        ({"labels": []}, "labels: got none"),
+        ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, wanted whole numbers"),
+        ({"labels": ["a", "a", "b", "b"]}, "labels: got list that cannot be read as an array of whole numbers"),
+        ({"labels": [0, 1, 2, 3]}, "labels: none of the 4 queries has an item of its class"),
+        ({"gallery": VECTORS}, "gallery_labels: got None"),
+        ({"gallery_labels": LABELS}, "gallery: got None"),
+        ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),
+        ({"gallery": torch.ones(1, 3), "gallery_labels": [0]}, "gallery: got 3 dimensions, wanted the 2"),
+        ({"gallery": VECTORS, "gallery_labels": [7] * 4}, "labels: none of the 4 queries"),
+        ({"distance": "cosin"}, "distance: got 'cosin', wanted one of cosine, euclidean; did you mean 'cosine'"),
+        ({"block": 0}, "block: got 0"),
+    ],
+)
+def test_mistakes_are_named(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(**{"embeddings": VECTORS, "labels": LABELS, **change})
+
+
+def test_rows_that_are_not_finite_are_counted() -> None:
+    broken = VECTORS.clone()
+    broken[1, 0] = torch.nan
+    broken[3] = torch.inf
+    with pytest.raises(ValueError, match="embeddings: 2 of 4 rows hold NaN or infinity"):
+        evaluate(broken, LABELS)
+    with pytest.raises(ValueError, match="gallery: 2 of 4 rows"):
+        evaluate(VECTORS, LABELS, gallery=broken, gallery_labels=LABELS)
+
+
+def test_a_ranking_that_is_too_short_is_refused() -> None:
+    short = rank(VECTORS, LABELS, k=1)
+    with pytest.raises(ValueError, match="ranking: got 1 results a query, wanted 2 for R@2"):
+        scores(short, ["R@1", "R@2"])
+    with pytest.raises(ValueError, match="wanted 3 for MAP@R"):
+        per_query(rank(VECTORS, [0] * 4, k=2), "MAP@R")
+    with pytest.raises(ValueError, match="k: got 0"):
+        rank(VECTORS, LABELS, k=0)
+
+
+def test_nothing_to_find_gives_an_empty_ranking_and_no_score() -> None:
+    empty = rank(VECTORS, [0, 1, 2, 3], k=2)
+    assert empty.hits.shape == (0, 2)
+    assert empty.left_out == 4
+    with pytest.raises(ValueError, match="none of the 4 queries"):
+        scores(empty, "R@1")
+
+
+def test_a_single_item() -> None:
+    assert rank(VECTORS[:1], [0]).left_out == 1
+    assert evaluate(VECTORS[:1], [0], "MAP@R", gallery=VECTORS[:1], gallery_labels=[0]) == {"MAP@R": 1.0}
+
+
+def test_the_query_is_left_out_by_its_index_not_by_its_score() -> None:
+    """A copy of the query elsewhere counts; a copy of another class is the first wrong result."""
+    twins = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert rank(twins, [0, 1, 0], k=1).neighbours.tolist() == [[1], [0]]
+    # A zero vector is no nearer to itself than to anything: it must still not find itself.
+    zero = torch.tensor([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
+    assert rank(zero, [0, 0, 0], k=2).neighbours.tolist() == [[1, 2], [0, 2], [1, 0]]
+
+
+def test_queries_left_out_do_not_count() -> None:
+    vectors = torch.cat([VECTORS, torch.tensor([[0.5, 0.5]])])
+    labels = [*LABELS, 9]
+    assert left_out(labels) == rank(vectors, labels).left_out == 1
+    assert rank(vectors, labels).queries.tolist() == [0, 1, 2, 3]
+    assert evaluate(vectors, labels, "R@1") == {"R@1": 1.0}
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8])
+def test_any_number_type(kind: torch.dtype) -> None:
+    assert evaluate((VECTORS * 100).to(kind), torch.tensor(LABELS, dtype=torch.int32), "P@1") == {"P@1": 1.0}
+
+
+@pytest.mark.filterwarnings("error")
+def test_numpy_arrays_that_are_read_only_or_reversed() -> None:
+    vectors = VECTORS.numpy().copy()
+    labels = np.array(LABELS)
+    vectors.flags.writeable = labels.flags.writeable = False
+    assert evaluate(vectors, labels, "P@1") == evaluate(vectors[::-1], labels[::-1], "P@1") == {"P@1": 1.0}
+
+
+def test_embeddings_with_a_gradient_and_under_autocast() -> None:
+    vectors = VECTORS.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert evaluate(vectors, LABELS, "P@1") == {"P@1": 1.0}
+
+
+def test_autocast_does_not_reach_the_scores() -> None:
+    """Two items that bfloat16 cannot tell apart."""
+    gallery = torch.tensor([[1.0, 0.0100], [1.0, 0.0]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rank(torch.tensor([[1.0, 0.0]]), [0], 1, gallery=gallery, gallery_labels=[0, 0])
+    assert found.neighbours.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("mode", ["highest", "high", "medium"])
+def test_the_precision_of_products_is_full_and_put_back(mode: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(mode)
+    try:
+        with full_precision(torch.device("cpu")):
+            if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+                assert (
+                    torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+                )
+            else:
+                assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == mode
+        with pytest.raises(KeyError), full_precision(torch.device("cpu")):
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == mode
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_extreme_lengths_have_a_direction() -> None:
+    vectors = torch.tensor([[3e38, 3e38], [1e-42, 1e-42], [0.0, 0.0]])
+    lengths = prepare(vectors, "cosine").norm(dim=1)
+    assert lengths.tolist() == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
+
+
+def test_euclidean_far_from_the_origin() -> None:
+    """|q - g|^2 from float32 products would be noise here."""
+    torch.manual_seed(0)
+    near = torch.randn(40, 8)
+    labels = torch.arange(40) % 5
+    shifted = rank(near.double() + 1e5, labels, distance="euclidean")
+    assert torch.equal(shifted.neighbours, rank(near, labels, distance="euclidean").neighbours)
+
+
+def test_one_large_class_does_not_deepen_the_ranking_of_the_small_ones() -> None:
+    labels = torch.cat([torch.zeros(500, dtype=torch.long), 1 + torch.arange(100) // 2])
+    task = search(torch.randn(600, 4), labels, None, None, "cosine", None, None)
+    depths = {len(found.queries): found.hits.shape[1] for found in task.run(lambda relevant: relevant)}
+    assert depths == {100: 1, 500: 499}
+
+
+def test_memory_stays_bounded() -> None:
+    """3,000 queries x 150,000 items are 1.8 GB of scores; a block of them is a seventh of that."""
+    program = """
+import resource, torch
+from proxymetric.metrics import evaluate
+torch.manual_seed(0)
+torch.set_num_threads(1)
+queries, items = torch.randn(3000, 4), torch.randn(150_000, 4)
+args = dict(gallery=items, gallery_labels=torch.arange(150_000) % 5000)
+evaluate(queries[:2], torch.arange(2), "R@1", **args)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+evaluate(queries, torch.arange(3000), "R@1", **args)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 700
+
+
+def test_importing_metrics_does_not_import_plots() -> None:
+    program = (
+        "import sys, proxymetric.metrics; print([m for m in ('matplotlib', 'sklearn', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_the_gpu_agrees_with_the_cpu(distance: str) -> None:
+    torch.manual_seed(5)
+    embeddings = torch.randn(900, 24, dtype=torch.float64)[torch.randint(0, 300, (900,))]
+    labels = torch.randint(0, 40, (900,))
+    there = rank(embeddings, labels, 50, distance=distance, device="cuda")
+    here = rank(embeddings, labels, 50, distance=distance)
+    assert torch.equal(there.neighbours, here.neighbours)
+    assert isinstance(there, Ranking)
+    ours = evaluate(embeddings.cuda(), labels.cuda(), distance=distance)
+    assert ours == pytest.approx(evaluate(embeddings, labels, distance=distance), abs=1e-12)
