@@ -59,7 +59,8 @@ class Criterion(nn.Module):
         self._pending: list[Commit] = []
         self._versions: tuple[int, ...] = ()
         self._warned = False
-        self._row_lr: float | None = None
+        self.row_lr: float | None = None
+        """the rate of row tables where `commit` is given none: that of `param_groups`"""
 
     @property
     def normalise(self) -> str:
@@ -101,7 +102,7 @@ class Criterion(nn.Module):
         if not self._pending:
             return
         tables = self.row_tables()
-        rate = self._row_lr if lr is None else lr
+        rate = self.row_lr if lr is None else lr
         if tables and rate is None:
             raise ValueError(
                 "lr: this method's rows step themselves: call param_groups(lr=...) first, or commit(lr=...)"
@@ -153,7 +154,7 @@ class Criterion(nn.Module):
 
         Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group (see `commit`).
         """
-        self._row_lr = lr
+        self.row_lr = lr
         proxies = [
             getattr(module, name)
             for module in self.modules()

@@ -1,0 +1,27 @@
+"""Labelled images: open them, split them by class, make batches, cut views, feed them to a network."""
+
+from proxymetric.data.batches import Batches
+from proxymetric.data.digits import digits
+from proxymetric.data.feeds import EvalFeed, TrainFeed
+from proxymetric.data.glyphs import glyphs
+from proxymetric.data.images import BadImage, ImageSet, read_image, singletons
+from proxymetric.data.sources import open_data
+from proxymetric.data.splits import Split, split
+from proxymetric.data.views import EvalView, TrainView
+
+__all__ = [
+    "BadImage",
+    "Batches",
+    "EvalFeed",
+    "EvalView",
+    "ImageSet",
+    "Split",
+    "TrainFeed",
+    "TrainView",
+    "digits",
+    "glyphs",
+    "open_data",
+    "read_image",
+    "singletons",
+    "split",
+]

@@ -54,7 +54,7 @@ def from_folder(root: Path) -> ImageSet:
             f"; did you mean {root / classes[0]}, which has {len(inner)} folders of images?" if len(inner) > 1 else ""
         )
         raise ValueError(
-            f"{root} holds images of one class only ({classes[0]!r}); at least two classes are needed{hint} "
+            f"{root} holds images of one class only ({classes[0]!r}); at least two classes are needed{hint or '.'} "
             f"Looked for {looked_for}"
         )
     return ImageSet(root.resolve().name, np.array(labels), classes, paths=paths, root=root)

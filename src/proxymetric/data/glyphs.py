@@ -3,11 +3,12 @@
 A class is a character, a drawing of it is one face, turned, sheared, scaled, shifted and thickened a little. Nothing is
 downloaded and nothing is written to disk.
 
-Which characters: letters (with one accent at most), digits and currency signs that exist in all twelve text faces of DejaVu (Sans, Sans Mono,
-Serif; plain and bold; upright and slanted). Faces of mathematical symbols, of bracket pieces and of last resort draw
-something else at a letter's place, so they are not used; the Computer Modern faces follow TeX's own encoding and are
-only used where it agrees with Unicode, for A-Z, a-z and 0-9. Of characters whose drawings coincide in some face (Latin
-A, Greek Alpha and Cyrillic A; but also c and C, as drawings are fitted to the frame) only the first code point is kept.
+Which characters: letters (with one accent at most), digits and currency signs that exist in all twelve text faces of
+DejaVu (Sans, Sans Mono, Serif; plain and bold; upright and slanted). Faces of mathematical symbols, of bracket pieces
+and of last resort draw something else at a letter's place, so they are not used; the Computer Modern faces follow TeX's
+own encoding and are only used where it agrees with Unicode, for A-Z, a-z and 0-9. Of characters whose drawings coincide
+in some face (Latin A, Greek Alpha and Cyrillic A; but also C and c, as drawings are fitted to the frame) only the first
+code point is kept.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ _DEJAVU = tuple(
 _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
 _KINDS = ("Lu", "Ll", "Lt", "Lo", "Nd", "Sc")
-_COINCIDE = 0.95  # cosine of two fitted drawings; above it a person cannot tell them apart at 32 x 32 pixels
+_COINCIDE = 0.96  # cosine of two fitted drawings; above it a person cannot tell them apart at 32 x 32 pixels
+_SAME_LETTER = 0.85  # the same for the two cases of a letter: x and X differ in size, which the frame takes away
 _TINY = 0.4  # of the font's size; smaller ink (an apostrophe-like letter) is blurred when it is enlarged
 _COMPARED = 24  # pixels: font size and frame of the drawings that are compared
 _NOTHING = np.zeros(_COMPARED * _COMPARED, dtype=np.float32)
 _EM = 48
 
 
-def glyphs(characters: int = 500, size: int = 32, seed: int = 0, drawings: int = 16) -> ImageSet:
+def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int = 20) -> ImageSet:
     """`characters` classes of `drawings` grey drawings each, `size` x `size` pixels, white on black.
 
     The same arguments give the same pixels. Another `seed` draws the same characters differently; which characters
@@ -49,7 +51,7 @@ def glyphs(characters: int = 500, size: int = 32, seed: int = 0, drawings: int =
     subset of more, with the same halves.
 
     Arguments:
-        characters: number of classes, 4 or more; at most as many as there are distinct characters (about 690).
+        characters: number of classes, 4 or more; at most as many as there are distinct characters (about 470).
         size: side in pixels, 8 or more.
         seed: of turns, shears, scales, shifts and strokes.
         drawings: per character. The faces take turns: 12 to 21 of them, then the first again, turned otherwise.
@@ -105,10 +107,16 @@ def distinct_characters() -> tuple[int, ...]:
         drawn &= (length > 0) | ~here
         flat /= np.maximum(length, 1e-6)[:, None]
         np.maximum(alike, flat @ flat.T, out=alike)
+    place = {chr(code): i for i, code in enumerate(codes)}
     kept: list[int] = []
-    for i in np.flatnonzero(drawn):
-        if not (alike[i, kept] > _COINCIDE).any():
-            kept.append(int(i))
+    for i in np.flatnonzero(drawn).tolist():
+        other = place.get(chr(codes[i]).swapcase(), i)
+        # An accent is larger beside a small letter, so it is the letters without it that tell whether the cases differ.
+        bases = [place.get(unicodedata.normalize("NFD", chr(codes[k]))[0], k) for k in (i, other)]
+        same_letter = other < i and alike[bases[0], bases[1]] > _SAME_LETTER
+        # Every earlier character counts, also one that was itself left out for the sake of a third.
+        if not same_letter and not (alike[i, :i] > _COINCIDE).any():
+            kept.append(i)
     return tuple(codes[i] for i in kept)
 
 
@@ -117,7 +125,10 @@ def _maps() -> dict[str, dict[int, int]]:
     """For each face: code point -> number of its glyph in the face (0 is the empty box)."""
     from matplotlib.ft2font import FT2Font
 
-    return {face: FT2Font(str(_file(face))).get_charmap() for face in (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)}
+    faces = (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)
+    return {
+        face: {code: int(glyph) for code, glyph in FT2Font(str(_file(face))).get_charmap().items()} for face in faces
+    }
 
 
 def _has(maps: dict[str, dict[int, int]], face: str, code: int) -> bool:
@@ -146,7 +157,7 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
 
 
 def _fitted(font: ImageFont.FreeTypeFont, character: str, side: int = _COMPARED) -> np.ndarray:
-    """(side * side,) the character, as large as fits, in the middle: what is compared to find drawings that coincide."""
+    """(side * side,) the character, as large as fits, in the middle: what is compared to find those that coincide."""
     ink = _ink(font, character)
     if max(ink.size) < _TINY * side:
         return _NOTHING
@@ -161,8 +172,8 @@ def _vary(font: ImageFont.FreeTypeFont, character: str, size: int, random: np.ra
     """(size, size) one drawing: turned up to 18 degrees, sheared, scaled per axis, shifted, thickened."""
     angle, shear, wide, tall, right, down, heavy = random.random(7)
     ink = ImageOps.expand(_ink(font, character), border=2)
-    if heavy > 0.4:
-        ink = ink.filter(ImageFilter.MaxFilter(3 if heavy < 0.8 else 5))
+    if heavy > 0.5:
+        ink = ink.filter(ImageFilter.MaxFilter(3))
     zoom = size * 0.84 / max(ink.size)
     turn = np.deg2rad(36 * angle - 18)
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 
 from proxymetric.data.benchmarks import detect, from_benchmark
@@ -11,7 +12,7 @@ from proxymetric.data.folders import from_csv, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import ImageSet
 
-EMBEDDED = {"glyphs": glyphs, "digits": digits}
+EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
 LAYOUTS = ("auto", "folder", "csv", "cub", "cars")
 
 
@@ -43,10 +44,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             f"Data is a folder, a .csv, or one of the embedded sets {' and '.join(EMBEDDED)}"
         )
     if layout == "auto":
-        if path.is_file():
-            layout = "csv"
-        else:
-            layout = detect(path) or "folder"
+        layout = "csv" if path.is_file() else detect(path) or "folder"
     if path.is_dir() and layout == "csv":
         raise ValueError(f"layout 'csv' wants a file, and {path} is a folder")
     if path.is_file():

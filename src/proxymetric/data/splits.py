@@ -60,7 +60,8 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     if len(train_ids) < 2:
         raise ValueError(
             f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
-            f"leaves {len(train_ids)} for training; at least 2 are needed: give more classes, validation=0 or test='none'"
+            f"leaves {len(train_ids)} for training; at least 2 are needed: "
+            "give more classes, or validation=0, or test='none'"
         )
     return Split(
         images.of_classes(train_ids),

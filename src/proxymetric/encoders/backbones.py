@@ -6,10 +6,10 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxymetric.encoders.small import SmallConvNet
 
@@ -22,7 +22,8 @@ WAYS_OUT = (
 class Backbone(NamedTuple):
     """A network without its classifier, and what it wants its images to be like."""
 
-    module: nn.Module
+    module: Any
+    """an nn.Module with timm's `forward_features` and `forward_head`"""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str
@@ -47,7 +48,7 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
 
     check_name(name)
     preset = timm.get_pretrained_cfg(name, allow_unregistered=False)
-    options = {}
+    options: dict[str, Any] = {}
     if preset is not None and preset.fixed_input_size and tuple(preset.input_size[1:]) != (size, size):
         options["img_size"] = size
     if pretrained and (preset is None or not preset.has_weights):
@@ -55,7 +56,7 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
     tagged = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
     try:
         with _short_of_patience(tagged) if pretrained else contextlib.nullcontext():
-            module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+            module: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (TypeError, AssertionError, RuntimeError) as error:
         raise ValueError(f"backbone={name!r} cannot be built for size={size}: {error}") from error
     wants = timm.data.resolve_model_data_config(module)
@@ -64,7 +65,7 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
         module,
         tuple(wants["mean"]),
         tuple(wants["std"]),
-        wants["interpolation"],
+        wants["interpolation"] if wants["interpolation"] in ("bilinear", "bicubic") else "bicubic",
         (classifiers,) if isinstance(classifiers, str) else tuple(classifiers),
         f"timm {tagged}" if pretrained else "random",
     )
@@ -97,17 +98,17 @@ def check_name(name: str) -> None:
     )
 
 
-def layout_of(module: nn.Module, features: Tensor) -> tuple[str, int]:
+def layout_of(module: Any, features: Any) -> tuple[str, int]:
     """How `forward_features` lays out its places: ("map", 0), ("map-last", 0) or ("tokens", prefix tokens)."""
-    if features.ndim == 3:
-        return "tokens", int(getattr(module, "num_prefix_tokens", 1 if hasattr(module, "cls_token") else 0))
-    if features.ndim != 4:
-        raise ValueError(
-            f"only pooling='auto' suits this backbone: its features are not a map but {tuple(features.shape)}"
-        )
-    width = module.num_features
-    last = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
-    return ("map-last" if str(last).endswith("NHWC") else "map"), 0
+    if isinstance(features, Tensor) and features.ndim == 4:
+        width = module.num_features
+        last = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
+        return ("map-last" if str(last).endswith("NHWC") else "map"), 0
+    if isinstance(features, Tensor) and features.ndim == 3:
+        prefix = int(getattr(module, "num_prefix_tokens", 1 if hasattr(module, "cls_token") else 0))
+        if features.shape[1] > prefix:
+            return "tokens", prefix
+    raise ValueError("only pooling='auto' suits this backbone: it hands out neither a map nor tokens of places")
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def _short_of_patience(tagged: str) -> Iterator[None]:
 
 
 def _reachable(address: str, patience: float = 5.0) -> bool:
-    """Whether a connection to `address` can be opened; taken for granted behind a proxy, which resolves names itself."""
+    """Whether a connection to `address` can be opened; taken for granted behind a proxy, which finds it itself."""
     if urllib.request.getproxies().keys() & {"https", "http", "all"}:
         return True
     parts = urllib.parse.urlsplit(address)
@@ -142,7 +143,7 @@ def _reachable(address: str, patience: float = 5.0) -> bool:
     return True
 
 
-def probe(module: nn.Module, size: int) -> Tensor:
+def probe(module: Any, size: int) -> Tensor:
     """What `forward_features` gives for one black image, with gradients; ValueError if the size does not suit."""
     first = next(module.parameters())
     black = torch.zeros(1, 3, size, size, device=first.device, dtype=first.dtype)

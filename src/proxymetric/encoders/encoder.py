@@ -25,21 +25,24 @@ class Encoder(nn.Module):
     standard deviation. These two are persistent buffers, saved with the weights: a later timm that changes its mind
     about a backbone's normalisation does not change a saved encoder.
 
-    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own) and `head` modules; `dim`; `size`;
+    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own) and `head` modules; `width`, the
+    number F of features; `dim`; `size`;
     `interpolation` (how the backbone's images were resized: for the views); `config`, JSON-able, with which
     `build(**config)` makes the same module with random weights; `source`, where the weights came from, in words;
     `report`, what of a weights file matched (None without a file).
     """
 
+    backbone: Any
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, backbone: Backbone, pooling: Pooling | None, head: nn.Module, dim: int, config: dict[str, Any]
+        self, backbone: Backbone, pooling: Pooling | None, head: nn.Module, width: int, config: dict[str, Any]
     ) -> None:
         super().__init__()
         self.backbone, self.pooling, self.head = backbone.module, pooling, head
-        self.dim, self.size, self.config = dim, int(config["size"]), config
+        self.width, self.config = width, config
+        self.dim, self.size = int(config["dim"]), int(config["size"])
         self.interpolation, self.source = backbone.interpolation, backbone.source
         self.report: WeightReport | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
@@ -58,9 +61,7 @@ class Encoder(nn.Module):
         x = self.normalise(images)
         if self.pooling is not None:
             return self.pooling(self.backbone.forward_features(x))
-        if hasattr(self.backbone, "forward_head"):
-            return self.backbone.forward_head(self.backbone.forward_features(x), pre_logits=True)
-        return self.backbone(x)
+        return self.backbone.forward_head(self.backbone.forward_features(x), pre_logits=True)
 
     def normalise(self, images: Tensor) -> Tensor:
         """`(x - mean) / std`, x in [0, 1]; uint8 is divided by 255."""
@@ -178,7 +179,8 @@ def build(
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):
         raise ValueError(
-            f"dim={dim}, but with head='none' the vectors are the {width} features of {backbone!r}: dim=None or {width} is wanted"
+            f"dim={dim}, but with head='none' the vectors are the {width} features of {backbone!r}: "
+            f"dim=None or {width} is wanted"
         )
     if head == "linear" and (dim is None or dim < 1):
         raise ValueError(f"dim={dim}; with head='linear' the number of dimensions of the vectors is wanted")
@@ -188,7 +190,7 @@ def build(
         "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
         "pretrained": False, "weights": None,
     }  # fmt: skip
-    encoder = Encoder(base, pool, _head(head, width, dim, layer_norm), dim, config)
+    encoder = Encoder(base, pool, _head(head, width, dim, layer_norm), width, config)
     encoder.report = report
     return encoder.train()
 
@@ -197,7 +199,7 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
     """How many parameters are trained, and how many there are.
 
     >>> parameter_counts(build("small", dim=8, size=32))["total"]
-    390984
+    390952
     """
     parameters = list(encoder.parameters())
     return {
@@ -206,14 +208,12 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
     }
 
 
-def _pool(module: nn.Module, size: int, name: str, gem_p: float, learn_p: bool) -> tuple[Pooling | None, int]:
+def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tuple[Pooling | None, int]:
     """The pooling and the width F of what it gives, by one black image in evaluation mode."""
     module.eval()
     if name == "auto":
         with torch.no_grad():
-            features = probe(module, size)
-            own = module.forward_head(features, pre_logits=True) if hasattr(module, "forward_head") else None
-        return None, features.shape[1] if own is None else own.shape[1]
+            return None, module.forward_head(probe(module, size), pre_logits=True).shape[1]
     features = probe(module, size)
     pool = Pooling(name, *layout_of(module, features), gem_p, learn_p)
     pooled = pool(features)

@@ -1,5 +1,6 @@
 """Pooled features of every image, computed once and kept on disk: what training a head alone needs."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from torch import Tensor
 from proxymetric.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
-    from proxymetric.data import ImageSet
+    from proxymetric.data.images import ImageSet
 
 
 class Features(NamedTuple):
@@ -55,18 +56,17 @@ def cached_features(
     Args:
         encoder: what makes the features; its head plays no part.
         images: N labelled images.
-        view: image -> uint8 tensor (3, S, S), such as `EvalView`; part of the key by its `repr`.
+        view: image -> uint8 tensor (3, S, S), such as `EvalView`; its attributes are part of the key.
         folder: where to keep them; `default_folder()` by default.
         batch: images at a time.
         shard: images per file; at most so many are lost when the run is killed.
         workers: processes that read images.
         progress: called with (images done, images in all).
     """
-    key = hashlib.sha256(f"1 {encoder.fingerprint()} {view!r}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"1 {encoder.fingerprint()} {_settings(view)}".encode()).hexdigest()[:32]
     place = (default_folder() if folder is None else Path(folder)) / key
     names = _names(images)
-    wanted = set(names)
-    rows = _read(place, wanted)
+    rows = _read(place, set(names))
     bad: dict[str, str] = {}
     missing = [index for index, name in enumerate(names) if name not in rows]
     done = len(names) - len(missing)
@@ -78,7 +78,7 @@ def cached_features(
         for start in range(0, len(missing), shard):
             part = missing[start : start + shard]
             report = None if progress is None else _Later(progress, done + start, len(names))
-            fresh, unread = _compute(encoder, images.subset(part), view, batch, workers, report)
+            fresh, unread = _compute(encoder, _some(images, part), view, batch, workers, report)
             bad |= unread
             found = {names[part[i]]: vector for i, vector in fresh.items()}
             if found:
@@ -87,8 +87,21 @@ def cached_features(
     finally:
         encoder.train(training)
     kept = np.array([index for index, name in enumerate(names) if name in rows], dtype=np.int64)
-    vectors = torch.stack([rows[names[i]] for i in kept.tolist()]) if len(kept) else torch.empty(0, 0)
+    vectors = torch.stack([rows[names[i]] for i in kept.tolist()]) if len(kept) else torch.empty(0, encoder.width)
     return Features(vectors, kept, bad)
+
+
+def _settings(view: Any) -> str:
+    """What a view does, in words: its type and attributes. One that hides them (a lambda) could not be told apart."""
+    try:
+        told = json.dumps(vars(view), sort_keys=True)
+    except TypeError:
+        told = "{}"
+    if told == "{}":
+        raise ValueError(
+            f"view={view!r} does not tell its settings; an EvalView or another object with plain attributes is wanted"
+        )
+    return f"{type(view).__name__} {told}"
 
 
 class _Later:
@@ -106,7 +119,7 @@ def _compute(
     encoder: Encoder, images: "ImageSet", view: Any, batch: int, workers: int, report: Callable[[int], None] | None
 ) -> tuple[dict[int, Tensor], dict[str, str]]:
     """The features of the readable images by their index, and the unreadable ones' titles and reasons."""
-    from proxymetric.data import EvalFeed
+    from proxymetric.data.feeds import EvalFeed
 
     device = encoder.mean.device
     feed = EvalFeed(images, view, batch=batch, device=device, workers=workers)
@@ -123,6 +136,16 @@ def _compute(
     vectors = torch.cat(parts).clone()
     assert len(vectors) == len(feed.kept), (len(vectors), len(feed.kept))
     return dict(zip(feed.kept.tolist(), vectors)), dict(feed.bad)
+
+
+def _some(images: "ImageSet", indices: list[int]) -> "ImageSet":
+    """The images at `indices` alone, labels and classes as they are."""
+    return dataclasses.replace(
+        images,
+        labels=images.labels[indices],
+        paths=None if images.paths is None else [images.paths[i] for i in indices],
+        arrays=None if images.arrays is None else images.arrays[indices],
+    )
 
 
 def _names(images: "ImageSet") -> list[str]:

@@ -36,6 +36,10 @@ class SmallConvNet(nn.Module):
         # Channels last is about a fifth faster on the CPU; converting the input is enough, convolutions pass it on.
         return self.stages(images.contiguous(memory_format=torch.channels_last))
 
+    def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
+        """The last map averaged over places, (B, widths[-1]); there is no classifier behind it."""
+        return features.mean((2, 3))
+
     def forward(self, images: Tensor) -> Tensor:
-        """The last map averaged over places, (B, widths[-1])."""
-        return self.forward_features(images).mean((2, 3))
+        """The averaged features of normalised images (B, 3, H, W)."""
+        return self.forward_head(self.forward_features(images))

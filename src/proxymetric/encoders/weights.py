@@ -103,7 +103,7 @@ def load_weights(
     resized = _resize_positions(backbone, tensors)
 
     matched = [key for key, value in own.items() if key in tensors and tensors[key].shape == value.shape]
-    unexpected = [key for key in tensors if key not in own]
+    unexpected = [key for key in tensors if key not in own and not key.endswith(COUNTER)]
     kinds = {_kind(key) for key in own}
     report = WeightReport(
         file=str(file),

@@ -1,0 +1,7 @@
+"""Pictures of a run: one self-contained HTML page, and the parts it is made of."""
+
+from proxymetric.plots.gallery import GalleryHit, GalleryRow, gallery_rows, pick_queries
+from proxymetric.plots.report import write_report
+from proxymetric.plots.scatter import Scatter, tsne
+
+__all__ = ["GalleryHit", "GalleryRow", "Scatter", "gallery_rows", "pick_queries", "tsne", "write_report"]

@@ -1,0 +1,100 @@
+"""The training curve: loss and validation metrics over the epochs."""
+
+import html
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+# Drawn in these colours, then replaced by the page's own, so that the picture follows light and dark.
+_INK, _GRID, _LOSS = "#010203", "#040506", "#070809"
+_METRICS = ("#0a0b0c", "#0d0e0f", "#101112")
+_PAGE = {_INK: "var(--soft)", _GRID: "var(--line)", _LOSS: "var(--second)"} | {
+    colour: f"var(--series-{number})" for number, colour in enumerate(_METRICS)
+}
+
+
+def metric_columns(curve: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys of the records that are metrics, in the order met: all but epoch, loss and chosen."""
+    keys = dict.fromkeys(key for record in curve for key in record)
+    return [key for key in keys if key not in ("epoch", "loss", "chosen")]
+
+
+def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
+    """Inline SVGs, loss and metrics, of records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
+
+    Metrics are fractions, drawn in per cent (at most three); a record may lack any key but epoch; what is not finite
+    is left out, and a picture without a point too.
+    """
+    metrics = [key for key in metric_columns(curve) if _points(curve, key)[0]][: len(_METRICS)]
+    series = {key: (colour, 100) for key, colour in zip(metrics, _METRICS)}
+    pictures = []
+    if _points(curve, "loss")[0]:
+        pictures.append(_panel(curve, "training loss", {"loss": (_LOSS, 1)}))
+    if metrics:
+        pictures.append(_panel(curve, f"validation {metrics[0]}, %" if len(metrics) == 1 else "validation, %", series))
+    return pictures
+
+
+def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[str, int]]) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "proxymetric", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        for key, (colour, times) in series.items():
+            _line(axes, curve, key, colour, times)
+        axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
+        axes.set_xlabel("epoch", color=_INK, fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.tick_params(colors=_INK, labelsize=9, length=0)
+        axes.grid(color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        for record in curve:
+            if record.get("chosen"):
+                axes.axvline(record["epoch"], color=_INK, linewidth=1, linestyle=(0, (3, 3)))
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return _inline(buffer.getvalue(), re.sub(r"\W+", "-", title).strip("-"), title)
+
+
+def _points(curve: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    pairs = [(record["epoch"], record[key]) for record in curve if isinstance(record.get(key), int | float)]
+    pairs = [(epoch, value) for epoch, value in pairs if math.isfinite(value)]
+    return [epoch for epoch, _ in pairs], [value for _, value in pairs]
+
+
+def _line(axes: Any, curve: Sequence[dict[str, Any]], key: str, colour: str, times: int) -> None:
+    epochs, values = _points(curve, key)
+    marker = "o" if len(epochs) <= 30 else None
+    axes.plot(epochs, [times * v for v in values], color=colour, linewidth=1.8, marker=marker, markersize=3, label=key)
+    marked, heights = _points([record for record in curve if record.get("chosen")], key)
+    axes.plot(marked, [times * v for v in heights], color=colour, linestyle="none", marker="o", markersize=7)
+
+
+def _inline(svg: str, prefix: str, title: str) -> str:
+    """A matplotlib SVG as an element of a page: no prologue, own ids, the page's colours and its font."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    for drawn, wanted in _PAGE.items():
+        svg = svg.replace(drawn, wanted)
+    # The size is the page's business: only the proportions are kept.
+    svg = re.sub(r'<svg ([^>]*?)\bheight="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(
+        r'<svg ([^>]*?)\bwidth="[^"]*"',
+        rf'<svg role="img" aria-label="{html.escape(title)} over the epochs" \1',
+        svg,
+        count=1,
+    )
+    return svg.strip()

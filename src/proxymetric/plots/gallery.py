@@ -1,0 +1,143 @@
+"""Queries and what was found for them, right and wrong."""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from proxymetric.metrics import Ranking, per_query
+
+THUMBNAIL = 96
+TOP = 8
+
+
+class GalleryHit(NamedTuple):
+    """One result: its picture, its class, its similarity with the query and whether the class is the query's."""
+
+    image: Image.Image
+    class_name: str
+    score: float
+    right: bool
+
+
+class GalleryRow(NamedTuple):
+    """A query and its results, nearest first."""
+
+    query: Image.Image
+    query_class: str
+    results: list[GalleryHit]
+
+
+def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
+    """Rows of a ranking to show: the queries sorted by average precision, cut into `count` equal parts, one drawn from each.
+
+    So the gallery shows good and bad results in their true proportion. The best come first.
+
+    Args:
+        ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
+        count: rows wanted, from 1; fewer come back where there are fewer queries.
+        seed: which of each part is drawn.
+
+    >>> hits = torch.tensor([[False], [True], [True], [False]])
+    >>> one = torch.ones(4, dtype=torch.long)
+    >>> rows = pick_queries(Ranking(hits, one, one[:, None], torch.arange(4), left_out=0), count=2)
+    >>> hits[rows].flatten().tolist()
+    [True, False]
+    """  # noqa: E501
+    if count < 1:
+        raise ValueError(f"count: got {count}, wanted a number of queries from 1")
+    reach = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
+    quality = per_query(reach, "MAP@R")["MAP@R"].numpy()
+    order = np.argsort(-quality, kind="stable")
+    draw = np.random.default_rng(seed)
+    parts = np.array_split(order, min(count, len(order))) if len(order) else []
+    return [int(draw.choice(part)) for part in parts]
+
+
+def gallery_rows(
+    ranking: Ranking,
+    rows: Sequence[int],
+    embeddings: Tensor | np.ndarray,
+    labels: Tensor | np.ndarray | Sequence[int],
+    classes: Sequence[str],
+    read: Callable[[int], Image.Image],
+    top: int = TOP,
+) -> list[GalleryRow]:
+    """Gallery rows of a leave-one-out ranking, with cosine similarities.
+
+    Args:
+        ranking: with at least one result a query.
+        rows: rows of the ranking, as `pick_queries` gives them.
+        embeddings: (N, D), those that were ranked.
+        labels: (N,) into `classes`.
+        read: picture of an index of the embeddings.
+        top: results shown.
+
+    >>> from proxymetric.metrics import rank
+    >>> vectors, labels = torch.tensor([[3.0, 4.0], [3.0, 4.0], [1.0, 0.0]]), [0, 0, 1]
+    >>> row = gallery_rows(rank(vectors, labels, k=2), [0], vectors, labels, ["cat", "dog"], lambda i: i)[0]
+    >>> row.query_class, [(hit.class_name, hit.right, round(hit.score, 2)) for hit in row.results]
+    ('cat', [('cat', True, 1.0), ('dog', False, 0.6)])
+    """
+    vectors = torch.as_tensor(embeddings)
+    shown = []
+    for row in rows:
+        query = int(ranking.queries[row])
+        found = [place for place in ranking.neighbours[row, :top].tolist() if place >= 0]
+        likeness = torch.cosine_similarity(vectors[query, None].double(), vectors[found].double())
+        hits = [
+            GalleryHit(read(place), classes[int(labels[place])], float(score), bool(right))
+            for place, score, right in zip(found, likeness, ranking.hits[row])
+        ]
+        shown.append(GalleryRow(read(query), classes[int(labels[query])], hits))
+    return shown
+
+
+def data_uri(image: Image.Image, longest: int = THUMBNAIL) -> str:
+    """A picture of at most `longest` pixels a side as a data URI, as PNG or JPEG, whichever is smaller."""
+    small = image.convert("RGB")
+    small.thumbnail((longest, longest))
+    kinds: dict[str, dict] = {"png": {"optimize": True}, "jpeg": {"quality": 85}}
+    encoded = {}
+    for kind, options in kinds.items():
+        buffer = io.BytesIO()
+        small.save(buffer, kind, **options)
+        encoded[kind] = buffer.getvalue()
+    kind = min(encoded, key=lambda name: len(encoded[name]))
+    return f"data:image/{kind};base64,{base64.b64encode(encoded[kind]).decode()}"
+
+
+def gallery_html(rows: Sequence[GalleryRow]) -> str:
+    """The rows as HTML figures: mark and frame say right or wrong, never colour alone."""
+    return "\n".join(_row(row) for row in rows)
+
+
+def _row(row: GalleryRow) -> str:
+    right = sum(hit.right for hit in row.results)
+    name = html.escape(row.query_class)
+    found = "".join(_hit(place, hit) for place, hit in enumerate(row.results, start=1))
+    return (
+        f'<article class="find"><figure class="query"><div class="frame">'
+        f'<img src="{data_uri(row.query)}" alt="query, class {name}"></div>'
+        f'<figcaption><span class="name" title="{name}">{name}</span>'
+        f'<span class="score">{right} of {len(row.results)} right</span></figcaption></figure>'
+        f'<ol class="hits">{found}</ol></article>'
+    )
+
+
+def _hit(place: int, hit: GalleryHit) -> str:
+    verdict, mark = ("right", "✓") if hit.right else ("wrong", "✗")
+    name = html.escape(hit.class_name)
+    return (
+        f'<li class="{verdict}"><figure><div class="frame">'
+        f'<img src="{data_uri(hit.image)}" alt="result {place}, {verdict}, class {name}">'
+        f'<span class="mark" title="{verdict}" aria-hidden="true">{mark}</span></div>'
+        f'<figcaption><span class="name" title="{name}">{name}</span>'
+        f'<span class="score">{hit.score:.2f}</span></figcaption></figure></li>'
+    )

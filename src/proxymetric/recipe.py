@@ -1,0 +1,260 @@
+"""Recipes: a TOML file, flags and settings become one checked description of a run.
+
+A recipe has five tables, and each is the signature of something in the code:
+
+=============  =====================================================================
+table          what its keys are
+=============  =====================================================================
+`[data]`       fields of `DataOptions`: where the images are and how they are split
+`[view]`       arguments of `data.TrainView`: size, crop, flip, ...
+`[encoder]`    arguments of `encoders.build`: backbone, dim, pooling, weights, ...
+`[loss]`       arguments of the method: scale, margin, per_class, ...
+`[train]`      fields of `TrainOptions`: epochs, rates, schedule, ...
+=============  =====================================================================
+
+`method` and `seed` stand above them. An unknown key is an error that names the nearest right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TABLES = ("data", "view", "encoder", "loss", "train")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the images are and which classes are for what.
+
+    path: a folder of class folders, a CSV of file and class, a benchmark's folder, or "glyphs" / "digits".
+    layout: "auto", "folder", "csv", "cub", "cars". validation: fraction of the training classes held out to choose the
+    number of epochs. test: "auto" (the benchmark's own test classes; none for other folders), "none", or a fraction of
+    the classes. cache: "none" decodes images as they are needed, "memory" keeps them decoded, "device" keeps them on the
+    accelerator and augments there; "auto" is "device" for the embedded sets and "none" for files. workers: processes that decode (-1: as many as pay on this machine).
+    """
+
+    path: str = ""
+    layout: str = "auto"
+    validation: float = 0.2
+    test: str | float = "auto"
+    cache: str = "auto"
+    workers: int = -1
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a run trains.
+
+    batch, accumulate: images in a forward pass, and forward passes in a step. per_class: images of a class in a batch
+    (None: what the method advises, 0: random batches). optimizer: "adamw", "adam", "sgd". lr: the encoder's rate (None:
+    1e-4, or 1e-3 with frozen). proxy_lr: the proxies' (None: 100 x lr). warmup: epochs in which only head and proxies
+    move. decay: "none", "step" (x decay_by every decay_every epochs) or "cosine" (over decay_every epochs, None: all).
+    clip_value, clip_norm: gradient clipping. amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16", "off".
+    metrics: what an evaluation computes; monitor: the one that chooses the best epoch. evaluate_every: epochs.
+    patience: evaluations without a better one before training stops (None: never). save_every: steps between
+    checkpoints. frozen: train head and proxies on cached features of the backbone. refit: afterwards train on all
+    classes for the number of epochs that the held-out ones chose. deterministic: bit-equal runs on a GPU too.
+    """
+
+    epochs: int = 40
+    batch: int = 128
+    accumulate: int = 1
+    per_class: int | None = None
+    optimizer: str = "adamw"
+    lr: float | None = None
+    proxy_lr: float | None = None
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup: int = 1
+    decay: str = "step"
+    decay_every: int | None = 10
+    decay_by: float = 0.5
+    clip_value: float | None = 10.0
+    clip_norm: float | None = None
+    amp: str = "auto"
+    metrics: tuple[str, ...] = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R", "nDCG@8")
+    monitor: str = "MAP@R"
+    evaluate_every: int = 1
+    patience: int | None = 10
+    save_every: int = 200
+    frozen: bool = False
+    refit: bool = False
+    deterministic: bool = False
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate", "evaluate_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name}: got {getattr(self, name)}, wanted at least 1")
+        for name, known in (
+            ("optimizer", ("adamw", "adam", "sgd")),
+            ("decay", ("none", "step", "cosine")),
+            ("amp", ("auto", "bf16", "fp16", "off")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"train.{name}: got {getattr(self, name)!r}, wanted one of {', '.join(known)}")
+        if self.monitor not in self.metrics:
+            raise ValueError(f"train.monitor: {self.monitor!r} is not among train.metrics ({', '.join(self.metrics)})")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked description of a run, complete with defaults."""
+
+    method: str
+    seed: int
+    data: DataOptions
+    view: dict[str, Any]
+    encoder: dict[str, Any]
+    loss: dict[str, Any]
+    train: TrainOptions
+    changed: dict[str, Any] = field(default_factory=dict, compare=False)
+    """only what was said, not the defaults: what a run's folder shows first"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole recipe as JSON-able tables."""
+        content = dataclasses.asdict(self)
+        del content["changed"]
+        return content
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """A TOML recipe as tables, not checked yet."""
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], 1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ValueError(f"recipe: there is no file {path}{hint}")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe: {path} is not valid TOML: {error}") from None
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win, table by table and key by key.
+
+    >>> merged({"seed": 1, "loss": {"margin": 0.1, "scale": 32}}, {"loss": {"margin": 0.2}})
+    {'seed': 1, 'loss': {'margin': 0.2, 'scale': 32}}
+    """
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            result[key] = {**result.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return result
+
+
+def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """`table.key=value` texts (or a mapping of them) as tables; values are read as TOML, else as plain text.
+
+    >>> settings(["loss.margin=0.2", "encoder.backbone=resnet50", "seed=3"])
+    {'loss': {'margin': 0.2}, 'encoder': {'backbone': 'resnet50'}, 'seed': 3}
+    """
+    result: dict[str, Any] = {}
+    if not isinstance(pairs, Mapping):
+        texts = list(pairs)
+        for text in texts:
+            if "=" not in text:
+                raise ValueError(f"--set: got {text!r}, wanted table.key=value, such as loss.margin=0.2")
+        pairs = {key.strip(): _value(text.strip()) for key, _, text in (text.partition("=") for text in texts)}
+    for key, value in pairs.items():
+        table, _, name = key.rpartition(".")
+        if table:
+            result.setdefault(table, {})[name] = value
+        else:
+            result[name] = value
+    return result
+
+
+def _value(text: str) -> Any:
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def check(raw: Mapping[str, Any]) -> Recipe:
+    """Check every key against the signature it stands for, and fill in the defaults."""
+    from proxymetric.data.views import TrainView
+    from proxymetric.encoders import build
+    from proxymetric.papers import lookup
+
+    known = ("method", "seed", *TABLES)
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"recipe: there is no key {key!r}{_nearest(key, known)}")
+    method = raw.get("method", "proxy-anchor")
+    tables = {name: dict(raw.get(name, {})) for name in TABLES}
+    for name, table in raw.items():
+        if name in TABLES and not isinstance(table, Mapping):
+            raise ValueError(f"recipe: {name} must be a table, got {table!r}")
+    seed = raw.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ValueError(f"seed: got {seed!r}, wanted a whole number")
+    encoder = complete("encoder", tables["encoder"], build, without=("size",))
+    small = encoder["backbone"] == "small"
+    return Recipe(
+        method=method,
+        seed=seed,
+        data=DataOptions(**complete("data", tables["data"], DataOptions)),
+        view=complete("view", {"size": 32 if small else 224, **tables["view"]}, TrainView),
+        encoder=encoder,
+        loss=complete("loss", tables["loss"], lookup(method), without=("classes", "dim")),
+        train=TrainOptions(**complete("train", tables["train"], TrainOptions)),
+        changed={key: value for key, value in raw.items() if value not in ({}, None)},
+    )
+
+
+def complete(
+    table: str, given: Mapping[str, Any], target: Callable[..., Any], without: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`given` checked against the signature of `target`, with the defaults of what was not given."""
+    parameters = {k: p for k, p in inspect.signature(target).parameters.items() if k not in without}
+    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    result = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+    for key, value in given.items():
+        if key not in parameters:
+            raise ValueError(f"{table}.{key}: there is no such key{_nearest(key, parameters)}")
+        result[key] = _fitted(f"{table}.{key}", value, hints.get(key, Any))
+    return result
+
+
+def _fitted(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotation wants it: whole numbers pass for floats and lists for tuples, nothing else bends."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        kind = typing.get_origin(option) or option
+        if kind is Any or (kind is type(None) and value is None):
+            return value
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if kind is tuple and isinstance(value, list | tuple):
+            inner = typing.get_args(option)
+            each = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
+            if len(each) == len(value):
+                return tuple(_fitted(name, item, kind_of) for item, kind_of in zip(value, each, strict=True))
+        elif isinstance(kind, type) and kind not in (tuple, float) and isinstance(value, kind):
+            if not (isinstance(value, bool) and kind is int):
+                return value
+        elif kind is Path and isinstance(value, str):
+            return value
+    wanted = " or ".join(getattr(option, "__name__", str(option)).replace("NoneType", "none") for option in options)
+    raise ValueError(f"{name}: got {value!r}, wanted {wanted}")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"

@@ -1,0 +1,6 @@
+"""Training runs: from a recipe to a folder with a model, its scores and a report."""
+
+from proxymetric.training.run import Run, train
+from proxymetric.training.trainer import Interrupted, Trainer
+
+__all__ = ["Interrupted", "Run", "Trainer", "train"]

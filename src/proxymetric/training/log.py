@@ -1,0 +1,39 @@
+"""The run's log: one JSON object a line, cut back to the checkpoint when a run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Log:
+    """Appends records to a file; `size` belongs into the checkpoint, so that `cut(size)` forgets what came after.
+
+    >>> import tempfile
+    >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
+    >>> log.add(step=1); mark = log.size; log.add(step=2); log.cut(mark); log.add(step=3)
+    >>> [record["step"] for record in log.records()]
+    [1, 3]
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.size = file.stat().st_size if file.is_file() else 0
+
+    def add(self, **record: Any) -> None:
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        with open(self.file, "ab") as out:
+            out.write(line)
+        self.size += len(line)
+
+    def cut(self, size: int) -> None:
+        if self.file.is_file():
+            with open(self.file, "rb+") as out:
+                out.truncate(size)
+            self.size = size
+
+    def records(self) -> list[dict[str, Any]]:
+        if not self.file.is_file():
+            return []
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]

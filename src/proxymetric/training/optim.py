@@ -1,0 +1,72 @@
+"""Optimiser groups, rates as a function of the epoch, and clipping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxymetric.learner import Learner
+from proxymetric.recipe import TrainOptions
+
+
+def rates(options: TrainOptions) -> tuple[float, float]:
+    """The encoder's and the proxies' first rate."""
+    lr = options.lr if options.lr is not None else (1e-3 if options.frozen else 1e-4)
+    return lr, options.proxy_lr if options.proxy_lr is not None else 100 * lr
+
+
+def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optimizer:
+    """One optimiser over head, backbone, and what the criterion owns; each group remembers its first rate."""
+    lr, proxy_lr = rates(options)
+    encoder = learner.encoder
+    groups: list[dict[str, Any]] = [{"params": encoder.head_parameters(), "lr": lr, "name": "head"}]
+    if not learner.frozen:
+        groups.append({"params": encoder.backbone_parameters(), "lr": lr, "name": "backbone"})
+    groups += learner.criterion.param_groups(lr=proxy_lr, network_lr=lr)
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise ValueError("nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing")
+    for group in groups:
+        group["first_lr"] = group["lr"]
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, weight_decay=options.weight_decay)
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=lr, betas=options.betas, weight_decay=options.weight_decay)
+
+
+def decayed(options: TrainOptions, epoch: int) -> float:
+    """What the first rates are multiplied with in epoch `epoch` (from 0): a pure function, so nothing to save.
+
+    >>> [decayed(TrainOptions(decay="step", decay_every=10, decay_by=0.5), e) for e in (0, 9, 10, 25)]
+    [1.0, 1.0, 0.5, 0.25]
+    >>> round(decayed(TrainOptions(decay="cosine", decay_every=None, epochs=40), 20), 6)
+    0.5
+    """
+    if options.decay == "step":
+        return options.decay_by ** (epoch // (options.decay_every or options.epochs))
+    if options.decay == "cosine":
+        length = options.decay_every or options.epochs
+        return 0.5 * (1 + math.cos(math.pi * min(epoch, length) / length))
+    return 1.0
+
+
+def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["first_lr"] * factor
+
+
+def clipped(parameters: list[Tensor], options: TrainOptions) -> bool:
+    """Clip the gradients in place as the options say; False where one is not finite, and the step must be skipped."""
+    found = [p for p in parameters if p.grad is not None]
+    if not found:
+        return False
+    limit = options.clip_norm if options.clip_norm is not None else math.inf
+    norm = torch.nn.utils.clip_grad_norm_(found, limit)
+    if not bool(norm.isfinite()):
+        return False
+    if options.clip_value is not None:
+        torch.nn.utils.clip_grad_value_(found, options.clip_value)
+    return True

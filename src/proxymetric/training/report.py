@@ -1,0 +1,67 @@
+"""The report of a finished run: what its page shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.data import ImageSet
+from proxymetric.metrics import rank
+
+TSNE_LIMIT = 2000
+GALLERY = 10
+
+
+def draw_report(
+    file: Path,
+    *,
+    title: str,
+    result: dict[str, Any],
+    images: ImageSet,
+    vectors: Tensor,
+    kept: np.ndarray,
+    seed: int,
+) -> Path:
+    """Write the page: results, training curve, retrieval gallery and t-SNE of classes never seen in training.
+
+    images: the evaluated set; vectors (N, D): its embeddings, normalised; kept (N,): which image each belongs to.
+    """
+    from proxymetric.plots import gallery_rows, pick_queries, tsne, write_report
+
+    labels = torch.from_numpy(images.labels[kept])
+    ranking = rank(vectors, labels, k=8)
+    queries = pick_queries(ranking, GALLERY, seed)
+    recipe = result["recipe"]
+    facts = {
+        "method": recipe["method"],
+        "backbone": recipe["encoder"]["backbone"],
+        "data": f"{result['data']['name']}: {result['data']['train']['images']} images of "
+        f"{result['data']['train']['classes']} classes in training",
+        "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
+        "chosen epoch": str(result["chosen_epoch"]),
+        "trained parameters": f"{result['parameters']['trained']:,} of {result['parameters']['total']:,}",
+        "training time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
+        "seed": str(recipe["seed"]),
+    }
+    curve = [dict(record) for record in result["curve"]]
+    shown = ("epoch", "loss", recipe["train"]["monitor"], "R@1")
+    for record in curve:
+        record["chosen"] = record["epoch"] == result["chosen_epoch"]
+    table = [{"name": name, **scores} for name, scores in result["rows"].items()]
+    notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result["bad_images"].items()]
+    if result["queries_left_out"]:
+        notes.append(f"{result['queries_left_out']} images are alone in their class and were not used as queries")
+    return write_report(
+        file,
+        title=title,
+        facts=facts,
+        table=table,
+        curve=[{k: record[k] for k in (*shown, "chosen") if k in record} for record in curve],
+        gallery=gallery_rows(ranking, queries, vectors, labels, images.classes, lambda i: images.read(int(kept[i]))),
+        scatter=tsne(vectors, labels, images.classes, limit=TSNE_LIMIT, seed=seed),
+        notes=notes,
+    )

@@ -1,0 +1,48 @@
+"""What a run leaves behind for comparison: one JSON with everything that could explain its numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def versions() -> dict[str, str]:
+    names = ("proxymetric", "torch", "torchvision", "timm", "numpy", "safetensors")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except ImportError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    about: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        about["gpu"] = torch.cuda.get_device_name(device)
+    return about
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Megabytes: of the process, and of the accelerator."""
+    unit = 1024 if sys.platform == "darwin" else 1
+    peak = {"process_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024 // unit}
+    if device.type == "cuda":
+        peak["device_mb"] = torch.cuda.max_memory_allocated(device) // 2**20
+    return peak
+
+
+def counts(learner: nn.Module, trained: list[torch.Tensor], rows: int = 0) -> dict[str, int]:
+    """Parameters that are trained (row tables included) and parameters there are, proxies and all."""
+    return {
+        "trained": sum(p.numel() for p in trained) + rows,
+        "total": sum(p.numel() for p in learner.parameters()) + rows,
+    }

@@ -1,0 +1,287 @@
+"""A whole run: data, training, choice of the epoch, test, report, refit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxymetric import recipe as recipes
+from proxymetric.data import ImageSet, Split, singletons, split
+from proxymetric.encoders import Encoder, build
+from proxymetric.files import write_json
+from proxymetric.learner import Model, load
+from proxymetric.metrics import evaluate, left_out, names
+from proxymetric.recipe import Recipe
+from proxymetric.seam import NORMALISATIONS
+from proxymetric.training import folder as folders
+from proxymetric.training import results
+from proxymetric.training.checkpoint import Checkpoint
+from proxymetric.training.report import draw_report
+from proxymetric.training.setup import (
+    Desk,
+    embedder,
+    eval_view,
+    make_encoder,
+    make_learner,
+    open_split,
+    pixels_of,
+    train_feed,
+)
+from proxymetric.training.trainer import Trainer
+from proxymetric.training.watch import Silent, Watcher
+from proxymetric.training.world import World, pick_device
+
+PIXELS = 64
+"""images up to this side are compared as raw pixels too, as the baseline under every encoder"""
+
+
+@dataclass
+class Run:
+    """A finished run: its folder and what `result.json` says."""
+
+    folder: Path
+    result: dict[str, Any]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metrics of the trained encoder on classes never seen in training, as fractions."""
+        return self.result["rows"]["trained encoder"]
+
+    def load(self, **options: Any) -> Model:
+        return load(self.folder, **options)
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    method: str | None = None,
+    backbone: str | None = None,
+    weights: str | Path | None = None,
+    out: str | Path | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    size: int | None = None,
+    dim: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    cache: str | None = None,
+    device: str | None = None,
+    frozen: bool | None = None,
+    refit: bool | None = None,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Train an embedding on labelled images and measure it on classes it has never seen.
+
+    data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits". recipe: a TOML
+    file. The other names are short for keys of the recipe (`proxymetric.recipe`) and win over the file; `settings`
+    reaches every key: `{"loss.margin": 0.2}`. out: the run's folder, `runs/<data>-<method>` by default. resume: go on
+    with the run in that folder. overwrite: start anew there. watcher: who is told how it goes.
+
+    >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
+    >>> run.scores["R@1"]                                                       # doctest: +SKIP
+    """
+    watcher = Silent() if watcher is None else watcher
+    short = {
+        "data.path": data, "method": method, "encoder.backbone": backbone, "encoder.weights": weights,
+        "train.epochs": epochs, "train.batch": batch, "view.size": size, "encoder.dim": dim, "train.lr": lr,
+        "seed": seed, "data.cache": cache, "train.device": device, "train.frozen": frozen, "train.refit": refit,
+    }  # fmt: skip
+    said = {key: str(v) if isinstance(v, Path) else v for key, v in short.items() if v is not None}
+    raw = recipes.merged(
+        {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
+    )
+    folder = folders.default_folder(raw) if out is None else Path(out)
+    folders.claim(folder, resume, overwrite)
+    before = folders.stored(folder) if resume else None
+    if before is not None:
+        raw = recipes.merged(before["said"], raw)
+    checked = recipes.check(raw)
+    names(checked.train.metrics)
+    if before is not None:
+        folders.same_recipe(checked, before, folder)
+    return _Sitting(checked, folder, watcher, before, overwrite).run()
+
+
+class _Sitting:
+    """One process's work on a run, from the beginning or from where it was left."""
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, watcher: Watcher, before: dict[str, Any] | None, overwrite: bool
+    ) -> None:
+        if recipe.train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(recipe.train.deterministic)
+        self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
+        self.desk = Desk(recipe, pick_device(recipe.train.device), World.join(), watcher, {})
+        if self.desk.device.type == "cuda":
+            torch.cuda.set_device(self.desk.device)
+            torch.set_float32_matmul_precision("highest" if recipe.train.deterministic else "high")
+
+    def run(self) -> Run:
+        recipe = self.recipe
+        images, parts = open_split(recipe, self.watcher)
+        alone = singletons(parts.train)
+        if alone:
+            self.watcher.say(f"{len(alone)} classes have a single image (such as {alone[0]}): they train as negatives")
+        shown = parts.test if parts.test is not None else parts.validation
+        encoder, trainer = self._begin(self.folder, parts.train, parts.validation, images, shown)
+        trainer.run()
+        best = self.folder / "best.safetensors"
+        if best.is_file():
+            Checkpoint.read(best).load_into(encoder, "encoder.", what="this run's encoder")
+        chosen = trainer.epoch if trainer.best is None else trainer.best[1]
+        result = self._result(trainer, images, parts, chosen)
+        if recipe.train.refit and parts.validation is not None:
+            encoder, result["refit"] = self._refit(images, chosen, shown if parts.test is not None else None)
+        self._measure(result, encoder, trainer, shown, parts)
+        if self.desk.world.first:
+            write_json(self.folder / "result.json", result)
+        return Run(self.folder, result)
+
+    def _begin(
+        self,
+        folder: Path,
+        training: ImageSet,
+        validation: ImageSet | None,
+        images: ImageSet,
+        shown: ImageSet | None,
+        stop_after: int | None = None,
+    ) -> tuple[Encoder, Trainer]:
+        """Encoder and trainer, ready to run or to go on."""
+        recipe, desk = self.recipe, self.desk
+        torch.manual_seed(recipe.seed)
+        last = folder / "last.safetensors"
+        begun = self.before is not None and last.is_file()
+        if begun:
+            encoder = build(**folders.read_json(folder / "run.json")["encoder"])
+            Checkpoint.read(last).load_into(encoder, "encoder.", what="this run's encoder")
+        else:
+            encoder = make_encoder(recipe)
+            if encoder.report is not None:
+                self.watcher.say(str(encoder.report))
+        learner = make_learner(desk, encoder, len(training.classes))
+        feed = train_feed(desk, encoder, training)
+        score = None
+        if validation is not None:
+            held_out = embedder(desk, encoder, validation, "held-out classes")
+
+            def score() -> dict[str, float]:
+                vectors, labels, _ = held_out("vectors")
+                return evaluate(learner.criterion.normalised(vectors), labels, recipe.train.metrics)
+
+        def pool() -> tuple[torch.Tensor, torch.Tensor]:
+            vectors, labels, _ = embedder(desk, encoder, training, "training images")("vectors")
+            return vectors, labels.to(vectors.device)
+
+        if desk.world.first and not begun:
+            if self.overwrite and folder == self.folder:
+                folders.clear(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
+        trainer = Trainer(
+            learner, feed, recipe.train, folder, self.watcher, score, pool, stop_after, desk.world, desk.device
+        )
+        if begun and trainer.resume():
+            self.watcher.say(f"going on from epoch {trainer.epoch}, step {trainer.step}")
+        if shown is not None and "before" not in trainer.facts:
+            trainer.facts["before"] = self._baselines(encoder, shown)
+        return encoder, trainer
+
+    def _about(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
+        """`run.json`: all that is needed to go on with the run, or to use its model."""
+        return {
+            "recipe": self.recipe.as_dict(),
+            "said": self.recipe.changed,
+            "encoder": encoder.config,
+            "normalise": normalise,
+            "view": eval_view(self.recipe),
+            "classes": training.classes,
+            "data": {"name": images.name, "identity": images.identity()},
+            "versions": results.versions(),
+        }
+
+    def _baselines(self, encoder: Encoder, shown: ImageSet) -> dict[str, dict[str, float]]:
+        """What the set scores before training: as raw pixels where images are small, and by the untrained backbone."""
+        metrics, rows = self.recipe.train.metrics, {}
+        if self.recipe.view["size"] <= PIXELS:
+            vectors, labels, _ = pixels_of(self.desk, shown)
+            rows["raw pixels"] = evaluate(vectors, labels, metrics)
+        vectors, labels, _ = embedder(self.desk, encoder, shown, "unseen classes, untrained")("features")
+        rows["untrained encoder"] = evaluate(vectors, labels, metrics)
+        return rows
+
+    def _refit(self, images: ImageSet, epochs: int, test: ImageSet | None) -> tuple[Encoder, dict[str, Any]]:
+        """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
+        everything = split(images, 0.0, self.recipe.data.test, self.recipe.seed).train
+        self.watcher.say(f"refit: {len(everything)} images of {len(everything.classes)} classes, {epochs} epochs")
+        folder = self.folder / "refit"
+        encoder, trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
+        trainer.run()
+        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
+        if self.desk.world.first:
+            write_json(folder / "result.json", facts | {"seconds": trainer.seconds})
+        return encoder, facts
+
+    def _result(self, trainer: Trainer, images: ImageSet, parts: Split, chosen: int) -> dict[str, Any]:
+        recipe, device = self.recipe, self.desk.device
+        tables = trainer.learner.criterion.row_tables()
+        trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+        counted = zip(("train", "validation", "test"), parts)
+        return {
+            "recipe": recipe.as_dict(),
+            "data": {"name": images.name, "identity": images.identity()}
+            | {name: {"images": len(part), "classes": len(part.classes)} for name, part in counted if part is not None},
+            "versions": results.versions(),
+            "machine": results.machine(device),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(trainer.seconds, 1),
+            "memory": results.peak_memory(device),
+            "parameters": results.counts(trainer.learner, trained, sum(t.values.numel() for t in tables)),
+            "epochs": trainer.epoch,
+            "steps": trainer.step,
+            "skipped_steps": trainer.skipped,
+            "chosen_epoch": chosen,
+            "chosen_by": recipe.train.monitor if trainer.best is not None else "last",
+            "validation": next((c for c in trainer.curve if c["epoch"] == chosen), {}),
+            "curve": trainer.curve,
+        }
+
+    def _measure(
+        self, result: dict[str, Any], encoder: Encoder, trainer: Trainer, shown: ImageSet | None, parts: Split
+    ) -> None:
+        """The scores on the unseen classes, and the page that shows them."""
+        result["rows"] = dict(trainer.facts.get("before", {}))
+        result["evaluated_on"] = None if shown is None else "test" if parts.test is not None else "validation"
+        result["queries_left_out"] = 0
+        if shown is not None and not (result.get("refit") and parts.test is None):
+            vectors, labels, kept = embedder(self.desk, encoder, shown, "unseen classes")("vectors")
+            vectors = NORMALISATIONS[trainer.learner.criterion.normalise](vectors)
+            result["rows"]["trained encoder"] = evaluate(vectors, labels, self.recipe.train.metrics)
+            result["queries_left_out"] = left_out(labels)
+        result["bad_images"] = dict(self.desk.bad)
+        if "trained encoder" not in result["rows"]:
+            # The refitted model has seen every class; what can be said of it is what the choice was made by.
+            result["rows"]["trained encoder"] = {
+                name: result["validation"][name] for name in self.recipe.train.metrics if name in result["validation"]
+            }
+        elif shown is not None and self.desk.world.first:
+            self.watcher.say("drawing the report")
+            draw_report(
+                self.folder / "report.html",
+                title=f"{result['data']['name']}: {self.recipe.method}",
+                result=result,
+                images=shown,
+                vectors=vectors.cpu(),
+                kept=kept,
+                seed=self.recipe.seed,
+            )

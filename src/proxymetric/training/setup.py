@@ -1,0 +1,199 @@
+"""From a recipe to the parts of a run: data, feeds, encoder, criterion."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.criterion import Criterion
+from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
+from proxymetric.encoders import Encoder, build, cached_features
+from proxymetric.learner import Learner
+from proxymetric.papers import lookup
+from proxymetric.papers import method as make_method
+from proxymetric.recipe import Recipe
+from proxymetric.seam import Batch
+from proxymetric.training.trainer import Feed
+from proxymetric.training.watch import Watcher
+from proxymetric.training.world import World
+
+Embedded = tuple[Tensor, Tensor, np.ndarray]
+"""vectors, labels, and the indices of the images that could be read"""
+
+
+@dataclass
+class Desk:
+    """What every part of a run shares."""
+
+    recipe: Recipe
+    device: torch.device
+    world: World
+    watcher: Watcher
+    bad: dict[str, str]
+    """images that could not be read, with the reason"""
+
+    def on_bad(self, title: str, reason: str) -> None:
+        if title not in self.bad:
+            self.bad[title] = reason
+            self.watcher.say(f"left out, cannot be read: {title} ({reason})")
+
+    def cache(self, images: ImageSet) -> str:
+        asked = self.recipe.data.cache
+        if asked != "auto":
+            return asked
+        return "none" if images.arrays is None else "device"
+
+    def workers(self, images: ImageSet) -> int:
+        asked = self.recipe.data.workers
+        if asked >= 0:
+            return asked
+        if images.arrays is not None:
+            return 0
+        cores = os.cpu_count() or 1
+        return min(8, cores - 1) if self.device.type == "cuda" else min(1, cores - 1)
+
+
+def eval_view(recipe: Recipe) -> dict[str, Any]:
+    """The arguments of the `EvalView` that goes with the recipe's training view."""
+    size, resize = recipe.view["size"], recipe.view["resize"]
+    return {
+        "size": size,
+        "resize": resize if resize is not None and resize >= size else None,
+        "interpolation": recipe.view["interpolation"],
+    }
+
+
+def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
+    """The images of the recipe, and which classes are for what."""
+    if not recipe.data.path:
+        raise ValueError("data: say where the images are: --data FOLDER (or a CSV, or glyphs, or digits)")
+    images = open_data(recipe.data.path, recipe.data.layout)
+    parts = split(images, recipe.data.validation, recipe.data.test, recipe.seed)
+    said = ", ".join(
+        f"{len(part)} images of {len(part.classes)} classes {what}"
+        for what, part in zip(("to train on", "held out to choose the epoch", "to test on"), parts)
+        if part is not None
+    )
+    watcher.say(f"{images.name}: {said}")
+    return images, parts
+
+
+def make_encoder(recipe: Recipe) -> Encoder:
+    return build(**recipe.encoder, size=recipe.view["size"])
+
+
+def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
+    return make_method(recipe.method, classes=classes, dim=dim, **recipe.loss)
+
+
+def make_batches(desk: Desk, labels: np.ndarray) -> Batches:
+    options = desk.recipe.train
+    advised = lookup(desk.recipe.method).about.samples_per_class
+    per_class = advised if options.per_class is None else options.per_class
+    batch = options.batch
+    if options.per_class is None and per_class and batch % per_class:
+        batch -= batch % per_class
+    return Batches(labels, batch, per_class or None, desk.recipe.seed, desk.world.rank, desk.world.size)
+
+
+class FeatureFeed:
+    """Batches of cached features: what `--frozen` trains on."""
+
+    def __init__(self, vectors: Tensor, labels: np.ndarray, batches: Batches, device: torch.device) -> None:
+        self.vectors, self.labels = vectors.to(device), torch.from_numpy(labels).to(device)
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        for rows in self.batches.epoch(number, start):
+            index = torch.from_numpy(rows).to(self.vectors.device)
+            yield Batch(self.vectors[index], self.labels[index])
+
+
+def features_of(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Embedded:
+    """The backbone's features of all readable images, from the cache where they are known."""
+    found = cached_features(
+        encoder,
+        images,
+        EvalView(**eval_view(desk.recipe)),
+        workers=desk.workers(images),
+        progress=lambda done, total: desk.watcher.work(f"features: {what}", done, total),
+    )
+    for title, reason in found.bad.items():
+        desk.on_bad(title, reason)
+    return found.vectors, torch.from_numpy(images.labels[found.kept]), found.kept
+
+
+def train_feed(desk: Desk, encoder: Encoder, images: ImageSet) -> Feed:
+    """The feed that a run trains on."""
+    recipe = desk.recipe
+    if recipe.train.frozen:
+        vectors, labels, _ = features_of(desk, encoder, images, "training images")
+        return FeatureFeed(vectors, labels.numpy(), make_batches(desk, labels.numpy()), desk.device)
+    return TrainFeed(
+        images,
+        make_batches(desk, images.labels),
+        TrainView(**recipe.view),
+        desk.cache(images),
+        desk.device,
+        desk.workers(images),
+        recipe.seed,
+        desk.on_bad,
+    )
+
+
+def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Callable[[str], Embedded]:
+    """A function that embeds `images` with the encoder as it is now: "vectors", or "features" before the head."""
+    if desk.recipe.train.frozen:
+        vectors, labels, kept = features_of(desk, encoder, images, what)
+        vectors = vectors.to(desk.device)
+
+        @torch.inference_mode()
+        def from_features(kind: str) -> Embedded:
+            encoder.eval()
+            return (vectors if kind == "features" else encoder.head(vectors)).float(), labels, kept
+
+        return from_features
+
+    view = EvalView(**eval_view(desk.recipe))
+    feed = EvalFeed(images, view, 256, desk.cache(images), desk.device, desk.workers(images), desk.on_bad)
+
+    @torch.inference_mode()
+    def from_images(kind: str) -> Embedded:
+        encoder.eval()
+        run = encoder.features if kind == "features" else encoder
+        vectors, labels, done = [], [], 0
+        for batch in feed:
+            assert batch.images is not None
+            vectors.append(run(batch.images).float())
+            labels.append(batch.labels.cpu())
+            done += len(batch.labels)
+            desk.watcher.work(f"embedding {what}", done, len(images))
+        if not vectors:
+            raise ValueError(f"data: not one of the {len(images)} images of {what} can be read")
+        return torch.cat(vectors), torch.cat(labels), feed.kept
+
+    return from_images
+
+
+def pixels_of(desk: Desk, images: ImageSet) -> Embedded:
+    """The images themselves as vectors: the baseline under every encoder."""
+    feed = EvalFeed(images, EvalView(**eval_view(desk.recipe)), 1024, "none", "cpu", 0, desk.on_bad)
+    parts = [(batch.images.flatten(1).float(), batch.labels) for batch in feed if batch.images is not None]
+    return torch.cat([v for v, _ in parts]), torch.cat([labels for _, labels in parts]), feed.kept
+
+
+def make_learner(desk: Desk, encoder: Encoder, classes: int) -> Learner:
+    criterion = make_criterion(desk.recipe, classes, encoder.dim)
+    learner = Learner(encoder, criterion, desk.recipe.train.frozen, desk.world.size).to(desk.device)
+    if desk.device.type == "cuda":
+        learner.encoder.to(memory_format=torch.channels_last)
+    return learner

@@ -1,0 +1,314 @@
+"""The training loop: steps, evaluations, checkpoints; killed anywhere, it goes on bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.learner import Learner
+from proxymetric.recipe import TrainOptions
+from proxymetric.seam import Batch
+from proxymetric.training.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
+from proxymetric.training.log import Log
+from proxymetric.training.optim import clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.watch import Tick, Watcher
+from proxymetric.training.world import World
+
+LOG_EVERY = 10
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; everything is saved."""
+
+
+class Feed(Protocol):
+    """Batches of an epoch, from any step on: a pure function of the epoch's number."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]: ...
+
+
+class Trainer:
+    """Trains a learner on a feed.
+
+    learner: encoder and criterion. feed: the training batches. options: how. folder: where checkpoints and the log go.
+    score: evaluates the learner on the held-out classes, None where there are none. pool: embeddings and labels of the
+    training images, for methods that pick proxies among them. stop_after: epochs to train, where the held-out classes
+    have chosen already (a refit).
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        feed: Feed,
+        options: TrainOptions,
+        folder: Path,
+        watcher: Watcher,
+        score: Callable[[], dict[str, float]] | None = None,
+        pool: Callable[[], tuple[Tensor, Tensor]] | None = None,
+        stop_after: int | None = None,
+        world: World = World(),  # noqa: B008 - a tuple
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        if len(feed) < 1:
+            raise ValueError("data: not one batch can be made of the training images")
+        self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
+        self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
+        self.epochs = options.epochs if stop_after is None else stop_after
+        self.optimizer = make_optimizer(learner, options)
+        self.precision = _precision(options.amp, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
+        self.log = Log(folder / "log.jsonl")
+        self.steps_per_epoch = -(-len(feed) // options.accumulate)
+        learner.criterion.steps_per_epoch = self.steps_per_epoch
+        learner.criterion.check_labels = False
+        self.epoch = 0
+        self.position = 0
+        """batches of this epoch that were trained on"""
+        self.step = 0
+        self.skipped = 0
+        self.best: tuple[float, int] | None = None
+        """score and epoch of the best evaluation"""
+        self.stale = 0
+        self.losses = [0.0, 0]
+        """sum and number of the losses since the last evaluation"""
+        self.curve: list[dict[str, float]] = []
+        self.done = False
+        self.seconds = 0.0
+        """spent training, over all sittings"""
+        self.facts: dict[str, Any] = {}
+        """JSON-able things that the run wants kept in the checkpoint"""
+        self._stop = False
+        self._trainable = list(_parameters(self.optimizer))
+        self._module: nn.Module = learner
+
+    def run(self) -> None:
+        """Train until the epochs are over or patience is; raises Interrupted after saving where it was asked to stop."""
+        with self._listening():
+            if self.step == 0 and self.epoch == 0 and not self.curve:
+                self._evaluate()
+            while not self.done:
+                self._one_epoch()
+
+    def _one_epoch(self) -> None:
+        options = self.options
+        self._begin_epoch()
+        started, images, begun = time.perf_counter(), 0, self.position
+        micro: list[Batch] = []
+        for batch in self.feed.epoch(self.epoch, self.position):
+            micro.append(batch)
+            last = self.position + len(micro) == len(self.feed)
+            if len(micro) < options.accumulate and not last:
+                continue
+            loss = self._step(micro)
+            self.position += len(micro)
+            images += sum(len(part.labels) for part in micro)
+            micro = []
+            spent = time.perf_counter() - started
+            self._tell(loss, images / max(spent, 1e-9), spent / (self.position - begun))
+            if self._stop or (self.step % options.save_every == 0 and not last):
+                self.seconds += time.perf_counter() - started
+                self.save()
+                started, images, begun = time.perf_counter(), 0, self.position
+                if self._stop:
+                    raise Interrupted
+        self.seconds += time.perf_counter() - started
+        self.epoch, self.position = self.epoch + 1, 0
+        if self.epoch % options.evaluate_every == 0 or self.epoch >= self.epochs:
+            self._evaluate()
+        self.done = self.epoch >= self.epochs or (options.patience is not None and self.stale >= options.patience)
+        self.save()
+        if self._stop and not self.done:
+            raise Interrupted
+
+    def _begin_epoch(self) -> None:
+        learner, warm = self.learner, self.epoch < self.options.warmup
+        learner.train()
+        if learner.frozen:
+            learner.encoder.eval()
+        learner.encoder.set_backbone_trainable(not (warm or learner.frozen))
+        learner.criterion.epoch(self.epoch)
+        set_rates(self.optimizer, decayed(self.options, self.epoch))
+        if self.world.size > 1:
+            # Which parameters take part is fixed when the wrapper is made. Memories are kept equal by `commit`.
+            self._module = nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False)
+
+    def _step(self, micro: list[Batch]) -> float | None:
+        """One optimiser step over the micro-batches; None where it had to be skipped."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for i, batch in enumerate(micro):
+            if not len(batch.labels):
+                continue
+            assert batch.images is not None
+            with self._quiet_until_last(i == len(micro) - 1):
+                with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
+                    loss = self._module(batch.images, batch.labels) / len(micro)
+                if loss.requires_grad:
+                    self.scaler.scale(loss).backward()
+            total += float(loss.detach())
+        rows = [leaf for table in self.learner.criterion.row_tables() for leaf in table.leaves()]
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+            for leaf in rows:
+                if leaf.grad is not None:
+                    leaf.grad /= self.scaler.get_scale()
+        self.step += 1
+        fine = torch.isfinite(torch.tensor(total)) and clipped(self._trainable + rows, self.options)
+        if fine:
+            self.scaler.step(self.optimizer)
+            proxy_rate = self.learner.criterion.row_lr
+            factor = decayed(self.options, self.epoch)
+            self.learner.criterion.commit(lr=None if proxy_rate is None else proxy_rate * factor)
+        else:
+            self.learner.criterion.discard()
+            self.skipped += 1
+        self.scaler.update()
+        return total if fine else None
+
+    @contextlib.contextmanager
+    def _quiet_until_last(self, last: bool) -> Iterator[None]:
+        """Between micro-batches gradients need not travel between processes."""
+        if last or not isinstance(self._module, nn.parallel.DistributedDataParallel):
+            yield
+        else:
+            with self._module.no_sync():
+                yield
+
+    def _tell(self, loss: float | None, rate: float, seconds_a_batch: float) -> None:
+        if loss is None:
+            self.log.add(event="skipped", step=self.step, epoch=self.epoch)
+            if self.skipped in (1, 10, 100, 1000):
+                self.watcher.say(f"step {self.step}: loss or gradient not finite, skipped ({self.skipped} so far)")
+            return
+        self.losses = [self.losses[0] + loss, self.losses[1] + 1]
+        if self.step % LOG_EVERY == 0 and self.world.first:
+            lr = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
+            self.log.add(event="step", step=self.step, epoch=self.epoch, loss=loss, lr=lr)
+        left = (self.epochs - self.epoch) * len(self.feed) - self.position
+        self.watcher.tick(
+            Tick(
+                self.step, self.epochs * self.steps_per_epoch, self.epoch + 1, self.epochs,
+                loss, rate * self.world.size, left * seconds_a_batch,
+            )
+        )  # fmt: skip
+
+    def _evaluate(self) -> None:
+        record: dict[str, float] = {"epoch": self.epoch, "step": self.step}
+        if self.losses[1]:
+            record["loss"] = self.losses[0] / self.losses[1]
+        self.losses = [0.0, 0]
+        scores = {} if self.score is None else self.score()
+        self.curve.append(record | scores)
+        self.log.add(event="evaluation", **record, **scores)
+        value = scores.get(self.options.monitor)
+        criterion = self.learner.criterion
+        embeddings, labels = self.pool() if self.pool is not None and "pool" in criterion.needs else (None, None)
+        criterion.boundary(value, embeddings, labels)
+        if value is None:
+            return
+        better = self.epoch > 0 and (self.best is None or value > self.best[0])
+        if better:
+            self.best, self.stale = (value, self.epoch), 0
+            if self.world.first:
+                self._model().write(self.folder / "best.safetensors")
+        elif self.epoch > 0:
+            self.stale += 1
+        self.watcher.evaluated(self.epoch, scores, better)
+
+    def _model(self) -> Checkpoint:
+        tensors = module_tensors(self.learner.encoder, "encoder.") | module_tensors(
+            self.learner.criterion, "criterion."
+        )
+        return Checkpoint(tensors, {"epoch": self.epoch, "step": self.step})
+
+    def save(self) -> None:
+        """Write everything to `last.safetensors`."""
+        if not self.world.first:
+            return
+        checkpoint = self._model()
+        checkpoint.tensors |= optimizer_tensors(self.optimizer)
+        checkpoint.tensors["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint.tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint.state |= {
+            "position": self.position,
+            "skipped": self.skipped,
+            "best": self.best,
+            "stale": self.stale,
+            "losses": self.losses,
+            "curve": self.curve,
+            "done": self.done,
+            "seconds": self.seconds,
+            "scaler": self.scaler.state_dict(),
+            "log": self.log.size,
+            "facts": self.facts,
+        }
+        checkpoint.write(self.folder / "last.safetensors")
+
+    def resume(self) -> bool:
+        """Go on from `last.safetensors`; False where there is none yet, and the run starts from the beginning."""
+        file = self.folder / "last.safetensors"
+        if not file.is_file():
+            self.log.cut(0)
+            return False
+        checkpoint = Checkpoint.read(file)
+        state = checkpoint.state
+        checkpoint.load_into(self.learner.encoder, "encoder.", what="this recipe's encoder")
+        checkpoint.load_into(self.learner.criterion, "criterion.", what="this recipe's method")
+        load_optimizer(self.optimizer, checkpoint.under("optimizer."))
+        torch.set_rng_state(checkpoint.tensors["random.cpu"])
+        if "random.cuda" in checkpoint.tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], self.device)
+        self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.step, self.position = state["epoch"], state["step"], state["position"]
+        self.skipped, self.stale, self.curve = state["skipped"], state["stale"], state["curve"]
+        self.losses = state["losses"]
+        self.best = None if state["best"] is None else (state["best"][0], state["best"][1])
+        self.seconds, self.facts = state["seconds"], state["facts"]
+        patience = self.options.patience
+        self.done = self.epoch >= self.epochs or (patience is not None and self.stale >= patience)
+        self.log.cut(state["log"])
+        return True
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM let the step finish and save; a second Ctrl-C stops at once."""
+
+        def stop(number: int, frame: object) -> None:
+            if self._stop and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stop = True
+            self.watcher.say("stopping after this step and saving (Ctrl-C again: at once, without saving)")
+
+        try:
+            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs us has the signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _precision(amp: str, device: torch.device) -> torch.dtype | None:
+    """The type that the encoder computes in under autocast; None for plain float32."""
+    if amp == "off" or device.type != "cuda":
+        return None
+    if amp == "fp16" or (amp == "auto" and not torch.cuda.is_bf16_supported()):
+        return torch.half
+    return torch.bfloat16

@@ -1,0 +1,282 @@
+"""The page of a run: well formed, self-contained, escaped, written at once or not at all."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxymetric.metrics import Ranking, per_query, rank
+from proxymetric.plots import GalleryHit, GalleryRow, Scatter, pick_queries, tsne, write_report
+from proxymetric.plots.curve import curve_svg
+from proxymetric.plots.gallery import data_uri
+from proxymetric.plots.scatter import _apart, scatter_svg
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+LOADS = {"src", "href", "xlink:href", "srcset", "poster", "data", "action", "background"}
+NASTY = '<b>Kea & "Co"</b>'
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and gathers what a browser would load and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._attributes(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._attributes(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def _attributes(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in LOADS:
+                self.loaded.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+
+def picture(shade: int, size: tuple[int, int] = (300, 200)) -> Image.Image:
+    return Image.new("RGB", size, (shade, 255 - shade, 40))
+
+
+def content() -> dict:
+    hits = [GalleryHit(picture(30 * n), NASTY if n else "owl", 0.987 - 0.1 * n, n == 0) for n in range(8)]
+    return {
+        "title": f"Run {NASTY}",
+        "facts": {NASTY: NASTY, "seed": "0"},
+        "table": [
+            {"name": "raw pixels", "R@1": 0.2564, "MAP@R": 0.1011, "nDCG@8": 0.3333},
+            {"name": NASTY, "R@1": 0.8126, "MAP@R": 0.6049, "note": NASTY},
+        ],
+        "curve": [{"epoch": e, "loss": 3.0 / e, "MAP@R": 0.1 * e, "chosen": e == 4} for e in range(1, 6)],
+        "gallery": [GalleryRow(picture(9), NASTY, hits), GalleryRow(picture(200), "owl", hits[:3])],
+        "scatter": Scatter(
+            np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2, [NASTY, "$owl_$"], "40 images"
+        ),
+        "notes": [NASTY],
+    }
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    return write_report(tmp_path / "new" / "report.html", **content()).read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed(page: str) -> None:
+    read = Page(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert len(read.ids) == len(set(read.ids))
+    assert read.tags.count("section") == 5
+    assert read.tags.count("img") == 2 + 8 + 3
+
+
+def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+    read = Page(page)
+    assert all(address.startswith(("data:", "#")) for address in read.loaded), read.loaded
+    assert "script" not in read.tags
+    assert "@import" not in page
+    assert re.findall(r"url\((?!#)", page) == []
+    names = re.findall(r'xmlns(?::\w+)?="https?://', page)  # names of SVG, not addresses
+    assert len(re.findall("https?://", page)) == len(names)
+    assert re.findall(r"url\(#([^)]+)\)", page) != []
+    assert set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page)) <= {(i, "") for i in read.ids} | {
+        ("", i) for i in read.ids
+    }
+
+
+def test_names_are_escaped(page: str) -> None:
+    assert "<b>" not in page
+    # Title twice, a fact's name and value, a row and a cell, the query, seven and two results, a map label with its
+    # title, a note.
+    assert Page(page).text.count(NASTY) == 2 + 2 + 2 + 1 + 7 + 2 + 2 + 1
+
+
+def test_the_numbers_given_are_there(page: str) -> None:
+    text = Page(page).text
+    for number in ("25.6", "10.1", "33.3", "81.3", "60.5", "0.99", "0.29", "1 of 8 right", "1 of 3 right"):
+        assert number in text, number
+    assert "Epoch 4 was chosen on validation classes: MAP@R 40.0 %." in text
+    assert "sorted by average precision" in text
+
+
+def test_the_best_row_and_values_are_marked(page: str) -> None:
+    rows = re.findall(r"<tr.*?</tr>", page)
+    assert [("best" in row) for row in rows] == [False, False, True]
+    assert re.findall(r"<strong>([\d.]+)</strong>", page) == ["33.3", "81.3", "60.5"]
+
+
+def test_right_and_wrong_differ_in_more_than_colour(page: str) -> None:
+    hits = re.findall(r'<li class="(right|wrong)">(.*?)</li>', page)
+    assert [verdict for verdict, _ in hits] == ["right", *["wrong"] * 7, "right", "wrong", "wrong"]
+    for verdict, hit in hits:
+        assert ("✓" in hit, "✗" in hit) == (verdict == "right", verdict == "wrong")
+        assert f", {verdict}, class" in hit
+
+
+def test_empty_parts_are_left_out(tmp_path: Path) -> None:
+    path = write_report(
+        tmp_path / "r.html", title="t", facts={}, table=[], curve=[], gallery=[], scatter=None, notes=[]
+    )
+    assert Page(path.read_text()).tags.count("section") == 0
+
+
+def test_the_same_input_gives_the_same_page(tmp_path: Path, page: str) -> None:
+    assert write_report(tmp_path / "again.html", **content()).read_text(encoding="utf-8") == page
+
+
+def test_a_failing_write_leaves_the_old_page(tmp_path: Path) -> None:
+    """A real one: the process may not write files of more than 20 kB."""
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    program = """
+import resource, signal, sys
+from proxymetric.plots import write_report
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+empty = dict(facts={}, table=[], curve=[], gallery=[], scatter=None)
+try:
+    write_report(sys.argv[1], title="t", notes=["x" * 100_000], **empty)
+except OSError as error:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failing_picture_leaves_the_old_page(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    broken = content() | {"gallery": [GalleryRow(None, "owl", [])]}  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        write_report(path, **broken)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "I;16", "CMYK"])
+def test_thumbnails_are_small_and_of_any_mode(mode: str) -> None:
+    import base64
+    import io
+
+    uri = data_uri(Image.new(mode, (640, 320)))
+    shown = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
+    assert shown.size == (96, 48)
+    assert Image.open(io.BytesIO(base64.b64decode(data_uri(Image.new(mode, (5, 7))).split(",")[1]))).size == (5, 7)
+
+
+def test_a_curve_with_gaps() -> None:
+    records = [
+        {"epoch": 0, "MAP@R": 0.1},
+        {"epoch": 1, "loss": float("nan"), "MAP@R": None},
+        {"epoch": 2, "loss": 2.0, "MAP@R": 0.3, "R@1": 0.5, "chosen": True},
+    ]
+    loss, metrics = curve_svg(records)
+    assert "training loss" in loss
+    assert "R@1" in metrics
+    assert "#0" not in loss + metrics  # all colours are the page's
+    assert curve_svg([]) == []
+    assert len(curve_svg([{"epoch": 1, "loss": 1.0}])) == 1
+
+
+def test_drawing_leaves_pyplot_and_settings_alone() -> None:
+    program = """
+import sys
+import proxymetric.plots
+assert "matplotlib" not in sys.modules and "sklearn" not in sys.modules
+import matplotlib
+before = {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}  # reading that starts pyplot
+from proxymetric.plots.curve import curve_svg
+curve_svg([{"epoch": 1, "loss": 1.0}])
+assert {k: matplotlib.rcParams[k] for k in before} == before
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_picked_queries_run_from_good_to_bad() -> None:
+    hits = torch.zeros(100, 10, dtype=torch.bool)
+    hits[torch.arange(90), torch.arange(90) // 9] = True  # 90 with one hit ever later, 10 with none
+    places = torch.zeros(100, 10, dtype=torch.long)
+    ranking = Ranking(hits, torch.full((100,), 10), places, torch.arange(100), 0)
+    rows = pick_queries(ranking, 10, seed=3)
+    quality = per_query(ranking, "MAP@R")["MAP@R"][rows]
+    assert (quality[:-1] > quality[1:]).all()
+    assert [row // 10 for row in rows] == list(range(10))
+    assert rows == pick_queries(ranking, 10, seed=3)
+    assert rows != pick_queries(ranking, 10, seed=4)
+    assert sorted(pick_queries(ranking, 1000)) == list(range(100))
+    with pytest.raises(ValueError, match="count: got 0"):
+        pick_queries(ranking, 0)
+
+
+def test_queries_can_be_picked_from_a_short_ranking() -> None:
+    short = rank(torch.eye(6), [0] * 6, k=2)
+    assert len(pick_queries(short, 3)) == 3
+    assert pick_queries(rank(torch.eye(3), [0, 1, 2]), 3) == []
+
+
+def test_tsne_is_deterministic_and_keeps_classes_together() -> None:
+    draw = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 20)
+    embeddings = draw.normal(size=(6, 16))[labels] * 4 + 0.5 * draw.normal(size=(120, 16))
+    first = tsne(embeddings, labels, list("abcdef"), limit=80, classes=4, seed=1)
+    again = tsne(torch.as_tensor(embeddings), torch.as_tensor(labels), list("abcdef"), limit=80, classes=4, seed=1)
+    assert np.array_equal(first.points, again.points)
+    assert first.caption == "80 images of 4 of 6 classes"
+    assert len(first.names) == 4
+    assert np.bincount(first.labels).tolist() == [20] * 4
+    nearest = rank(first.points, first.labels, 1, distance="euclidean")
+    assert nearest.hits.float().mean() > 0.95
+    other = tsne(embeddings, labels, list("abcdef"), limit=50, classes=4, seed=2)
+    assert len(other.points) == 50
+    assert other.names != first.names
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("dim", [1, 2, 7])
+def test_a_map_of_very_few_points(rows: int, dim: int) -> None:
+    few = tsne(np.ones((rows, dim)), [0] * rows, ["only"])
+    assert few.points.shape == (rows, 2)
+    assert np.isfinite(few.points).all()
+    assert "only" in Page(scatter_svg(few)).text
+
+
+def test_mistakes_about_the_map_are_named() -> None:
+    with pytest.raises(ValueError, match=r"embeddings: got shape \(3, 2\) for 2 labels"):
+        tsne(np.ones((3, 2)), [0, 0], ["a"])
+    with pytest.raises(ValueError, match="limit: got 0"):
+        tsne(np.ones((2, 2)), [0, 0], ["a"], limit=0)
+
+
+def test_labels_of_the_map_do_not_cover_each_other() -> None:
+    centres = np.tile([450.0, 320.0], (12, 1))
+    placed = _apart(centres, np.full(12, 80.0))
+    assert np.diff(np.sort(placed[:, 1])).min() >= 17.9
+    edge = _apart(np.array([[0.0, 0.0], [900.0, 640.0]]), np.array([100.0, 100.0]))
+    assert edge[:, 0].tolist() == [50.0, 850.0]
