@@ -9,8 +9,8 @@ import torch
 import proxymetric as pm
 from oracles import losses as oracle
 from proxymetric.losses import MPA, Contrastive, MarginContrastive, MultiSimilarity, ProxyAnchor, Spread, Triplet
-from proxymetric.papers import options
 from proxymetric.ops import Similarity
+from proxymetric.papers import options
 from proxymetric.references import LearnedProxies
 from proxymetric.seam import Compare, References, Steps, Weight, unit
 

@@ -85,8 +85,11 @@ def test_random_vectors_like_the_oracle(distance: str, repeated: bool) -> None:
     assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, abs=1e-12)
 
 
-def test_duplicates_tie_exactly_in_float32_wherever_they_stand() -> None:
-    """A product's edge columns may be summed in another order: copies must still come in the gallery's order."""
+@pytest.mark.parametrize("memory", [2**28, 1])
+def test_duplicates_tie_exactly_in_float32_wherever_they_stand(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product's edge columns may be summed in another order (here: one query at a time, where the budget is one
+    byte): copies must still come in the gallery's order."""
+    monkeypatch.setattr("proxymetric.metrics.ranking.MEMORY", memory)
     torch.manual_seed(0)
     few = torch.randn(11, 67)
     kind = torch.randint(0, 11, (1003,))

@@ -153,7 +153,7 @@ def test_the_precision_of_products_is_full_and_put_back(mode: str) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(mode)
     try:
-        with full_precision(torch.device("cpu")):
+        with full_precision():
             if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
                 assert (
                     torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
@@ -161,7 +161,7 @@ def test_the_precision_of_products_is_full_and_put_back(mode: str) -> None:
             else:
                 assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == mode
-        with pytest.raises(KeyError), full_precision(torch.device("cpu")):
+        with pytest.raises(KeyError), full_precision():
             raise KeyError
         assert torch.get_float32_matmul_precision() == mode
     finally:

@@ -221,7 +221,7 @@ assert "matplotlib.pyplot" not in sys.modules
 
 def test_picked_queries_run_from_good_to_bad() -> None:
     hits = torch.zeros(100, 10, dtype=torch.bool)
-    hits[torch.arange(90), torch.arange(90) // 9] = True  # 90 with one hit ever later, 10 with none
+    hits[torch.arange(100), torch.arange(100) // 10] = True  # one hit each, ever later
     places = torch.zeros(100, 10, dtype=torch.long)
     ranking = Ranking(hits, torch.full((100,), 10), places, torch.arange(100), 0)
     rows = pick_queries(ranking, 10, seed=3)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from proxymetric.criterion import Criterion
     from proxymetric.data import open_data
     from proxymetric.learner import Model, load
-    from proxymetric.papers import method, methods
     from proxymetric.metrics import evaluate
+    from proxymetric.papers import method, methods
     from proxymetric.training import train
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """Encoders: any timm backbone or a small net, pooled, with a head on top; and their features, cached."""
 
-from proxymetric.encoders.encoder import Encoder, build, parameter_counts
+from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts
 from proxymetric.encoders.features import Features, cached_features
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
@@ -14,5 +14,6 @@ __all__ = [
     "WeightReport",
     "build",
     "cached_features",
+    "load_weights",
     "parameter_counts",
 ]

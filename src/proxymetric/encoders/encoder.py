@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
-from proxymetric.encoders.weights import WeightReport, load_weights
+from proxymetric.encoders.weights import WeightReport, load_backbone
 
 HEADS = ("linear", "none")
 SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps")
@@ -26,10 +26,10 @@ class Encoder(nn.Module):
     about a backbone's normalisation does not change a saved encoder.
 
     Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own) and `head` modules; `width`, the
-    number F of features; `dim`; `size`;
-    `interpolation` (how the backbone's images were resized: for the views); `config`, JSON-able, with which
-    `build(**config)` makes the same module with random weights; `source`, where the weights came from, in words;
-    `report`, what of a weights file matched (None without a file).
+    number F of features; `dim`; `size`; `interpolation`, how the backbone wants its images resized, for the views;
+    `config`, JSON-able, with which `build(**config)` makes the same module with random weights; `source`, where the
+    weights came from, in words; `report`, what of a weights file matched (None without a file); `classifiers`, names
+    of the classifier modules that a weights file may hold.
     """
 
     backbone: Any
@@ -44,6 +44,7 @@ class Encoder(nn.Module):
         self.width, self.config = width, config
         self.dim, self.size = int(config["dim"]), int(config["size"])
         self.interpolation, self.source = backbone.interpolation, backbone.source
+        self.classifiers = backbone.classifiers
         self.report: WeightReport | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
@@ -168,10 +169,6 @@ def build(
         raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
 
     base = make_backbone(backbone, size, pretrained and weights is None)
-    report = None
-    if weights is not None:
-        report = load_weights(base.module, weights, backbone, base.classifiers)
-        base = base._replace(source=f"file {Path(weights).name}")
     if bn_eps is not None:
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -191,8 +188,21 @@ def build(
         "pretrained": False, "weights": None,
     }  # fmt: skip
     encoder = Encoder(base, pool, _head(head, width, dim, layer_norm), width, config)
-    encoder.report = report
+    if weights is not None:
+        load_weights(encoder, weights)
     return encoder.train()
+
+
+def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
+    """Take the backbone's weights from a safetensors file with timm's names; pooling and head stay as they are.
+
+    Floats of any size are cast up and a classifier in the file is left out. The file of another backbone raises a
+    ValueError that names the first keys that do not fit, and changes nothing. The report of what matched is returned
+    and kept as `encoder.report`.
+    """
+    encoder.report = load_backbone(encoder.backbone, file, encoder.config["backbone"], encoder.classifiers)
+    encoder.source = f"file {Path(file).name}"
+    return encoder.report
 
 
 def parameter_counts(encoder: nn.Module) -> dict[str, int]:

@@ -126,6 +126,7 @@ def _compute(
     parts: list[Tensor] = []
     with torch.inference_mode():
         for piece in feed:
+            assert piece.images is not None
             # Convolutions run faster so, on the CPU as on a GPU, and pass the layout on by themselves.
             pictures = piece.images.to(device).contiguous(memory_format=torch.channels_last)
             parts.append(encoder.features(pictures).float().cpu())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class SmallConvNet(nn.Module):
     """Four stages of `conv 3x3 -> BatchNorm -> ReLU`; the first three halve the picture.
 
-    Made for 32 x 32 RGB, where a training step costs 7.3 M multiplications an image and the last map is 4 x 4; any
+    Made for 32 x 32 RGB, where an image costs 7.3 M multiplications forward and the last map is 4 x 4; any
     size of 8 or more works. Widths (32, 64, 128, 256) by default.
 
     Args:

@@ -82,7 +82,7 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
     return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
 
 
-def load_weights(
+def load_backbone(
     backbone: nn.Module, file: str | Path, name: str = "backbone", classifiers: Iterable[str] = ()
 ) -> WeightReport:
     """Load `file` into `backbone`; all of its tensors must be found, in the right shape.

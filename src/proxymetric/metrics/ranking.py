@@ -76,7 +76,7 @@ class Search:
         return tile, max(1, (self.block or most) // tile) * tile
 
     def _block(self, queries: Tensor, wanted: int, tile: int) -> Found:
-        with full_precision(self.queries.device):
+        with full_precision():
             scores = products(self.queries[queries], self.gallery, tile)
         if self.leave_one_out:
             scores[torch.arange(len(queries), device=queries.device), queries] = -torch.inf

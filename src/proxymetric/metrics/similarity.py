@@ -69,7 +69,7 @@ def _distinct(items: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Matrix products in the full precision of their inputs, whatever the training around has switched on."""
     backends = (getattr(module, "matmul", None) for module in (torch.backends.cuda, torch.backends.mkldnn))
     switches: list[Any] = [backend for backend in backends if hasattr(backend, "fp32_precision")]
@@ -80,8 +80,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if legacy is not None:
         torch.set_float32_matmul_precision("highest")
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
         for switch, value in zip(switches, before):
             switch.fp32_precision = value
@@ -100,6 +99,7 @@ def products(queries: Tensor, gallery: Gallery, tile: int) -> Tensor:
         part = queries[start : start + tile]
         if len(part) < tile:
             part = torch.cat([part, part.new_zeros(tile - len(part), part.shape[1])])
+        # With `out` autocast leaves the product alone.
         torch.mm(part, gallery.rows.T, out=out[start : start + tile])
     out = out[: len(queries)]
     if gallery.offset is not None:

@@ -7,8 +7,8 @@ and no weight decay. Its K: 10 on CUB and Cars, 2 on SOP.
 from __future__ import annotations
 
 from proxymetric.losses import MPA, MPAAP, MPADW, Spread
-from proxymetric.papers.about import about
 from proxymetric.ops import Similarity
+from proxymetric.papers.about import about
 from proxymetric.references import proxies
 from proxymetric.seam import Compare, Objective
 

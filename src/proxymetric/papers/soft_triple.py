@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxymetric.losses import SoftTriple, Spread
-from proxymetric.papers.about import about
 from proxymetric.ops import Similarity
+from proxymetric.papers.about import about
 from proxymetric.references import proxies
 from proxymetric.seam import Compare, Objective
 

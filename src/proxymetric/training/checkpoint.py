@@ -43,7 +43,9 @@ class Checkpoint:
                 save_file(tensors, str(temporary), {"state": json.dumps(self.state)})
         except (OSError, SafetensorError) as error:
             kept = "the checkpoint before it is untouched" if file.is_file() else "there is no earlier one"
-            raise NotSaved(f"could not save {file}: {_reason(error)}; {kept}. Make room and go on with --resume") from error
+            raise NotSaved(
+                f"could not save {file}: {_reason(error)}; {kept}. Make room and go on with --resume"
+            ) from error
 
     @classmethod
     def read(cls, file: Path) -> Checkpoint:

@@ -28,7 +28,9 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     groups += learner.criterion.param_groups(lr=proxy_lr, network_lr=lr)
     groups = [group for group in groups if group["params"]]
     if not groups:
-        raise ValueError("nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing")
+        raise ValueError(
+            "nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing"
+        )
     for group in groups:
         group["first_lr"] = group["lr"]
     if options.optimizer == "sgd":

@@ -1,0 +1,5 @@
+"""`python -m proxymetric`."""
+
+from proxymetric.cli import main
+
+main()

@@ -1,0 +1,114 @@
+"""Bars and tables for a person at a terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from proxymetric.training.watch import Tick
+
+SHOWN = ("R@1", "MAP@R", "nDCG@8")
+
+
+class Terminal:
+    """Draws the run's progress; where the output is no terminal, one line now and then instead of a bar."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.live = self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._name = ""
+        self._said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def work(self, what: str, done: int, total: int) -> None:
+        self._bar(what, done, total, "")
+        if done >= total:
+            self._drop()
+
+    def tick(self, tick: Tick) -> None:
+        facts = f"loss {tick.loss:.3f}, {tick.images_per_second:,.0f} images/s, {clock(tick.seconds_left)} left"
+        self._bar(f"epoch {tick.epoch}/{tick.epochs}", tick.step, tick.steps, facts)
+
+    def evaluated(self, epoch: int, scores: dict[str, float], best: bool) -> None:
+        self._drop()
+        text = "  ".join(f"{name} {100 * scores[name]:5.1f}" for name in scores if name in SHOWN)
+        when = f"epoch {epoch:3d}" if epoch else "untrained"
+        self.say(f"{when:>9}  held-out classes: {text}{'  best' if best else ''}")
+
+    def close(self) -> None:
+        self._drop()
+
+    def _bar(self, what: str, done: int, total: int, facts: str) -> None:
+        if not self.live:
+            # A log file gets a line every half minute, not a thousand bars.
+            if time.monotonic() - self._said > 30:
+                self._said = time.monotonic()
+                self.say(f"{what}: {done} of {total} {facts}")
+            return
+        kind = what.split(" ")[0]
+        if self._task is None or kind != self._name:
+            self._drop()
+            self.progress.start()
+            self._task, self._name = self.progress.add_task(what, total=total, facts=facts), kind
+        self.progress.update(self._task, description=what, completed=done, total=total, facts=facts)
+
+    def _drop(self) -> None:
+        if self._task is not None:
+            self.progress.stop()
+            self.progress.remove_task(self._task)
+            self._task = None
+
+
+def clock(seconds: float) -> str:
+    """A span of time as people say it.
+
+    >>> clock(42), clock(130), clock(7300)
+    ('42s', '2m10s', '2h02m')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def score_table(title: str, rows: dict[str, dict[str, float]], shown: tuple[str, ...] = SHOWN) -> Table:
+    """Scores side by side, in per cent."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    columns = [name for name in shown if any(name in row for row in rows.values())]
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{100 * row[c]:.1f}" if c in row else "" for c in columns))
+    return table
+
+
+def result_lines(result: dict[str, Any]) -> str:
+    """What to print under the table."""
+    where = {"test": "test classes", "validation": "held-out classes"}.get(result["evaluated_on"] or "", "")
+    lines = [f"epoch {result['chosen_epoch']} of {result['epochs']} chosen by {result['chosen_by']}; scores on {where}"]
+    if result["skipped_steps"]:
+        lines.append(f"{result['skipped_steps']} of {result['steps']} steps skipped: loss or gradient not finite")
+    if result["bad_images"]:
+        lines.append(f"{len(result['bad_images'])} images could not be read and were left out (see result.json)")
+    if result.get("refit"):
+        lines.append(f"refitted on all {result['refit']['classes']} classes for {result['refit']['epochs']} epochs")
+    return "\n".join(lines)

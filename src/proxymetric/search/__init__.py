@@ -1,0 +1,5 @@
+"""Search by similarity over embedded images."""
+
+from proxymetric.search.index import Index
+
+__all__ = ["Index"]
