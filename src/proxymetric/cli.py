@@ -1,4 +1,4 @@
-"""The command line: a thin layer over `proxymetric.train`, `load` and `evaluate`. Heavy imports stay inside the verbs."""
+"""The command line: a thin layer over the library. Heavy imports stay inside the verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 app = typer.Typer(
     name="proxymetric",
-    help="Learn an embedding from labelled images, so that things of classes it has never seen are found by similarity.",
+    help="Learn an embedding from labelled images, to find things of classes it has never seen by similarity.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

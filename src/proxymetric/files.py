@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it takes the place of `path` in one move, and only when all went well.
+    """A temporary path to write to; it takes the place of `path` in one move, and only when all went well.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"

@@ -38,8 +38,9 @@ class DataOptions:
     path: a folder of class folders, a CSV of file and class, a benchmark's folder, or "glyphs" / "digits".
     layout: "auto", "folder", "csv", "cub", "cars". validation: fraction of the training classes held out to choose the
     number of epochs. test: "auto" (the benchmark's own test classes; none for other folders), "none", or a fraction of
-    the classes. cache: "none" decodes images as they are needed, "memory" keeps them decoded, "device" keeps them on the
-    accelerator and augments there; "auto" is "device" for the embedded sets and "none" for files. workers: processes that decode (-1: as many as pay on this machine).
+    the classes. cache: "none" decodes images as they are needed, "memory" keeps them decoded, "device" keeps them on
+    the accelerator and augments there; "auto" is "device" for the embedded sets and "none" for files. workers:
+    processes that decode (-1: as many as pay on this machine).
     """
 
     path: str = ""

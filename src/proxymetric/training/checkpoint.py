@@ -52,7 +52,7 @@ class Checkpoint:
         try:
             with safe_open(str(file), "pt") as opened:
                 state = json.loads((opened.metadata() or {}).get("state", "{}"))
-                return cls({name: opened.get_tensor(name) for name in opened.keys()}, state)
+                return cls({name: opened.get_tensor(name) for name in opened.keys()}, state)  # noqa: SIM118 - no dict
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{file} is not a checkpoint that can be read: {error}") from None
 

@@ -195,5 +195,5 @@ def make_learner(desk: Desk, encoder: Encoder, classes: int) -> Learner:
     criterion = make_criterion(desk.recipe, classes, encoder.dim)
     learner = Learner(encoder, criterion, desk.recipe.train.frozen, desk.world.size).to(desk.device)
     if desk.device.type == "cuda":
-        learner.encoder.to(memory_format=torch.channels_last)
+        learner.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return learner

@@ -91,7 +91,7 @@ class Trainer:
         self._module: nn.Module = learner
 
     def run(self) -> None:
-        """Train until the epochs are over or patience is; raises Interrupted after saving where it was asked to stop."""
+        """Train until the epochs are over or patience is; asked to stop, it saves and raises Interrupted."""
         with self._listening():
             if self.step == 0 and self.epoch == 0 and not self.curve:
                 self._evaluate()
