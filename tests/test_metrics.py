@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles import metrics as oracle
 from proxymetric.metrics import evaluate, left_out, per_query, rank, scores
 from proxymetric.metrics.ranking import Ranking, search
+from proxymetric.metrics.similarity import _distinct
 
 NAMES = ["R@1", "R@3", "R@50", "P@1", "P@4", "P@R", "MAP@R", "MAP@1", "MAP@5", "nDCG@1", "nDCG@4", "nDCG@20"]
 
@@ -103,6 +104,14 @@ def test_duplicates_tie_exactly_in_float32_wherever_they_stand(memory: int, monk
         assert len(starts) == 12  # each kind is one run of results
         for start, stop in pairwise(starts.tolist()):
             assert (row[start:stop].diff() > 0).all()
+
+
+def test_two_rows_of_one_hash_are_still_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hash factors zero: every row has the same hash."""
+    monkeypatch.setattr(torch, "randint", lambda *args, **options: torch.full(args[2], -0.5))
+    first, group = _distinct(torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0], [0.0, 3.0], [-0.0, 3.0]]))
+    assert sorted(first.tolist()) == [0, 1, 3]
+    assert first[group].tolist() == [0, 1, 0, 3, 3]
 
 
 def test_multiples_of_a_vector_are_the_same_direction() -> None:

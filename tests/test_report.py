@@ -204,9 +204,11 @@ def test_a_curve_with_gaps() -> None:
     assert len(curve_svg([{"epoch": 1, "loss": 1.0}])) == 1
 
 
-def test_drawing_leaves_pyplot_and_settings_alone() -> None:
+def test_imports_are_light_and_drawing_leaves_pyplot_and_settings_alone() -> None:
     program = """
 import sys
+import proxymetric.metrics
+assert "PIL" not in sys.modules
 import proxymetric.plots
 assert "matplotlib" not in sys.modules and "sklearn" not in sys.modules
 import matplotlib

@@ -79,7 +79,7 @@ def clock(seconds: float) -> str:
     """A span of time as people say it.
 
     >>> clock(42), clock(130), clock(7300)
-    ('42s', '2m10s', '2h02m')
+    ('42s', '2m10s', '2h01m')
     """
     whole = round(seconds)
     if whole < 60:

@@ -114,10 +114,11 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
         precision = counted.cumsum(dim=1) / place.double()
         return (precision * counted).sum(dim=1) / cut
     assert metric.cutoff is not None, metric
-    deepest = int(torch.minimum(relevant, cut).max())
-    gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64, device=hits.device))
-    ideal = gain.cumsum(dim=0)[torch.minimum(relevant, cut) - 1]
-    return (counted * gain[:k]).sum(dim=1) / ideal
+    deepest = int(torch.minimum(relevant, cut).max()) if len(relevant) else 1
+    gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64))
+    # Summed on the CPU: a running sum of floats has no deterministic form on a GPU.
+    ideal = gain.cumsum(dim=0).to(hits.device)[torch.minimum(relevant, cut) - 1]
+    return (counted * gain[:k].to(hits.device)).sum(dim=1) / ideal
 
 
 def _nobody(queries: int) -> str:

@@ -55,17 +55,19 @@ def _distinct(items: Tensor) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     odd = torch.randint(-(2**62), 2**62, (items.shape[1],), generator=generator).to(items.device) * 2 + 1
     hashes = torch.cat([((part + 0.0).view(width) * odd).sum(dim=1) for part in items.split(4096)])  # -0 becomes 0
-    seen, group = torch.unique(hashes, return_inverse=True)
-    first = torch.full_like(seen, len(items)).scatter_reduce_(
-        0, group, torch.arange(len(items), device=items.device), "amin"
-    )
+    first, group = _grouped(hashes)
     same = all(torch.equal(part, items[first[at]]) for part, at in zip(items.split(4096), group.split(4096)))
-    if not same:  # two different rows of one hash: do without the hash
-        rows, group = torch.unique(items, dim=0, return_inverse=True)
-        first = torch.full((len(rows),), len(items), device=items.device).scatter_reduce_(
-            0, group, torch.arange(len(items), device=items.device), "amin"
-        )
-    return first, group
+    # Two different rows of one hash are next to impossible; then do without it.
+    return (first, group) if same else _grouped(torch.unique(items, dim=0, return_inverse=True)[1])
+
+
+def _grouped(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index of each distinct key, and for every key the number of its distinct one."""
+    ascending, order = keys.sort(stable=True)
+    new = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending[1:] != ascending[:-1]])
+    group = torch.empty_like(order)
+    group[order] = new.cumsum(dim=0) - 1
+    return order[new], group
 
 
 @contextmanager

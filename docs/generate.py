@@ -1,0 +1,64 @@
+"""Write the generated tables of the README: `python docs/generate.py`. Nobody types a number there."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def methods_table() -> str:
+    """The catalogue as it is in the code."""
+    from proxymetric.papers import CATALOGUE
+
+    rows = ["| method | paper | choose it |", "|---|---|---|"]
+    rows += [f"| `{name}` | {build.about.paper} | {build.about.choose} |" for name, build in CATALOGUE.items()]
+    return "\n".join(rows)
+
+
+def results_table() -> str:
+    """One row per study under results/: the mean over its seeds, the smallest and largest where there are several."""
+    studies: dict[str, list[dict]] = {}
+    for file in sorted((ROOT / "results").glob("*.json")):
+        studies.setdefault(re.sub(r"-seed\d+$", "", file.stem), []).append(json.loads(file.read_text()))
+    rows = [
+        "| study | backbone, px | seeds | R@1 | MAP@R | nDCG@8 | untrained R@1 | time of a run | machine |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, runs in studies.items():
+        first = runs[0]
+        cells = [_spread([run["rows"]["trained encoder"][metric] for run in runs]) for metric in ("R@1", "MAP@R", "nDCG@8")]
+        untrained = _spread([run["rows"]["untrained encoder"]["R@1"] for run in runs])
+        machine = first["machine"].get("gpu") or f"{first['machine']['cores']} cores, {first['machine']['processor']}"
+        seconds = statistics.mean(run["seconds"] for run in runs)
+        backbone = f"{first['recipe']['encoder']['backbone']}, {first['recipe']['view']['size']}"
+        rows.append(f"| {name} | {backbone} | {len(runs)} | {' | '.join(cells)} | {untrained} | {seconds:.0f} s | {machine} |")
+    return "\n".join(rows)
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{100 * statistics.mean(values):.1f}"
+    low, high = f"{100 * min(values):.1f}", f"{100 * max(values):.1f}"
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def filled(text: str) -> str:
+    """The README with its generated parts made anew."""
+    for name, make in (("methods", methods_table), ("results", results_table)):
+        part = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.S)
+        assert part.search(text), name
+        text = part.sub(lambda found, make=make: f"{found[1]}{make()}\n{found[2]}", text)
+    return text
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    before = readme.read_text(encoding="utf-8")
+    after = filled(before)
+    if "--check" in sys.argv:
+        sys.exit(0 if after == before else "README.md is out of date: python docs/generate.py")
+    readme.write_text(after, encoding="utf-8")
