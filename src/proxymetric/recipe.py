@@ -178,8 +178,6 @@ def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text.lower() == "none":
-        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -235,6 +233,8 @@ def complete(
 def _fitted(name: str, value: Any, hint: Any) -> Any:
     """`value` as the annotation wants it: whole numbers pass for floats and lists for tuples, nothing else bends."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if isinstance(value, str) and value.lower() == "none" and type(None) in options:
+        return None  # TOML has no word for it
     for option in options:
         kind = typing.get_origin(option) or option
         if kind is Any or (kind is type(None) and value is None):
