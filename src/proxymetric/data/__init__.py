@@ -4,7 +4,7 @@ from proxymetric.data.batches import Batches
 from proxymetric.data.digits import digits
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.glyphs import glyphs
-from proxymetric.data.images import BadImage, ImageSet, read_image, singletons
+from proxymetric.data.images import BadImage, ImageSet, read_image, singletons, upright
 from proxymetric.data.sources import open_data
 from proxymetric.data.splits import Split, split
 from proxymetric.data.views import EvalView, TrainView
@@ -24,4 +24,5 @@ __all__ = [
     "read_image",
     "singletons",
     "split",
+    "upright",
 ]
