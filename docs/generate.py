@@ -31,12 +31,16 @@ def results_table() -> str:
     ]
     for name, runs in studies.items():
         first = runs[0]
-        cells = [_spread([run["rows"]["trained encoder"][metric] for run in runs]) for metric in ("R@1", "MAP@R", "nDCG@8")]
+        cells = [
+            _spread([run["rows"]["trained encoder"][metric] for run in runs]) for metric in ("R@1", "MAP@R", "nDCG@8")
+        ]
         untrained = _spread([run["rows"]["untrained encoder"]["R@1"] for run in runs])
         machine = first["machine"].get("gpu") or f"{first['machine']['cores']} cores, {first['machine']['processor']}"
         seconds = statistics.mean(run["seconds"] for run in runs)
         backbone = f"{first['recipe']['encoder']['backbone']}, {first['recipe']['view']['size']}"
-        rows.append(f"| {name} | {backbone} | {len(runs)} | {' | '.join(cells)} | {untrained} | {seconds:.0f} s | {machine} |")
+        rows.append(
+            f"| {name} | {backbone} | {len(runs)} | {' | '.join(cells)} | {untrained} | {seconds:.0f} s | {machine} |"
+        )
     return "\n".join(rows)
 
 

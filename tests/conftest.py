@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,11 @@ torch.set_num_threads(1)
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if "training_runs" in sys.modules:
+        sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import Notes, Process, command, records, run, same_run, same_tensors, state, until
 
 import proxymetric as pm
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.training import Run
 from proxymetric.training.checkpoint import Checkpoint
 from proxymetric.training.watch import Silent
+from training_runs import Notes, Process, command, records, run, same_run, same_tensors, state, until
 
 pytestmark = pytest.mark.usefixtures("no_page")
 LONGER = {"train__epochs": 5, "train__lr": 3e-3, "data__validation": 0.4}
@@ -93,9 +93,7 @@ def test_without_held_out_classes_the_last_epoch_counts(photos: Path, tmp_path: 
     assert len(done.load().classes) == 10
 
 
-def test_refit_trains_on_all_classes_for_the_chosen_epochs(
-    chosen: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_refit_trains_on_all_classes_for_the_chosen_epochs(chosen: Run, photos: Path, tmp_path: Path) -> None:
     both = run(photos, tmp_path / "run", train__refit=True, **LONGER)
     for name in ("best.safetensors", "last.safetensors"):
         same_tensors(both.folder / name, chosen.folder / name)
@@ -119,7 +117,7 @@ def test_refit_trains_on_all_classes_for_the_chosen_epochs(
 def test_killed_while_refitting_it_goes_on(photos: Path, tmp_path: Path) -> None:
     short = {"train__refit": True, "train__epochs": 2}
     out = tmp_path / "run"
-    started = Process(command(photos, out, **short), tmp_path / "text")
+    started = Process(command(photos, out, train__save_every=1, **short), tmp_path / "text")
     until(lambda: state(out / "refit").get("step", 0) >= 3, started.running, "steps of the refit")
     started.process.kill()
     assert started.finish() == -9
@@ -158,7 +156,7 @@ def test_one_json_explains_the_numbers(chosen: Run) -> None:
     assert result["recipe"]["seed"] == 0
     assert result["recipe"]["loss"]["margin"] == 0.1, "defaults are written out too"
     assert result["recipe"]["train"]["batch"] == 8
-    assert result["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(result["versions"]["torch"])
     assert result["versions"].keys() >= {"python", "proxymetric", "timm", "numpy"}
     assert len(result["data"]["identity"]) == 64
     assert result["data"]["train"] == {"images": 48, "classes": 6}

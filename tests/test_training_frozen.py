@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
 
 from proxymetric.encoders import Encoder
 from proxymetric.training.checkpoint import Checkpoint
+from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 FROZEN = {"train__frozen": True, "train__lr": 1e-2, "train__epochs": 2}
@@ -77,7 +77,7 @@ def test_stopped_and_resumed(photos: Path, tmp_path: Path) -> None:
 def test_it_learns(letters: Path, tmp_path: Path) -> None:
     done = run(letters, tmp_path / "run", **LEARNING)
     before, after = done.result["curve"][0], done.result["validation"]
-    assert after["MAP@R"] > 1.3 * before["MAP@R"], "on characters it has never seen, behind random features"
+    assert after["MAP@R"] > 1.3 * before["MAP@R"], "on classes it has never seen, behind random features"
     assert done.result["curve"][-1]["loss"] < done.result["curve"][1]["loss"]
 
 

@@ -1,4 +1,4 @@
-"""Brought down anywhere and resumed in the same process: every method goes on bit for bit; wrong folders are refused."""
+"""Brought down anywhere and resumed, every method goes on bit for bit; a folder of another run is refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from training_runs import Notes, Stop, StopAfter, records, run, same_run, state
 
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.references import LearnedProxies
 from proxymetric.seam import Compare, Context, Energy, Objective, References
 from proxymetric.training.log import Log
+from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 CHOICES = {name: {"method": name} for name in CATALOGUE}
@@ -34,13 +34,13 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_method_goes_on_bit_for_bit(choice: str, few: Path, tmp_path: Path) -> None:
-    settings = SHORT | CHOICES[choice]
-    with pytest.raises(Stop):
-        # In the second epoch, after a step that moved everything and was not saved any more.
-        run(few, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **settings)
-    assert state(tmp_path / "run")["step"] == 4
-    run(few, tmp_path / "run", resume=True, train__save_every=2, **settings)
-    same_run(tmp_path / "run", run(few, tmp_path / "straight", **settings).folder)
+    settings = SHORT | CHOICES[choice] | {"train__save_every": 2}
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    # In the second epoch, after a step that moved everything and is not saved yet.
+    run(few, straight, watcher=Snapshot(5, straight, out), **settings)
+    assert (state(out)["step"], state(straight)["step"]) == (4, 6)
+    run(few, out, resume=True, **settings)
+    same_run(out, straight)
 
 
 class Noisy(LearnedProxies):
@@ -58,16 +58,14 @@ def noisy(classes: int, dim: int) -> Objective:
     return Compare(ProxyAnchor(), Noisy(classes, dim))
 
 
-def test_random_numbers_go_on_where_they_were(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_numbers_go_on_where_they_were(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CATALOGUE, "noisy", noisy)
-    settings = SHORT | {"method": "noisy"}
-    with pytest.raises(Stop):
-        run(few, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **settings)
+    settings = SHORT | {"method": "noisy", "train__save_every": 2}
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    run(few, straight, watcher=Snapshot(5, straight, out), **settings)
     torch.manual_seed(99)
-    run(few, tmp_path / "run", resume=True, train__save_every=2, **settings)
-    same_run(tmp_path / "run", run(few, tmp_path / "straight", **settings).folder)
+    run(few, out, resume=True, **settings)
+    same_run(out, straight)
     other = run(few, tmp_path / "other", seed=1, **settings)
     assert other.result["curve"] != json.loads((tmp_path / "run" / "result.json").read_text())["curve"]
 
@@ -94,7 +92,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(again: Path, few: Path, tmp_path:
         out.write(b'{"event": "step", "step": 5}\n{"event": "eval')
     # Who reads the log of a run that is going on, or was killed, gets the whole records.
     assert Log(log).records()[-1] == {"event": "step", "step": 5}
-    run(few, again, resume=True, train__save_every=2, **SHORT)
+    run(few, again, resume=True, **SHORT)
     assert log.read_bytes().startswith(before)
     same_run(again, run(few, tmp_path / "straight", **SHORT).folder)
 
@@ -102,7 +100,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(again: Path, few: Path, tmp_path:
 def test_a_log_that_lost_its_end_is_not_filled_with_zeros(again: Path, few: Path) -> None:
     log = again / "log.jsonl"
     log.write_bytes(b"")
-    run(few, again, resume=True, train__save_every=2, **SHORT)
+    run(few, again, resume=True, **SHORT)
     assert [r["epoch"] for r in records(again) if r["event"] == "evaluation"] == [2]
 
 
@@ -125,7 +123,7 @@ def test_another_run_is_refused(settings: dict, sentence: str, again: Path, few:
 def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(few, tmp_path / "photos")
     Image.new("RGB", (16, 16)).save(moved / "class0" / "new.png")
-    with pytest.raises(ValueError, match="not those that .* was begun with"):
+    with pytest.raises(ValueError, match=r"not those that .* was begun with"):
         run(few, stopped, resume=True, data__path=str(moved), **SHORT)
 
 
@@ -160,7 +158,7 @@ def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_p
     notes = Notes()
     with pytest.raises(Stop):
         run(broken, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **SHORT)
-    done = run(broken, tmp_path / "run", resume=True, watcher=notes, **SHORT | {"train__save_every": 2})
+    done = run(broken, tmp_path / "run", resume=True, watcher=notes, **SHORT)
     assert len(done.result["bad_images"]) == 6
     assert not [said for said in notes.said if "cannot be read" in said], "named in the first sitting already"
     straight = run(broken, tmp_path / "straight", **SHORT)

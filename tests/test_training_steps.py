@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from training_runs import Notes, Process, command, records, run, same_tensors, state
 
 import proxymetric as pm
 from proxymetric.encoders import build
@@ -23,6 +22,7 @@ from proxymetric.seam import Compare, Context, Objective, Outcome
 from proxymetric.training import Run
 from proxymetric.training.checkpoint import Checkpoint
 from proxymetric.training.optim import clipped, decayed, make_optimizer, rates, set_rates
+from training_runs import Notes, Process, command, records, run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 STILL = {"view__crop": "none", "view__flip": False}
@@ -107,7 +107,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(
 
     monkeypatch.setitem(CATALOGUE, "poisoned", poisoned)
     watcher = Watching(tmp_path / "run")
-    done = run(photos, tmp_path / "run", method="poisoned", watcher=watcher, train__epochs=1, train__warmup=0)
+    often = {"train__save_every": 1, "train__epochs": 1, "train__warmup": 0}
+    done = run(photos, tmp_path / "run", method="poisoned", watcher=watcher, **often)
     assert done.result["skipped_steps"] == 1
     assert done.result["steps"] == 8
     before, after = (Checkpoint.read(tmp_path / "run" / name) for name in ("before", "after"))
@@ -226,8 +227,8 @@ def test_groups_hold_what_is_trained_and_nothing_twice() -> None:
         held = [p for group in make_optimizer(whole, TrainOptions()).param_groups for p in group["params"]]
         wanted = [p for name, p in whole.named_parameters() if not (frozen and name.startswith("encoder.backbone."))]
         assert sorted(map(id, held)) == sorted(map(id, wanted))
+    empty = Learner(build("small", dim=None, size=16, head="none"), pm.method("triplet", classes=3, dim=8), True)
     with pytest.raises(ValueError, match="nothing to train"):
-        empty = Learner(build("small", dim=None, size=16, head="none"), pm.method("triplet", classes=3, dim=8), True)
         make_optimizer(empty, TrainOptions())
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ TINY: dict[str, Any] = {
     "train.lr": 1e-3,
     "train.metrics": ["R@1", "MAP@R"],
     "train.device": "cpu",
-    "train.save_every": 1,
+    "train.save_every": 1000,
     "data.workers": 0,
 }
 """eight steps an epoch on the `photos`, some ten milliseconds each"""
@@ -38,7 +40,6 @@ LEARNING: dict[str, Any] = {
     "train__epochs": 10,
     "train__batch": 64,
     "train__lr": 1e-2,
-    "train__save_every": 1000,
     "encoder__dim": 32,
     "encoder__layer_norm": True,
     "data__validation": 0.3,
@@ -69,7 +70,7 @@ class Stop(Exception):
 
 
 class StopAfter(Silent):
-    """A watcher that brings the run down in the middle of its `steps`-th step, after it moved and before it is saved."""
+    """A watcher that brings the run down at its `steps`-th step, after everything moved and before it is saved."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -78,6 +79,17 @@ class StopAfter(Silent):
         self.left -= 1
         if self.left == 0:
             raise Stop
+
+
+class Snapshot(Silent):
+    """A watcher that copies the folder of a run as a kill at its `steps`-th step would leave it."""
+
+    def __init__(self, steps: int, folder: Path, copy: Path) -> None:
+        self.steps, self.folder, self.copy = steps, folder, copy
+
+    def tick(self, tick: Tick) -> None:
+        if tick.step == self.steps:
+            shutil.copytree(self.folder, self.copy)
 
 
 class Notes(Silent):
@@ -93,6 +105,7 @@ class Notes(Silent):
 # A server that has imported everything forks a process in a hundredth of the time that starting Python anew takes.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.progress", "proxymetric.training"])
+warm_up = forkserver.ensure_running
 
 
 class Process:

@@ -164,7 +164,7 @@ def evaluate(
     terminal.console.print(score_table(title, rows, names))
     alone = scoring.left_out(labels)
     if alone:
-        terminal.say(f"{alone} images are alone in their class and were not used as queries")
+        terminal.say(f"images alone in their class, which were not used as queries: {alone}")
 
 
 @app.command(epilog=_example("proxymetric embed runs/birds PHOTOS --out photos.safetensors"))

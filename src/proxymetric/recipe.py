@@ -263,8 +263,6 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if isinstance(value, str) and value.lower() == "none" and type(None) in options:
         return None  # TOML has no word for it
-    if value is None and str in options and type(None) not in options:
-        value = "none"  # `--set train.decay=none` means the name, where nothing is no choice
     for option in options:
         kind = typing.get_origin(option) or option
         if kind is Any or (kind is type(None) and value is None):

@@ -29,6 +29,8 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+    file: Path | None = None
+    """where it was read from"""
 
     def write(self, file: Path) -> None:
         """Write to a temporary file and move it into place: a reader finds the old one or the new one, whole."""
@@ -44,7 +46,8 @@ class Checkpoint:
         try:
             with safe_open(str(file), "pt") as opened:
                 state = json.loads((opened.metadata() or {}).get("state", "{}"))
-                return cls({name: opened.get_tensor(name) for name in opened.keys()}, state)  # noqa: SIM118 - no dict
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
+                return cls(tensors, state, file)
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{file} is not a checkpoint that can be read: {error}") from None
 
@@ -64,7 +67,8 @@ class Checkpoint:
         ]
         if wrong:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ValueError(f"the checkpoint does not fit {what}: {'; '.join(wrong[:3])}{more}")
+            found_in = "the checkpoint" if self.file is None else self.file
+            raise ValueError(f"{found_in} does not fit {what}: {'; '.join(wrong[:3])}{more}")
         module.load_state_dict(found)
 
 

@@ -110,7 +110,7 @@ def same_data(identity: str, before: dict[str, Any], folder: Path) -> None:
 def same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> None:
     """A resumed run must be the run that was begun."""
     now, then = _flat(_plain(recipe.as_dict())), _flat(before["recipe"])
-    for key in sorted(now.keys() | then.keys()):
+    for key in sorted(now.keys() | then.keys(), key=lambda key: ("." in key, key)):
         if key not in MAY_CHANGE and now.get(key) != then.get(key):
             raise ValueError(
                 f"resume: {folder} was begun with {key}={then.get(key)!r}, now it is {now.get(key)!r}; "

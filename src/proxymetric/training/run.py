@@ -141,7 +141,7 @@ class _Sitting:
             folders.same_data(images.identity(), self.before, self.folder)
         alone = singletons(parts.train)
         if alone:
-            self.watcher.say(f"{len(alone)} classes have a single image (such as {alone[0]}): they train as negatives")
+            self.watcher.say(f"classes with a single image: {len(alone)}, such as {alone[0]}; they are never held out")
         shown = parts.test if parts.test is not None else parts.validation
         encoder, trainer = self._begin(self.folder, parts.train, parts.validation, images, shown)
         trainer.run()

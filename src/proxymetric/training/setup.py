@@ -119,6 +119,24 @@ class FeatureFeed:
             yield Batch(self.vectors[index], self.labels[index])
 
 
+class NotNothing:
+    """A feed that ends a run on images of which not one can be read, instead of training on nothing."""
+
+    def __init__(self, feed: Feed, images: int) -> None:
+        self.feed, self.images = feed, images
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        found = 0
+        for batch in self.feed.epoch(number, start):
+            found += len(batch.labels)
+            yield batch
+        if start == 0 and not found:
+            raise ValueError(f"data: not one of the {self.images} training images can be read")
+
+
 def features_of(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Embedded:
     """The backbone's features of all readable images, from the cache where they are known."""
     found = cached_features(
@@ -138,8 +156,10 @@ def train_feed(desk: Desk, encoder: Encoder, images: ImageSet) -> Feed:
     recipe = desk.recipe
     if recipe.train.frozen:
         vectors, labels, _ = features_of(desk, encoder, images, "training images")
+        if not len(vectors):
+            raise ValueError(f"data: not one of the {len(images)} training images can be read")
         return FeatureFeed(vectors, labels.numpy(), make_batches(desk, labels.numpy()), desk.device)
-    return TrainFeed(
+    feed = TrainFeed(
         images,
         make_batches(desk, images.labels),
         TrainView(**recipe.view),
@@ -149,6 +169,8 @@ def train_feed(desk: Desk, encoder: Encoder, images: ImageSet) -> Feed:
         recipe.seed,
         desk.on_bad,
     )
+    # Of several processes one alone may have met nothing but bad images: the others go on.
+    return NotNothing(feed, len(images)) if desk.world.size == 1 else feed
 
 
 def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Callable[[str], Embedded]:
@@ -189,6 +211,8 @@ def pixels_of(desk: Desk, images: ImageSet) -> Embedded:
     """The images themselves as vectors: the baseline under every encoder."""
     feed = EvalFeed(images, EvalView(**eval_view(desk.recipe)), 1024, "none", "cpu", 0, desk.on_bad)
     parts = [(batch.images.flatten(1).float(), batch.labels) for batch in feed if batch.images is not None]
+    if not parts:
+        raise ValueError(f"data: not one of the {len(images)} images of the unseen classes can be read")
     return torch.cat([v for v, _ in parts]), torch.cat([labels for _, labels in parts]), feed.kept
 
 

@@ -1,0 +1,58 @@
+"""The command line as a person meets it, in this process: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from proxymetric.cli import main
+
+TINY = (
+    "--backbone", "small", "--size", "16", "--dim", "8", "--batch", "16", "--epochs", "1", "--device", "cpu",
+    "--set", "view.resize=16", "--set", "data.workers=0", "--set", "train.metrics=['R@1', 'MAP@R']",
+)  # fmt: skip
+"""a run of the `photos` in a fraction of a second"""
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def proxymetric(*words: object) -> Answer:
+    """Run `proxymetric WORDS`; a traceback is an exception here."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["proxymetric", *(str(word) for word in words)]
+    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+def train(data: Path | str, out: Path, *words: object) -> Answer:
+    """`proxymetric train` of a tiny run; what `words` say wins."""
+    return proxymetric("train", "--data", data, "--out", out, *TINY, *words)
+
+
+def refused(answer: Answer, *said: str) -> None:
+    """One sentence on the error stream that says all of `said`, and exit code 1."""
+    assert answer.code == 1, answer
+    assert answer.err.startswith("proxymetric: "), answer.err
+    assert "Traceback" not in answer.err
+    assert "Errno" not in answer.err
+    for part in said:
+        assert part in answer.err, answer.err
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder: what must not change."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

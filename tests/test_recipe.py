@@ -1,0 +1,175 @@
+"""Recipes: what passes, what is refused and in which words, and who wins."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import terminal
+from proxymetric import recipe
+from proxymetric.files import read_json
+from proxymetric.recipe import DataOptions, TrainOptions, check, load, merged, settings
+
+RECIPES = sorted((Path(__file__).resolve().parent.parent / "recipes").rglob("*.toml"))
+
+
+def test_there_are_recipes():
+    assert len(RECIPES) >= 2
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_of_the_repository_passes(path):
+    checked = check(load(path))
+    said = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert checked.method == said.get("method", "proxy-anchor")
+    for key, value in said.get("train", {}).items():
+        assert getattr(checked.train, key) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_defaults_are_those_of_the_signatures():
+    empty = check({})
+    assert empty.data == DataOptions()
+    assert empty.train == TrainOptions()
+    assert empty.loss["margin"] == 0.1
+    assert empty.encoder["backbone"] == "resnet50"
+    assert empty.view["size"] == 224
+    assert check({"encoder": {"backbone": "small"}}).view["size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"los": {}}, "there is no key 'los'; did you mean 'loss'?"),
+        ({"loss": {"margn": 1}}, "loss.margn: there is no such key; did you mean 'margin'?"),
+        ({"train": {"learning_rate": 1}}, "train.learning_rate: there is no such key; "),
+        ({"encoder": {"bakbone": "small"}}, "encoder.bakbone: there is no such key; did you mean 'backbone'?"),
+        ({"encoder": {"size": 3}}, "encoder.size: there is no such key"),
+        ({"loss": {"classes": 3}}, "loss.classes: there is no such key"),
+        ({"margin": 0.2}, "there is no key 'margin'; did you mean 'loss.margin'?"),
+        ({"patience": 2}, "there is no key 'patience'; did you mean 'train.patience'?"),
+        ({"method": "proxy-ancor"}, "there is no 'proxy-ancor'; did you mean 'proxy-anchor'?"),
+        ({"method": {"x": 1}}, "method: got {'x': 1}, wanted a name"),
+        ({"loss": 1}, "loss: got 1, wanted a table of keys: loss.KEY=VALUE"),
+        ({"seed": "7"}, "seed: got '7', wanted a whole number"),
+        ({"seed": True}, "seed: got True, wanted a whole number"),
+        ({"seed": -1}, "seed: got -1, wanted a whole number of at least 0"),
+        ({"loss": {"margin": "0.1"}}, "loss.margin: got '0.1', wanted a number"),
+        ({"loss": {"margin": True}}, "loss.margin: got True, wanted a number"),
+        ({"train": {"epochs": 2.5}}, "train.epochs: got 2.5, wanted a whole number"),
+        ({"train": {"epochs": True}}, "train.epochs: got True, wanted a whole number"),
+        ({"train": {"frozen": 1}}, "train.frozen: got 1, wanted true or false"),
+        ({"train": {"lr": "fast"}}, "train.lr: got 'fast', wanted a number or none"),
+        ({"train": {"betas": 0.9}}, "train.betas: got 0.9, wanted a list of 2 numbers"),
+        ({"train": {"betas": [0.9]}}, "train.betas: got [0.9], wanted a list of 2 numbers"),
+        ({"train": {"betas": [0.9, "b"]}}, "train.betas: got 'b', wanted a number"),
+        ({"train": {"metrics": ["R@1", 3]}}, "train.metrics: got 3, wanted text"),
+        ({"train": {"metrics": ["R@1", "mapr"]}}, "unknown metric 'mapr'; did you mean 'MAP@R'?"),
+        ({"train": {"monitor": "mapr"}}, "'mapr' is not among train.metrics; did you mean 'MAP@R'?"),
+        ({"train": {"optimizer": "lion"}}, "train.optimizer: got 'lion', wanted one of adamw, adam, sgd"),
+        ({"train": {"epochs": 0}}, "train.epochs: got 0, wanted at least 1"),
+        ({"train": {"patience": 0}}, "train.patience: got 0, wanted at least 1"),
+        ({"train": {"lr": -1}}, "train.lr: got -1.0, wanted at least 0"),
+        ({"train": {"lr": float("nan")}}, "train.lr: got nan, wanted at least 0"),
+        ({"train": {"lr": float("inf")}}, "train.lr: got inf, wanted at least 0"),
+        ({"train": {"warmup": -1}}, "train.warmup: got -1, wanted at least 0"),
+        ({"train": {"clip_norm": 0}}, "train.clip_norm: got 0.0, wanted more than 0"),
+        ({"train": {"betas": [0.9, 1]}}, "train.betas: got (0.9, 1.0), wanted at least 0 and less than 1"),
+        ({"data": {"cache": "memry"}}, "data.cache: got 'memry'; did you mean 'memory'?"),
+        ({"data": {"workers": -2}}, "data.workers: got -2"),
+    ],
+)
+def test_mistakes_are_refused_with_the_key_and_what_is_wanted(raw, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("-2", -2), ("0.2", 0.2), ("1e-4", 1e-4), ("true", True), ("false", False), ("none", "none"),
+        ("[0.16, 1.0]", [0.16, 1.0]), ('["R@1", "MAP@R"]', ["R@1", "MAP@R"]), ('"3"', "3"),
+        ("resnet50", "resnet50"), ("avg+max", "avg+max"), ("a b", "a b"), ("", ""), ("x=y", "x=y"),
+        ("runs/w.safetensors", "runs/w.safetensors"),
+    ],
+)  # fmt: skip
+def test_values_of_set_are_read_as_what_they_look_like(text, value):
+    found = settings([f"train.key={text}"])["train"]["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_set_takes_spaces_tables_and_the_last_word():
+    assert settings([" loss.margin = 0.2 ", "seed=3"]) == {"loss": {"margin": 0.2}, "seed": 3}
+    assert settings(["loss.margin=0.2", "loss.margin=0.3", "loss.scale=16"]) == {"loss": {"margin": 0.3, "scale": 16}}
+    assert settings({"loss.margin": 0.2, "loss": {"scale": 16}}) == {"loss": {"margin": 0.2, "scale": 16}}
+
+
+@pytest.mark.parametrize("text", ["loss.margin", "", "loss"])
+def test_set_without_a_value_is_refused(text):
+    with pytest.raises(ValueError, match=r"wanted table.key=value, such as loss.margin=0.2"):
+        settings([text])
+
+
+@pytest.mark.parametrize("texts", [["loss=1", "loss.margin=0.2"], ["loss.margin=0.2", "loss=1"]])
+def test_a_value_never_hides_a_table(texts):
+    with pytest.raises(ValueError, match=r"^loss: got .* wanted a table or a value, not both"):
+        settings(texts)
+
+
+def test_none_is_the_name_where_nothing_is_no_choice():
+    checked = check(settings(["train.decay=none", "train.patience=none", "encoder.head=none", "encoder.weights=None"]))
+    assert (checked.train.decay, checked.train.patience) == ("none", None)
+    assert (checked.encoder["head"], checked.encoder["weights"]) == ("none", None)
+
+
+def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
+    checked = check({"loss": {"margin": 1}, "train": {"lr": 1, "betas": [0, 0.5]}, "view": {"scale": [1, 1]}})
+    assert type(checked.loss["margin"]) is float
+    assert type(checked.train.lr) is float
+    assert checked.train.betas == (0.0, 0.5)
+    assert checked.view["scale"] == (1.0, 1.0)
+
+
+def test_later_layers_win_key_by_key():
+    layers = ({"seed": 1, "loss": {"margin": 0.1, "scale": 32}}, {"loss": {"margin": 0.2}}, {"seed": 2})
+    assert merged(*layers) == {"seed": 2, "loss": {"margin": 0.2, "scale": 32}}
+    assert layers[0]["loss"] == {"margin": 0.1, "scale": 32}
+
+
+def test_a_recipe_survives_json():
+    first = check(load(RECIPES[0]))
+    again = check(json.loads(json.dumps(first.as_dict())))
+    assert again == first
+    assert again.as_dict() == first.as_dict()
+
+
+def test_a_recipe_file_that_is_missing_or_broken_is_named(tmp_path):
+    (tmp_path / "demo.toml").write_text("method = proxy-anchor\n")
+    with pytest.raises(ValueError, match=r"demo.toml is not valid TOML: .*line 1"):
+        load(tmp_path / "demo.toml")
+    with pytest.raises(ValueError, match=r"there is no file .*demmo.toml; did you mean .*demo.toml\?"):
+        load(tmp_path / "demmo.toml")
+
+
+@pytest.mark.usefixtures("no_page")
+def test_flags_win_over_the_file_and_set_wins_over_flags(photos, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'method = "mpa"\nseed = 4\n[loss]\nmargin = 0.3\nscale = 16\n[encoder]\ndim = 4\n[train]\nepochs = 9\n'
+    )
+    answer = terminal.train(
+        photos, tmp_path / "run", "--recipe", file, "--epochs", 2, "--seed", 5, "--set", "seed=6",
+        "--set", "loss.margin=0.4", "--set", "encoder.dim=6",
+    )  # fmt: skip
+    assert answer.code == 0, answer
+    used = read_json(tmp_path / "run" / "result.json")["recipe"]
+    assert used["method"] == "mpa"  # the file's alone
+    assert used["loss"]["scale"] == 16
+    assert used["train"]["epochs"] == 2  # the flag over the file
+    assert used["loss"]["margin"] == 0.4  # --set over the file
+    assert (used["encoder"]["dim"], used["seed"]) == (6, 6)  # --set over the flag
+    assert check(used) == check(merged(recipe.load(file), used))
