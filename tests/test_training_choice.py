@@ -135,7 +135,7 @@ def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -
     """The same folder refitted again after another choice: never the weights of more epochs than were chosen."""
     first = run(photos, tmp_path / "run", train__refit=True, train__epochs=1)
     assert first.result["refit"]["epochs"] == 1
-    longer = {"train__refit": True, "train__epochs": 3}
+    longer = {"train__refit": True, "train__epochs": 2}
     second = run(photos, tmp_path / "run", resume=True, **longer)
     straight = run(photos, tmp_path / "straight", **longer)
     assert second.result["refit"] == straight.result["refit"]

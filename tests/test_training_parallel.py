@@ -17,7 +17,7 @@ from proxymetric.training.checkpoint import Checkpoint
 from training_runs import Process, command, kill_in_epoch, records, run, same_run, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
-STILL = {"encoder__freeze_bn": True, "train__epochs": 2, "train__lr": 1e-4}
+STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
 """BatchNorm of two half batches is not that of a whole one; and a rate at which rounding does not grow"""
 
 
@@ -82,7 +82,7 @@ def test_torchrun_equals_one_process(photos: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     one = run(photos, tmp_path / "one", **all_classes)
     close(out, one.folder)
-    untrained = run(photos, tmp_path / "untrained", **all_classes | {"train__lr": 0.0, "train__epochs": 1})
+    untrained = run(photos, tmp_path / "untrained", **all_classes | {"train__lr": 0.0})
     first = "encoder.backbone.stages.0.0.weight"
     before, after = (Checkpoint.read(folder / "last.safetensors").tensors[first] for folder in (untrained.folder, out))
     assert (after - before).abs().max() > 1e-4, "it moved by more than the tolerance"
@@ -109,7 +109,7 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
     broken = shutil.copytree(photos, tmp_path / "photos")
     for c in range(10):
         (broken / f"class{c}" / "3.png").write_text("no picture")
-    settings = STILL | {"train__batch": 2, "train__epochs": 1}
+    settings = STILL | {"train__batch": 2, "data__validation": 0.5}
     Pair(command(broken, tmp_path / "two", **settings), tmp_path).finish()
     one = run(broken, tmp_path / "one", **settings)
     assert len(one.result["bad_images"]) == 10
@@ -118,7 +118,7 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
 
 def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> None:
     """With BatchNorm at work, so that what the processes know of the data differs until an evaluation."""
-    out, settings = tmp_path / "two", {"train__epochs": 2, "train__save_every": 1}
+    out, settings = tmp_path / "two", {"train__epochs": 1, "train__warmup": 0, "train__save_every": 1}
     kill_in_epoch(lambda: Pair(command(photos, out, **settings), tmp_path), out, signal.SIGINT, epoch=0).finish(130)
     assert not state(out)["done"]
     Pair(command(photos, out, "--resume", **settings), tmp_path).finish()

@@ -68,6 +68,7 @@ class Criterion(nn.Module):
         return self.objective.normalise
 
     def normalised(self, embeddings: Tensor) -> Tensor:
+        """Embeddings as the method compares them."""
         return NORMALISATIONS[self.normalise](embeddings)
 
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
@@ -173,6 +174,7 @@ class Criterion(nn.Module):
         return groups
 
     def row_tables(self) -> list[RowTable]:
+        """The tables that step themselves in `commit`."""
         return [module for module in self.modules() if isinstance(module, RowTable)]
 
     def get_extra_state(self) -> Tensor:

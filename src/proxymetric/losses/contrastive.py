@@ -45,6 +45,8 @@ class MarginContrastive:
     both sums by the number of all pairs (CCP, Algorithm 1).
     positive_margin, margin: CUB (0, 0.3841), Cars (0.2652, 0.5409), In-Shop and SOP (0.2858, 0.5130).
 
+    Relations: `Contrastive` works on cosines and pulls every positive; `Triplet` asks for an order, not for distances.
+
     >>> import torch
     >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
     >>> MarginContrastive()(torch.eye(2), torch.tensor([1, 1]), refs)

@@ -21,6 +21,8 @@ class CosFace:
 
     scale: > 0, 64 for faces. margin: >= 0, 0.35 in the paper; 0 is the normalised softmax (Zhai & Wu 2019).
 
+    Relations: `ProxyNCAPlusPlus` is this without a margin; `SoftTriple` is this with several centres per class.
+
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
     >>> CosFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
     tensor(0.3133)
@@ -43,6 +45,8 @@ class ArcFace:
     passes pi the line ``s - margin sin(margin)`` goes on, so that it stays monotonic.
 
     scale: > 0, 64 for faces. margin: radians in [0, pi), 0.5 in the paper. Needs one reference per class.
+
+    Relations: its margin is the same angle everywhere, that of `CosFace` shrinks as an angle near 0 or pi.
 
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
     >>> ArcFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)

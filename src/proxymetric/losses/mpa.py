@@ -20,7 +20,8 @@ class MPA:
     + 1/|C-| sum_{c in C-} log(1 + sum_{i not in c} exp(scale (S_ic + margin)))``
 
     S is the class similarity (`Similarity`), C+ the classes with a sample in the batch, C- those with a sample of
-    another class in it. scale: 32 by analogy with Proxy-Anchor (the paper names none). margin: 0.1.
+    another class in it. of_class: how K proxies make one similarity. scale: 32 by analogy with Proxy-Anchor (the paper
+    names none). margin: 0.1.
 
     Relations: with K = 1 it is `ProxyAnchor`. `MPADW` and `MPAAP` sum per sample.
 
@@ -50,7 +51,9 @@ class MPADW:
 
     ``1/B sum_i [ log(1 + exp(-scale (S_iy - margin))) + log(1 + sum_{c != y} exp(scale (S_ic + margin))) ]``
 
-    scale: 32. margin: 0.1. Choose it over `MPA` for small batches, where few samples share a class.
+    of_class: how K proxies make one similarity. scale: 32. margin: 0.1.
+
+    Relations: choose it over `MPA` for small batches, where few samples share a class.
 
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
     >>> MPADW(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
@@ -76,8 +79,10 @@ class MPAAP:
 
     ``1/B sum_i log(1 + exp(scale (margin - S_iy)) + sum_{c != y} exp(scale (S_ic + margin)))``
 
-    scale: 32. margin: 0.1. Relations: `MPADW` keeps the two logarithms apart; here a sample's hardest pair, whichever
-    kind it is, takes most of the gradient.
+    of_class: how K proxies make one similarity. scale: 32. margin: 0.1.
+
+    Relations: `MPADW` keeps the two logarithms apart; here a sample's hardest pair, whichever kind it is, takes most of
+    the gradient.
 
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
     >>> MPAAP(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)

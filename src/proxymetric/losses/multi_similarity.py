@@ -24,6 +24,8 @@ class MultiSimilarity:
     alpha, beta, base: (2, 40, 0.5) on CUB and SOP, (14.35, 75.83, 0.66) on Cars, (8.49, 57.38, 0.41) on In-Shop in
     CCP's study. epsilon: 0.1, None turns the mining off.
 
+    Relations: `ProxyAnchor` is this structure with proxies in the place of the other samples, turned round.
+
     >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
     >>> MultiSimilarity()(torch.eye(2)[:1], torch.tensor([1]), refs)
     tensor(1.1566)

@@ -19,7 +19,8 @@ class SoftTriple:
     ``-1/B sum_i log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )``,
     S the soft class similarity (`Similarity`). The spread of the centres is a term of its own: `Spread`.
 
-    scale: 20 (lambda in the paper). margin: 0.01. reduction: "mean" over the batch, or the paper's "sum".
+    of_class: how K centres make one similarity. scale: 20 (lambda in the paper). margin: 0.01. reduction: "mean" over
+    the batch, or the paper's "sum".
 
     Relations: `MPAAP` has the same structure with a margin on both sides and a 1 in the logarithm, so its gradient does
     not die when own and other similarities are both high.

@@ -19,6 +19,8 @@ class Spread:
 
     tau: >= 0, 0.2 in both papers.
 
+    Relations: a term beside `SoftTriple` and the MPA family, for a class that needs fewer than K proxies.
+
     >>> refs = References(torch.eye(2), torch.tensor([0, 0]), per_class=2)
     >>> Spread(tau=1.0)(refs)
     tensor(0.7071)

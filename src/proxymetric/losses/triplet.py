@@ -21,6 +21,8 @@ class Triplet:
 
     margin: > 0 on Euclidean distances; CUB 0.0961, Cars 0.1190, In-Shop and SOP 0.0451 in CCP's study.
 
+    Relations: `MultiSimilarity` weighs the same pairs softly; `ProxyNCA` replaces the samples compared with by proxies.
+
     >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
     >>> Triplet(margin=0.1)(torch.eye(2)[:1], torch.tensor([1]), refs)
     tensor(1.5142)

@@ -62,6 +62,7 @@ class RowTable(nn.Module):
         return [rows for _, rows in self._taken]
 
     def discard(self) -> None:
+        """Forget the rows handed out: the step is not taken."""
         self._taken.clear()
 
     @torch.no_grad()

@@ -2,5 +2,6 @@
 
 from proxymetric.training.run import Run, train
 from proxymetric.training.trainer import Interrupted, Trainer
+from proxymetric.training.watch import Silent
 
-__all__ = ["Interrupted", "Run", "Trainer", "train"]
+__all__ = ["Interrupted", "Run", "Silent", "Trainer", "train"]

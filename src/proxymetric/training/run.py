@@ -85,7 +85,8 @@ def train(
     data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits". recipe: a TOML
     file. The other names are short for keys of the recipe (`proxymetric.recipe`) and win over the file; `settings`
     reaches every key: `{"loss.margin": 0.2}`. out: the run's folder, `runs/<data>-<method>` by default. resume: go on
-    with the run in that folder. overwrite: start anew there. watcher: who is told how it goes.
+    with the run in that folder. overwrite: start anew there. watcher: who is told how it goes; None draws a progress
+    bar in the terminal, `training.Silent()` says nothing.
 
     >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
     >>> run.scores["R@1"]                                                       # doctest: +SKIP
@@ -107,10 +108,19 @@ def train(
         checked = recipes.check(raw)
         if before is not None:
             folders.same_recipe(checked, before, folder)
-        told = watcher if watcher is not None and world.first else Silent()
+        told = (watcher or _terminal()) if world.first else Silent()
         if resume and before is None:
             told.say(f"there is no run in {folder} to go on with: starting one")
-        return _Sitting(checked, folder, told, before, overwrite, world).run()
+        try:
+            return _Sitting(checked, folder, told, before, overwrite, world).run()
+        finally:
+            told.close()
+
+
+def _terminal() -> Watcher:
+    from proxymetric.progress import Terminal
+
+    return Terminal()
 
 
 class _Sitting:

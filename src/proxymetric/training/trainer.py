@@ -153,10 +153,9 @@ class Trainer:
     def _step(self, micro: list[Batch]) -> float | None:
         """One optimiser step over the micro-batches; None where it had to be skipped."""
         self.step += 1
-        if self.world.size == 1:
-            micro = [batch for batch in micro if len(batch.labels)]
-            if not micro:  # not one of the images could be read
-                return None
+        micro = [batch for batch in micro if self.world.any(len(batch.labels) > 0)]
+        if not micro:  # not one of the images could be read
+            return None
         self.optimizer.zero_grad(set_to_none=True)
         _copy(self._before, self._statistics)
         total = 0.0
