@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -18,7 +19,8 @@ class Terminal:
     """Draws the run's progress; where the output is no terminal, one line now and then instead of a bar."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        # Of several processes that train together the first one speaks.
+        self.console = console or Console(quiet=os.environ.get("RANK", "0") != "0")
         self.live = self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}"),

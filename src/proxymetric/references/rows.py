@@ -81,8 +81,7 @@ class RowTable(nn.Module):
         rows = self.values[index]
         steps = self.steps[index] + 1
         if self.optimizer == "sgd":
-            first = grad = grad + self.weight_decay * rows
-            average = self.momentum * self.average[index] + first
+            average = self.momentum * self.average[index] + grad + self.weight_decay * rows
             rows -= lr * average
         else:
             mean, spread = self.betas
@@ -90,8 +89,9 @@ class RowTable(nn.Module):
             rows *= 1 - lr * self.weight_decay
             average = mean * self.average[index] + (1 - mean) * grad
             square = spread * self.square[index] + (1 - spread) * grad.square()
-            unbias = (1 - mean**steps).view(shape), (1 - spread**steps).view(shape)
-            rows -= lr * (average / unbias[0]) / ((square / unbias[1]).sqrt() + self.eps)
+            # In float64: 1 - 0.999^1 keeps only four digits in float32.
+            first, second = (1 - decay ** steps.double().view(shape) for decay in (mean, spread))
+            rows -= lr * (average / first.to(rows)) / ((square / second.to(rows)).sqrt() + self.eps)
             self.square[index] = square
         self.values[index] = rows
         self.average[index] = average
