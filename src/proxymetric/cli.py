@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,8 @@ def _embedded(
 
 def main() -> None:
     """Run the command line; a person's mistake is one sentence and exit code 1."""
+    # Threads that spin while they wait are several times slower as soon as anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except (ValueError, OSError) as error:
