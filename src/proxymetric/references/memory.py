@@ -17,7 +17,7 @@ class Memory(Source):
     can be compared with many more samples than fit into it. The batch itself is not in it: it enters in `commit`.
 
     size: embeddings kept, > 0; oldest out first. dim: D. start: commits before it begins to fill and to be used, since
-    a young encoder drifts fast (the paper: 1,000). normalise: how embeddings are kept, as the objective normalises them.
+    a young encoder drifts fast (the paper: 1,000). normalise: how embeddings are kept, as the objective does it.
 
     >>> source = Memory(size=4, dim=2)
     >>> source.remember(torch.eye(2), torch.tensor([0, 1])); source.remember(-torch.eye(2), torch.tensor([2, 3]))
