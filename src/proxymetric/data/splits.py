@@ -1,7 +1,8 @@
-"""Class-disjoint splits: what is measured is always measured on classes that were not trained on."""
+"""Class-disjoint splits: what is measured is measured on classes that were not trained on (MNIST's own test aside)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from proxymetric.data.images import ImageSet
 
 
 class Split(NamedTuple):
-    """Three image sets that share no class."""
+    """Three image sets that share no class, except MNIST's own test, which has all the classes."""
 
     train: ImageSet
     validation: ImageSet | None
@@ -23,9 +24,12 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     Arguments:
         validation: fraction of the training classes that are held out, drawn by `seed`; 0 for none. At least two
             classes are held out, since among the images of one class everything is right.
-        test: "auto" takes the set's own test classes (the second half of CUB and Cars, the fixed half of glyphs and
-            digits; none for people's own folders); a fraction in (0, 1) takes that part of the classes, at least two,
-            the same ones whatever the seed; "none" keeps all classes for training.
+        test: "auto" takes the test of the set itself: the second half of CUB and Cars, the fixed half of glyphs and
+            digits, the classes that SOP, In-Shop (with its gallery), iNaturalist and Omniglot keep apart; for MNIST
+            the official test IMAGES, of all ten digits, so that this one test is not of unseen classes; none for
+            people's own folders. A fraction in (0, 1) takes that part of the classes, at least two, the same ones
+            whatever the seed; "none" keeps all classes for training. Both leave official test images and galleries
+            out of account: all images of a class stay together.
         seed: of the validation classes.
 
     Classes with a single image are never held out: a query needs something to find.
@@ -35,7 +39,11 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
     [6, 2, 2]
     """
-    total = len(images.classes)
+    if test != "auto":
+        images = replace(images, test_images=None, gallery=None)
+    whole, total = images, len(images.classes)
+    if images.test_images is not None:
+        images = images.subset(~images.test_images)
     counts = np.bincount(images.labels, minlength=total)
     if not 0 <= validation < 1:
         raise ValueError(f"validation must be a fraction of the training classes, in [0, 1), got {validation}")
@@ -63,10 +71,14 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
             f"leaves {len(train_ids)} for training; at least 2 are needed: "
             "give more classes, or validation=0, or test='none'"
         )
+    if whole.test_images is not None:
+        tested: ImageSet | None = whole.subset(whole.test_images)
+    else:
+        tested = images.of_classes(test_ids) if len(test_ids) else None
     return Split(
         images.of_classes(train_ids),
         images.of_classes(validation_ids) if len(validation_ids) else None,
-        images.of_classes(test_ids) if len(test_ids) else None,
+        tested,
     )
 
 
