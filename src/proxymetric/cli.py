@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from proxymetric import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from proxymetric.data import ImageSet
+    from proxymetric.learner import Model
+    from proxymetric.progress import Terminal
+    from proxymetric.search import Index
+
+
+def _example(*lines: str) -> str:
+    """The foot of a help page: commands that are not broken at hyphens."""
+    return "\b\n" + "\n".join(("Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
+
 
 app = typer.Typer(
     name="proxymetric",
     help="Learn an embedding from labelled images, to find things of classes it has never seen by similarity.",
+    epilog=_example(
+        "proxymetric train --data PHOTOS --out runs/photos    (PHOTOS/<class>/*.jpg)",
+        "proxymetric query runs/photos PHOTOS unknown.jpg",
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -24,11 +45,30 @@ Data = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `train --out` wrote it.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:0.")]
-Which = Annotated[str, typer.Option(help="best, last or chosen (see pm.load).")]
+Which = Annotated[str, typer.Option(help="best; last; or chosen, the best before a refit.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
 
 
 @app.command(
-    epilog="Example: proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor --set loss.margin=0.2"
+    short_help="Train on labelled images and measure on unseen classes.",
+    epilog=_example(
+        "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
+        "proxymetric train --data PHOTOS --frozen --set loss.margin=0.2 --set train.patience=5",
+    ),
 )
 def train(
     data: Data = None,
@@ -45,7 +85,7 @@ def train(
     dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the encoder; proxies have 100 times that.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a run repeatable.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Decoded images: none, memory or device.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")] = None,
     device: Device = None,
     frozen: Annotated[
         bool | None,
@@ -56,7 +96,8 @@ def train(
         typer.Option("--refit/--no-refit", help="Then train on all classes for the chosen number of epochs."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")] = False,
@@ -78,157 +119,165 @@ def train(
         raise typer.Exit(130) from None
     finally:
         terminal.close()
-    where = "on classes never seen in training, %"
-    terminal.console.print(score_table(where, run.result["rows"]))
+    if any(run.result["rows"].values()):
+        terminal.console.print(score_table("on classes never seen in training, %", run.result["rows"]))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
 
 
-@app.command(epilog="Example: proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,nDCG@8")
+@app.command(epilog=_example("proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,nDCG@8"))
 def evaluate(
     run: RunFolder,
-    data: Data = None,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="As for train; by default what the run was trained on.")
+    ] = None,
     metrics: Annotated[str, typer.Option(help="Comma-separated: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K.")] = (
         "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8"
     ),
     layout: Annotated[str, typer.Option(help="auto, folder, csv, cub or cars.")] = "auto",
-    split: Annotated[str, typer.Option(help="Which classes: all, test or train.")] = "all",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Which classes: all, or the run's own test, validation or train classes; "
+            "auto: those it has not been trained on."
+        ),
+    ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
     which: Which = "best",
     device: Device = None,
 ) -> None:
     """Measure a trained model on labelled images."""
     from proxymetric import metrics as scoring
-    from proxymetric.data import open_data
-    from proxymetric.data import split as class_split
     from proxymetric.learner import embedded, load
     from proxymetric.progress import Terminal, score_table
+    from proxymetric.training.unseen import evaluation_set
 
-    if data is None:
-        raise ValueError("data: say which images to measure on: --data FOLDER")
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
-    model, images = load(run, which, device), open_data(data, layout)
-    if split not in ("all", "test", "train"):
-        raise ValueError(f"split: got {split!r}, wanted all, test or train")
-    if split != "all":
-        chosen = getattr(class_split(images, validation=0.0), split)
-        if chosen is None:
-            raise ValueError(f"split: {images.name} has no test classes of its own; wanted --split all")
-        images = chosen
+    images, words = evaluation_set(run, data, layout, split)
+    model = load(run, which, device)
     terminal = Terminal()
-    vectors, kept = model.embed(images, errors="skip", progress=lambda i, n: terminal.work("embedding", i, n))
-    _report_unreadable(terminal, images, kept)
+    vectors, kept = _embedded(model, images, images.title, terminal)
     labels = embedded(images.labels, kept)
     rows = {str(run): scoring.evaluate(vectors, labels, names, distance=distance)}
-    title = f"{len(kept)} images of {len(images.classes)} classes, %"
+    title = f"{len(kept)} images of {len(set(labels.tolist()))} classes{f' ({words})' if words else ''}, %"
     terminal.console.print(score_table(title, rows, names))
     alone = scoring.left_out(labels)
     if alone:
         terminal.say(f"{alone} images are alone in their class and were not used as queries")
 
 
-@app.command(epilog="Example: proxymetric embed runs/birds PHOTOS --out photos.safetensors")
+@app.command(epilog=_example("proxymetric embed runs/birds PHOTOS --out photos.safetensors"))
 def embed(
     run: RunFolder,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of images, searched below.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of images, searched at any depth.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; DIR.safetensors by default.")] = None,
     which: Which = "best",
     device: Device = None,
 ) -> None:
-    """Embed all images below a folder: writes vectors (safetensors) and the list of files beside them (JSON)."""
+    """Embed all images of a folder into one file (safetensors).
+
+    It holds `vectors` (N, dim) and in its header the N files, as JSON under `names`; `query` searches it.
+    """
+    from proxymetric.learner import load
     from proxymetric.progress import Terminal
 
     terminal = Terminal()
-    vectors, files = _embedded_folder(run, folder, which, device, terminal)
+    index = _indexed(load(run, which, device), folder, terminal)
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
-    from proxymetric.search import Index
-
-    Index(vectors, files).save(target)
-    terminal.say(f"{len(files)} vectors of {vectors.shape[1]} dimensions in {target}")
+    index.save(target)
+    terminal.say(f"{len(index)} vectors of {index.vectors.shape[1]} dimensions in {target}")
 
 
-@app.command(epilog="Example: proxymetric query runs/birds PHOTOS unknown.jpg -k 5")
+@app.command(
+    epilog=_example(
+        "proxymetric query runs/birds PHOTOS unknown.jpg -k 5",
+        "proxymetric query runs/birds photos.safetensors one.jpg two.jpg",
+    )
+)
 def query(
     run: RunFolder,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of images to search, or a file that embed wrote.")
     ],
-    image: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="What to look for.")],
+    image: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="What to look for.")],
     k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 8,
     which: Which = "best",
     device: Device = None,
 ) -> None:
     """Find the images of a folder that are most like a given one."""
-    from rich.table import Table
-
     from proxymetric.learner import load
-    from proxymetric.progress import Terminal
+    from proxymetric.progress import Terminal, hits_table
     from proxymetric.search import Index
 
+    if k < 1:
+        raise ValueError(f"k: got {k}, wanted at least 1")
     terminal = Terminal()
     model = load(run, which, device)
     wanted = model.embed(image)
     if folder.is_file():
         index = Index.load(folder)
+        if index.model != model.fingerprint():
+            raise ValueError(f"{folder} was made by another model than {run} ({which}); embed the images again")
     else:
-        index = Index(*_embedded_folder(run, folder, which, device, terminal, model))
-    for picture, found in zip(image, index.search(wanted, k, without=[str(p) for p in image]), strict=True):
-        table = Table(title=f"most like {picture}", title_justify="left")
-        for name in ("", "similarity", "file"):
-            table.add_column(name, justify="left" if name == "file" else "right")
-        for place, (file, score) in enumerate(found, 1):
-            table.add_row(str(place), f"{score:.3f}", file)
-        terminal.console.print(table)
+        index = _indexed(model, folder, terminal)
+    for picture, found in zip(image, index.search(wanted, k, own=[str(p) for p in image]), strict=True):
+        terminal.console.print(hits_table(f"most like {picture}", found))
 
 
-@app.command(epilog="Example: proxymetric methods mpa-ap")
+@app.command(
+    short_help="List the methods: paper, and when to choose which.",
+    epilog=_example("proxymetric methods mpa-ap"),
+)
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method: its arguments and defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method: its arguments and defaults.")] = None,
 ) -> None:
     """The catalogue: what can be trained, whose it is and when to choose it."""
-    from rich.console import Console
-    from rich.table import Table
+    from proxymetric.papers import CATALOGUE, lookup
+    from proxymetric.papers import options as arguments
+    from proxymetric.progress import Terminal, catalogue_table
 
-    from proxymetric.papers import CATALOGUE, lookup, options
-
-    console = Console()
-    if name is not None:
-        row = lookup(name)
-        console.print(f"{name}: {(row.__doc__ or '').strip()}", highlight=False, markup=False)
-        console.print(f"paper: {row.about.paper}\nchoose: {row.about.choose}", highlight=False, markup=False)
-        for key, parameter in options(name).items():
-            console.print(f"  --set loss.{key}={parameter.default}", highlight=False, markup=False)
+    terminal = Terminal()
+    if name is None:
+        terminal.console.print(catalogue_table({key: row.about for key, row in CATALOGUE.items()}))
+        terminal.say("\nproxymetric methods NAME shows the arguments of one")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("method", "paper", "choose it"):
-        table.add_column(heading, no_wrap=heading == "method")
-    for key, row in CATALOGUE.items():
-        table.add_row(key, row.about.paper.split(",")[0], row.about.choose)
-    console.print(table)
+    row = lookup(name)
+    first, *rest = (row.__doc__ or "").strip().splitlines()
+    terminal.say(f"{name}: {first}")
+    for line in rest:
+        terminal.say(line.strip())
+    terminal.say(f"\npaper: {row.about.paper}\nchoose it: {row.about.choose}\n\narguments with their defaults:")
+    for key, parameter in arguments(name).items():
+        terminal.say(f"  --set loss.{key}={parameter.default}")
 
 
-def _embedded_folder(
-    run: Path, folder: Path, which: str, device: str | None, terminal: Any, model: Any = None
-) -> tuple[Any, list[str]]:
-    from proxymetric.data.folders import image_files
-    from proxymetric.learner import load
+def _indexed(model: Model, folder: Path, terminal: Terminal) -> Index:
+    from proxymetric.data.folders import ENDINGS, image_files
+    from proxymetric.search import Index
 
     if not folder.is_dir():
         raise ValueError(f"DIR: there is no folder {folder}")
     files = image_files(folder)
     if not files:
-        raise ValueError(f"DIR: there are no images below {folder} (jpg, png, webp, bmp, gif, tif)")
-    model = load(run, which, device) if model is None else model
-    vectors, kept = model.embed(files, errors="skip", progress=lambda i, n: terminal.work("embedding", i, n))
-    if len(kept) < len(files):
-        terminal.say(f"{len(files) - len(kept)} files cannot be read as images and were left out")
-    return vectors, [str(files[i]) for i in kept]
+        raise ValueError(f"DIR: there are no images in {folder} ({', '.join(ENDINGS)})")
+    vectors, kept = _embedded(model, files, lambda i: str(files[i]), terminal)
+    return Index(vectors, [str(files[i]) for i in kept], model.fingerprint())
 
 
-def _report_unreadable(terminal: Any, images: Any, kept: list[int]) -> None:
-    for i in sorted(set(range(len(images))) - set(kept))[:10]:
-        terminal.say(f"left out, cannot be read: {images.title(i)}")
+def _embedded(
+    model: Model, images: ImageSet | list[Path], title: Callable[[int], str], terminal: Terminal
+) -> tuple[Tensor, list[int]]:
+    """Vectors of all images that can be read, with their indices; the others are named."""
+    vectors, kept = model.embed(images, errors="skip", progress=lambda i, n: terminal.work("embedding", i, n))
+    left = sorted(set(range(len(images))) - set(kept))
+    for i in left[:10]:
+        terminal.say(f"left out, cannot be read: {title(i)}")
+    if len(left) > 10:
+        terminal.say(f"... and {len(left) - 10} more")
+    if not kept:
+        raise ValueError(f"not one of the {len(images)} images can be read")
+    return vectors, kept
 
 
 def main() -> None:
@@ -237,6 +286,11 @@ def main() -> None:
         app()
     except (ValueError, OSError) as error:
         typer.echo(f"proxymetric: {error}", err=True)
+        sys.exit(1)
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory")):
+            raise
+        typer.echo("proxymetric: not enough memory; smaller --batch or --size need less", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("proxymetric: stopped", err=True)

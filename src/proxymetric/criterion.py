@@ -195,7 +195,7 @@ class Criterion(nn.Module):
             warnings.warn(
                 f"{self.name}: parameters moved since the last forward pass but commit() was not called; "
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
-                stacklevel=4,
+                stacklevel=5,  # over forward and the two calls of nn.Module, at the line of the loop
             )
         self._versions = versions
 

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NotSaved(OSError):
+    """A file could not be written; what was there before is as it was."""
+
+
+def full(error: BaseException) -> bool:
+    """Whether writing failed for want of room: a full disk, a quota, a limit on the size of files."""
+    signs = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
+    lacking = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    return getattr(error, "errno", None) in lacking or any(sign in str(error) for sign in signs)
 
 
 @contextlib.contextmanager
@@ -22,15 +37,34 @@ def replacing(path: str | Path) -> Iterator[Path]:
     'whole'
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, mode)  # safetensors makes files that only their owner can read
         os.replace(temporary, path)
+    except OSError as error:
+        why = "the disk is full, or a limit on the size of files is reached" if full(error) else error.strerror or error
+        kept = "what was there before is untouched" if path.is_file() else "there is no earlier one"
+        raise NotSaved(f"could not save {path}: {why}; {kept}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """A safetensors file; what its library cannot write is an OSError like any other."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, str(path), header)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -39,4 +73,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, it is not valid JSON: {error}") from None

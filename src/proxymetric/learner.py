@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -38,17 +39,46 @@ class Learner(nn.Module):
         criterion.bind(encoder)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        embeddings = self.encoder.head(images) if self.frozen else self.encoder(images)
-        if self.world > 1:
-            embeddings, labels, images = (gathered(part) for part in (embeddings, labels, images))
-        return self.criterion(embeddings, labels, images=images)
+        encode = self.encoder.head if self.frozen else self.encoder
+        if self.world == 1:
+            return self.criterion(encode(images), labels, images=images)
+        if len(images):
+            embeddings = encode(images)
+        else:
+            # None of this process's images could be read; the others still wait for its part of the gradients.
+            training = encode.training
+            embeddings = encode.eval()(images.new_zeros((1, *images.shape[1:])))[:0]
+            encode.train(training)
+        counts = counted(len(images), images.device)
+        needed = gathered(images, counts) if "images" in self.criterion.needs else None
+        return self.criterion(gathered(embeddings, counts), gathered(labels, counts), images=needed)
 
 
-def gathered(part: Tensor) -> Tensor:
-    """The rows of all processes in the order of their ranks; gradients flow back to where the rows came from."""
-    from torch.distributed.nn.functional import all_gather
+def counted(rows: int, device: torch.device) -> list[int]:
+    """How many rows each process has: fewer than the others where images could not be read."""
+    counts = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int64, device=device)
+    counts[torch.distributed.get_rank()] = rows
+    torch.distributed.all_reduce(counts)
+    return counts.tolist()
 
-    return torch.cat(list(all_gather(part.contiguous())))
+
+def gathered(part: Tensor, counts: list[int]) -> Tensor:
+    """The rows of all processes in the order of their ranks; gradients flow to this process's own rows.
+
+    All processes compute the same loss from what is gathered, and their gradients are averaged afterwards: what only
+    one of them can know, the gradient through its own rows, is therefore multiplied by their number.
+    """
+    longest, world = max(counts), len(counts)
+    padded = part.new_zeros((longest, *part.shape[1:]))
+    padded[: len(part)] = part.detach()
+    found = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(found, padded)
+    parts = [rows[:count] for rows, count in zip(found, counts, strict=True)]
+    if part.requires_grad:
+        own = part.view_as(part)
+        own.register_hook(lambda grad: grad * world)
+        parts[torch.distributed.get_rank()] = own
+    return torch.cat(parts)
 
 
 class Model:
@@ -73,6 +103,14 @@ class Model:
     def dim(self) -> int:
         return self.encoder.dim
 
+    def fingerprint(self) -> str:
+        """sha256 of all that makes its vectors what they are: weights, normalisation, view."""
+        digest = hashlib.sha256(repr((self.normalise, vars(self.view))).encode())
+        for name, value in self.encoder.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
     @property
     def device(self) -> torch.device:
         return next(self.encoder.parameters()).device
@@ -94,7 +132,7 @@ class Model:
     @torch.inference_mode()
     def embed(
         self,
-        images: Sequence[str | Path | Image.Image] | Tensor | ImageSet,
+        images: Iterable[str | Path | Image.Image] | Tensor | ImageSet,
         *,
         batch: int = 64,
         errors: str = "raise",
@@ -108,8 +146,14 @@ class Model:
         """
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors: got {errors!r}, wanted 'raise' or 'skip'")
-        if isinstance(images, str | Path) or getattr(images, "mode", None) is not None:
+        if batch < 1:
+            raise ValueError(f"batch: got {batch}, wanted at least 1")
+        if isinstance(images, str | Path) or hasattr(images, "convert"):
             raise ValueError("images: got a single one, wanted a list of paths or images: embed([image])")
+        if isinstance(images, Tensor):
+            _check_pixels(images)
+        elif not isinstance(images, Sized):
+            images = list(images)  # a generator of paths, say
         total = len(images)
         vectors, kept = [torch.empty(0, self.dim)], []
         for start in range(0, total, batch):
@@ -130,20 +174,34 @@ class Model:
     def _read(self, images: Any, rows: range, errors: str) -> tuple[Tensor, list[int]]:
         if isinstance(images, Tensor):
             return images[rows.start : rows.stop], list(rows)
-        from proxymetric.data import BadImage, read_image
+        from proxymetric.data import BadImage, upright
 
         pixels, good = [], []
         for i in rows:
             try:
-                image = images.read(i) if hasattr(images, "read") else images[i]
-                if isinstance(image, str | Path):
-                    image = read_image(image)
-                pixels.append(self.view(image.convert("RGB")))
+                pixels.append(
+                    self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
+                )
                 good.append(i)
             except BadImage:
                 if errors == "raise":
                     raise
         return torch.stack(pixels) if pixels else torch.empty(0), good
+
+
+def described(run: str | Path) -> dict[str, Any]:
+    """What `run.json` says of a run."""
+    run = Path(run)
+    if not (run / "run.json").is_file():
+        found = [*run.glob("*/run.json"), *run.parent.glob("*/run.json")]
+        near = sorted(str(path.parent) for path in found)[:5]
+        hint = f"; there are runs at {', '.join(near)}" if near else ""
+        raise ValueError(f"run: {run} holds no run (no run.json){hint}")
+    about = read_json(run / "run.json")
+    lacking = {"recipe", "encoder", "normalise", "view", "classes", "data"} - set(about)
+    if lacking:
+        raise ValueError(f"{run / 'run.json'} is not as `train` wrote it: it lacks {', '.join(sorted(lacking))}")
+    return about
 
 
 def load(
@@ -156,34 +214,45 @@ def load(
 
     run: the folder that `train` wrote. which: "best" (the epoch that the held-out classes chose; the refitted model
     where the run was refitted), "last", "chosen" (the best of the first training, refitted or not).
-    device: where it computes; None: a GPU if there is one. weights: a safetensors file to take the backbone's weights
-    from instead of the run's own.
+    device: where it computes; None or "auto": a GPU if there is one. weights: a safetensors file to take the
+    backbone's weights from instead of the run's own.
     """
     from proxymetric.encoders import build, load_weights
     from proxymetric.training.checkpoint import Checkpoint
+    from proxymetric.training.world import pick_device
 
+    place = pick_device(str(device or "auto"))
     run = Path(run)
-    if not (run / "run.json").is_file():
-        near = sorted(str(path.parent) for path in run.parent.glob("*/run.json"))[:5] if run.parent.is_dir() else []
-        hint = f"; there are runs at {', '.join(near)}" if near else ""
-        raise ValueError(f"run: {run} holds no run (no run.json){hint}")
+    about = described(run)
     files = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
     if which not in files:
         raise ValueError(f"which: got {which!r}, wanted 'best', 'last' or 'chosen'")
     if which != "chosen" and (run / "refit" / "result.json").is_file():
         run, which = run / "refit", "last"
-    about = read_json(run / "run.json")
+        about = described(run)
     file = run / files[which]
     if not file.is_file() and which == "best":
         file = run / files["last"]
     if not file.is_file():
         raise ValueError(f"run: {run} has no checkpoint yet (no {files[which]})")
-    encoder = build(**about["encoder"])
+    try:
+        encoder = build(**about["encoder"])
+    except TypeError as error:
+        raise ValueError(f"{run / 'run.json'} is not as `train` wrote it: {error}") from None
     Checkpoint.read(file).load_into(encoder, "encoder.", what=f"the encoder of {run} ({about['encoder']['backbone']})")
     if weights is not None:
         load_weights(encoder, weights)
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Model(encoder.to(place), normalise=about["normalise"], classes=about["classes"], view=about["view"])
+
+
+def _check_pixels(images: Tensor) -> None:
+    """Refuse a tensor that is no batch of images as the encoder wants them: it normalises them itself."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"images: got a tensor of shape {tuple(images.shape)}, wanted (N, 3, H, W)")
+    if images.is_floating_point() and len(images):
+        low, high = images.min().item(), images.max().item()
+        if not -0.25 <= low <= high <= 1.25:  # resizing may overshoot a little
+            raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, wanted them in [0, 1], or uint8")
 
 
 def embedded(labels: Sequence[int] | np.ndarray, kept: Sequence[int]) -> Tensor:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from proxymetric.training.watch import Tick
@@ -22,9 +22,8 @@ class Terminal:
         self.live = self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
             TextColumn("{task.fields[facts]}"),
             console=self.console,
             transient=True,
@@ -34,7 +33,7 @@ class Terminal:
         self._said = time.monotonic()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.live)
 
     def work(self, what: str, done: int, total: int) -> None:
         self._bar(what, done, total, "")
@@ -59,7 +58,7 @@ class Terminal:
             # A log file gets a line every half minute, not a thousand bars.
             if time.monotonic() - self._said > 30:
                 self._said = time.monotonic()
-                self.say(f"{what}: {done} of {total} {facts}")
+                self.say(f"{what}: {done} of {total}{', ' if facts else ''}{facts}")
             return
         kind = what.split(" ")[0]
         if self._task is None or kind != self._name:
@@ -101,14 +100,41 @@ def score_table(title: str, rows: dict[str, dict[str, float]], shown: tuple[str,
     return table
 
 
+def hits_table(title: str, found: list[tuple[str, float]]) -> Table:
+    """The results of one query; file names are never cut."""
+    table = Table(title=title, title_justify="left")
+    for name in ("", "similarity", "file"):
+        table.add_column(name, justify="left" if name == "file" else "right", overflow="fold")
+    for place, (file, score) in enumerate(found, 1):
+        table.add_row(str(place), f"{score:.3f}", file)
+    return table
+
+
+def catalogue_table(rows: dict[str, Any]) -> Table:
+    """Methods by name: whose they are and when to choose them."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("method", "paper", "choose it"):
+        table.add_column(heading, no_wrap=heading == "method")
+    for name, about in rows.items():
+        table.add_row(name, about.paper.split(",")[0], about.choose)
+    return table
+
+
 def result_lines(result: dict[str, Any]) -> str:
     """What to print under the table."""
-    where = {"test": "test classes", "validation": "held-out classes"}.get(result["evaluated_on"] or "", "")
-    lines = [f"epoch {result['chosen_epoch']} of {result['epochs']} chosen by {result['chosen_by']}; scores on {where}"]
+    counts = result["data"].get(result["evaluated_on"], {})
+    of = f"{counts.get('images', 0)} images of {counts.get('classes', 0)}"
+    where = {
+        "test": f"scores on {of} test classes",
+        "validation": f"scores on the {of} held-out classes that chose it",
+        None: "no classes were held out, so there are no scores; `proxymetric evaluate` measures on other images",
+    }[result["evaluated_on"]]
+    how = f"chosen by {result['chosen_by']}" if result["chosen_by"] != "last" else "is the last one"
+    lines = [f"epoch {result['chosen_epoch']} of {result['epochs']} {how}; {where}"]
     if result["skipped_steps"]:
         lines.append(f"{result['skipped_steps']} of {result['steps']} steps skipped: loss or gradient not finite")
     if result["bad_images"]:
-        lines.append(f"{len(result['bad_images'])} images could not be read and were left out (see result.json)")
+        lines.append(f"images that could not be read and were left out: {len(result['bad_images'])} (see result.json)")
     if result.get("refit"):
-        lines.append(f"refitted on all {result['refit']['classes']} classes for {result['refit']['epochs']} epochs")
+        lines.append(f"refitted on all {result['refit']['classes']} classes, epochs: {result['refit']['epochs']}")
     return "\n".join(lines)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 import tomllib
 import types
 import typing
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 TABLES = ("data", "view", "encoder", "loss", "train")
+CACHES = ("auto", "none", "memory", "device")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class DataOptions:
     test: str | float = "auto"
     cache: str = "auto"
     workers: int = -1
+
+    def __post_init__(self) -> None:
+        if self.cache not in CACHES:
+            raise ValueError(f"data.cache: got {self.cache!r}{_nearest(self.cache, CACHES)}")
+        if self.workers < -1:
+            raise ValueError(f"data.workers: got {self.workers}, wanted a number of processes, or -1 to leave it to us")
 
 
 @dataclass(frozen=True)
@@ -94,9 +102,20 @@ class TrainOptions:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "evaluate_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name}: got {getattr(self, name)}, wanted at least 1")
+        counts = ("epochs", "batch", "accumulate", "evaluate_every", "save_every", "decay_every", "patience")
+        amounts = ("lr", "proxy_lr", "weight_decay", "warmup", "per_class")
+        for least, names in ((1, counts), (0, amounts)):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not least <= value < math.inf:
+                    raise ValueError(f"train.{name}: got {value}, wanted at least {least}")
+        for name in ("decay_by", "clip_value", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"train.{name}: got {value}, wanted more than 0")
+        for name, values in (("momentum", (self.momentum,)), ("betas", self.betas)):
+            if not all(0 <= value < 1 for value in values):
+                raise ValueError(f"train.{name}: got {getattr(self, name)}, wanted at least 0 and less than 1")
         for name, known in (
             ("optimizer", ("adamw", "adam", "sgd")),
             ("decay", ("none", "step", "cosine")),
@@ -105,7 +124,9 @@ class TrainOptions:
             if getattr(self, name) not in known:
                 raise ValueError(f"train.{name}: got {getattr(self, name)!r}, wanted one of {', '.join(known)}")
         if self.monitor not in self.metrics:
-            raise ValueError(f"train.monitor: {self.monitor!r} is not among train.metrics ({', '.join(self.metrics)})")
+            raise ValueError(
+                f"train.monitor: {self.monitor!r} is not among train.metrics{_nearest(self.monitor, self.metrics)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -151,7 +172,10 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            result[key] = {**result.get(key, {}), **value} if isinstance(value, Mapping) else value
+            before = result.get(key, {})
+            if isinstance(value, Mapping) != isinstance(before, Mapping) and before != {}:
+                raise ValueError(f"{key}: got {before!r} and {value!r}, wanted a table or a value, not both")
+            result[key] = {**before, **value} if isinstance(value, Mapping) else value
     return result
 
 
@@ -170,10 +194,7 @@ def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         pairs = {key.strip(): _value(text.strip()) for key, _, text in (text.partition("=") for text in texts)}
     for key, value in pairs.items():
         table, _, name = key.rpartition(".")
-        if table:
-            result.setdefault(table, {})[name] = value
-        else:
-            result[name] = value
+        result = merged(result, {table: {name: value}} if table else {name: value})
     return result
 
 
@@ -188,22 +209,29 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     """Check every key against the signature it stands for, and fill in the defaults."""
     from proxymetric.data.views import TrainView
     from proxymetric.encoders import build
+    from proxymetric.metrics import names
     from proxymetric.papers import lookup
 
-    known = ("method", "seed", *TABLES)
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"recipe: there is no key {key!r}{_nearest(key, known)}")
-    method = raw.get("method", "proxy-anchor")
-    tables = {name: dict(raw.get(name, {})) for name in TABLES}
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, Mapping):
-            raise ValueError(f"recipe: {name} must be a table, got {table!r}")
+            raise ValueError(f"{name}: got {table!r}, wanted a table of keys: {name}.KEY=VALUE")
+    tables: dict[str, dict[str, Any]] = {name: dict(raw.get(name, {})) for name in TABLES}
+    method = raw.get("method", "proxy-anchor")
+    if not isinstance(method, str):
+        raise ValueError(f"method: got {method!r}, wanted a name, such as 'proxy-anchor'")
+    builders: dict[str, Callable[..., Any]] = {
+        "data": DataOptions, "view": TrainView, "encoder": build, "loss": lookup(method), "train": TrainOptions
+    }  # fmt: skip
+    for key in raw:
+        if key not in ("method", "seed", *TABLES):
+            raise ValueError(f"recipe: there is no key {key!r}{_nearest_table(key, builders)}")
     seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"seed: got {seed!r}, wanted a whole number")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed: got {seed!r}, wanted a whole number of at least 0")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     small = encoder["backbone"] == "small"
+    train = complete("train", tables["train"], TrainOptions)
+    names(train["metrics"])
     return Recipe(
         method=method,
         seed=seed,
@@ -211,7 +239,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         view=complete("view", {"size": 32 if small else 224, **tables["view"]}, TrainView),
         encoder=encoder,
         loss=complete("loss", tables["loss"], lookup(method), without=("classes", "dim")),
-        train=TrainOptions(**complete("train", tables["train"], TrainOptions)),
+        train=TrainOptions(**train),
         changed={key: value for key, value in raw.items() if value not in ({}, None)},
     )
 
@@ -235,6 +263,8 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if isinstance(value, str) and value.lower() == "none" and type(None) in options:
         return None  # TOML has no word for it
+    if value is None and str in options and type(None) not in options:
+        value = "none"  # `--set train.decay=none` means the name, where nothing is no choice
     for option in options:
         kind = typing.get_origin(option) or option
         if kind is Any or (kind is type(None) and value is None):
@@ -251,11 +281,30 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
                 return value
         elif kind is Path and isinstance(value, str):
             return value
-    wanted = " or ".join(getattr(option, "__name__", str(option)).replace("NoneType", "none") for option in options)
-    raise ValueError(f"{name}: got {value!r}, wanted {wanted}")
+    raise ValueError(f"{name}: got {value!r}, wanted {' or '.join(_in_words(option) for option in options)}")
+
+
+def _in_words(hint: Any) -> str:
+    """An annotation as a person would say it.
+
+    >>> _in_words(tuple[float, float]), _in_words(int)
+    ('a list of 2 numbers', 'a whole number')
+    """
+    inner = typing.get_args(hint)
+    if inner:
+        what = {float: "numbers", int: "whole numbers", str: "names"}.get(inner[0], "values")
+        return f"a list of {what}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {what}"
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", Path: "a file"}
+    return words.get(hint, "none" if hint is type(None) else getattr(hint, "__name__", str(hint)))
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(key, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), spelled, 1, 0.5)
+    return f"; did you mean {spelled[near[0]]!r}?" if near else f"; there are {', '.join(spelled.values())}"
+
+
+def _nearest_table(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
+    """The key with the table that was forgotten, where one has such a key: `margin` is `loss.margin`."""
+    homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
+    return f"; did you mean {homes[0]!r}?" if homes else _nearest(key, ("method", "seed", *builders))

@@ -5,7 +5,7 @@ from proxymetric.data.benchmarks import BENCHMARKS
 from proxymetric.data.digits import digits
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.glyphs import glyphs
-from proxymetric.data.images import BadImage, ImageSet, read_image, singletons
+from proxymetric.data.images import BadImage, ImageSet, read_image, singletons, upright
 from proxymetric.data.sources import open_data
 from proxymetric.data.splits import Split, split
 from proxymetric.data.views import VIEWS, EvalView, TrainView, named_view
@@ -28,4 +28,5 @@ __all__ = [
     "read_image",
     "singletons",
     "split",
+    "upright",
 ]

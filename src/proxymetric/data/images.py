@@ -179,7 +179,25 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
     except (
         Exception
     ) as error:  # a damaged file makes decoders raise almost anything: OSError, SyntaxError, struct.error
-        raise BadImage(title, " ".join(str(error).split()) or type(error).__name__) from error
+        # The system's own words for a file that is not there or must not be read, without the path it adds.
+        said = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise BadImage(title, said or type(error).__name__) from error
+
+
+def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
+    """An image as people hand it over, a path or a PIL image, as `read_image` gives it; raises `BadImage`.
+
+    >>> upright(Image.new("L", (4, 2)), "images[0]").mode
+    'RGB'
+    """
+    if isinstance(image, str | Path):
+        return read_image(image)
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"{title}: got {type(image).__name__}, wanted a path or a PIL image")
+    try:
+        return as_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # one that was opened but not decoded yet
+        raise BadImage(getattr(image, "filename", "") or title, " ".join(str(error).split())) from error
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

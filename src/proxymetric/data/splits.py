@@ -60,7 +60,7 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
             raise ValueError(
                 f"validation={validation} asks for {wanted} validation classes of two images or more, but only "
                 f"{len(candidates)} of the {left} training classes have that many; "
-                "give more images, or validation=0"
+                "give more images, or hold none out: validation=0 (--set data.validation=0)"
             )
         random = np.random.default_rng([seed, left])
         validation_ids = np.sort(random.choice(candidates, wanted, replace=False))
@@ -68,8 +68,8 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     if len(train_ids) < 2:
         raise ValueError(
             f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
-            f"leaves {len(train_ids)} for training; at least 2 are needed: "
-            "give more classes, or validation=0, or test='none'"
+            f"leaves {len(train_ids)} for training; at least 2 are needed: give more classes, or hold none out: "
+            "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
         )
     if whole.test_images is not None:
         tested: ImageSet | None = whole.subset(whole.test_images)

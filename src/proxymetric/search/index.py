@@ -8,50 +8,74 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from proxymetric.files import replacing
+from proxymetric.files import replacing, save_tensors
 from proxymetric.seam import unit
 
 
 class Index:
     """(N, D) vectors and N names, searched by cosine.
 
+    model: `Model.fingerprint` of the model that made the vectors, so that another one's queries can be refused.
+
     >>> index = Index(torch.eye(3), ["x", "y", "z"])
     >>> index.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
     [('y', 0.894...), ('z', 0.447...)]
     """
 
-    def __init__(self, vectors: Tensor, names: Sequence[str]) -> None:
+    def __init__(self, vectors: Tensor, names: Sequence[str], model: str = "") -> None:
+        if vectors.ndim != 2:
+            raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, wanted (N, D)")
         if len(vectors) != len(names):
             raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, wanted one for each")
-        self.vectors, self.names = vectors, list(names)
+        self.vectors, self.names, self.model = vectors, list(names), model
 
-    def search(self, queries: Tensor, k: int = 8, without: Sequence[str] = ()) -> list[list[tuple[str, float]]]:
-        """The k nearest names of each query with their cosine; a query's own name in `without` is not among them."""
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
+        """The k nearest names of each query with their cosine, nearest first; among equals the earlier one first.
+
+        queries: (Q, D). k: at least 1; there are fewer results where the index holds fewer. own: Q files that the
+        queries came from; where one lies in the index it is left out of its own query's results.
+
+        >>> Index(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
+        [[('y', 0.0)], [('y', 1.0)]]
+        """
         if k < 1:
             raise ValueError(f"k: got {k}, wanted at least 1")
+        if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
+            raise ValueError(
+                f"queries: got a tensor of shape {tuple(queries.shape)}, wanted (Q, {self.vectors.shape[1]}) as in the "
+                "index; was it embedded by another model?"
+            )
+        if own is not None and len(own) != len(queries):
+            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, wanted one for each")
         scores = unit(queries) @ unit(self.vectors).T
-        own = {str(Path(name).resolve()) for name in without}
-        for column, name in enumerate(self.names):
-            if own and str(Path(name).resolve()) in own:
-                scores[:, column] = -torch.inf
-        found = scores.topk(min(k, len(self.names)), dim=1)
+        if own is not None:
+            places = [str(Path(name).resolve()) for name in self.names]
+            for row, name in zip(scores, own, strict=True):
+                itself = str(Path(name).resolve())
+                row[torch.tensor([place == itself for place in places], dtype=torch.bool)] = -torch.inf
+        values, columns = scores.sort(dim=1, descending=True, stable=True)
         return [
-            [(self.names[i], s) for i, s in zip(places, values, strict=True) if s > -torch.inf]
-            for places, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            [(self.names[i], s) for i, s in zip(found, near, strict=True) if s > -torch.inf]
+            for found, near in zip(columns[:, :k].tolist(), values[:, :k].tolist(), strict=True)
         ]
 
     def save(self, file: str | Path) -> None:
-        """One safetensors file: `vectors`, and the names in its header."""
+        """One safetensors file: `vectors`, and names and model in its header."""
+        header = {"names": json.dumps(self.names), "model": self.model}
         with replacing(file) as temporary:
-            save_file({"vectors": self.vectors.contiguous()}, str(temporary), {"names": json.dumps(self.names)})
+            save_tensors(temporary, {"vectors": self.vectors.contiguous()}, header)
 
     @classmethod
     def load(cls, file: str | Path) -> Index:
+        """The index that `save`, or `proxymetric embed`, wrote."""
         try:
             with safe_open(str(file), "pt") as opened:
-                return cls(opened.get_tensor("vectors"), json.loads((opened.metadata() or {})["names"]))
-        except (OSError, SafetensorError, KeyError) as error:
+                header = opened.metadata() or {}
+                return cls(opened.get_tensor("vectors"), json.loads(header["names"]), header.get("model", ""))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is no file that `proxymetric embed` wrote: {error}") from None

@@ -10,14 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from proxymetric.files import replacing
-
-
-class NotSaved(OSError):
-    """A checkpoint could not be written; the one before it is as it was."""
+from proxymetric.files import NotSaved, replacing, save_tensors
 
 
 @dataclass
@@ -40,12 +35,9 @@ class Checkpoint:
         tensors = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         try:
             with replacing(file) as temporary:
-                save_file(tensors, str(temporary), {"state": json.dumps(self.state)})
-        except (OSError, SafetensorError) as error:
-            kept = "the checkpoint before it is untouched" if file.is_file() else "there is no earlier one"
-            raise NotSaved(
-                f"could not save {file}: {_reason(error)}; {kept}. Make room and go on with --resume"
-            ) from error
+                save_tensors(temporary, tensors, {"state": json.dumps(self.state)})
+        except NotSaved as error:
+            raise NotSaved(f"{error}. When that is mended, go on with --resume") from error
 
     @classmethod
     def read(cls, file: Path) -> Checkpoint:
@@ -74,13 +66,6 @@ class Checkpoint:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ValueError(f"the checkpoint does not fit {what}: {'; '.join(wrong[:3])}{more}")
         module.load_state_dict(found)
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error)
-    if any(sign in text for sign in ("No space left", "File too large", "os error 28", "os error 27")):
-        return "the disk is full, or a limit on the size of files is reached"
-    return text
 
 
 def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json
 from proxymetric.recipe import Recipe
+from proxymetric.training.checkpoint import Checkpoint
 
 OURS = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
 MAY_CHANGE = {
@@ -16,16 +18,20 @@ MAY_CHANGE = {
     "train.refit",
     "train.device",
     "train.save_every",
+    "data.path",
     "data.workers",
     "data.cache",
 }
-"""what a resumed run may be told anew; anything else would make it another run"""
+"""what a resumed run may be told anew; anything else would make it another run. Images may lie elsewhere now: that they
+are the same ones is seen from their identity"""
 
 
 def default_folder(raw: dict[str, Any]) -> Path:
     """`runs/<data>-<method>`."""
-    data = Path(str(raw.get("data", {}).get("path", "") or "run"))
-    return Path("runs") / f"{(data.stem or data.resolve().name).lower()}-{raw.get('method', 'proxy-anchor')}"
+    table = raw.get("data", {})
+    data = Path(str(table.get("path", "") if isinstance(table, dict) else "") or "run").resolve()
+    name = data.stem if data.suffix.lower() == ".csv" else data.name
+    return Path("runs") / f"{name.lower()}-{raw.get('method', 'proxy-anchor')}"
 
 
 def stored(folder: Path) -> dict[str, Any] | None:
@@ -34,26 +40,71 @@ def stored(folder: Path) -> dict[str, Any] | None:
     return read_json(file) if file.is_file() else None
 
 
-def claim(folder: Path, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that is somebody else's, before anything is written."""
-    if folder.is_file():
-        raise ValueError(f"out: {folder} is a file, wanted a folder for the run")
-    has_run = stored(folder) is not None
-    if has_run and not (resume or overwrite):
+def epochs_done(folder: Path) -> int:
+    """How many epochs the run in `folder` has behind it."""
+    file = folder / "last.safetensors"
+    return Checkpoint.read(file).state["epoch"] if file.is_file() else 0
+
+
+def checkpoint(last: Path) -> Checkpoint:
+    """The checkpoint to go on from, or a sentence that says what is left to do."""
+    ways_out = f"{last.with_name('best.safetensors').name} beside it is untouched; --overwrite starts the run anew"
+    try:
+        found = Checkpoint.read(last)
+    except ValueError as error:
+        raise ValueError(f"resume: {error}. {ways_out}") from None
+    if "position" not in found.state:
+        raise ValueError(f"resume: {last} holds a model, not a whole checkpoint to go on from. {ways_out}")
+    return found
+
+
+def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """Refuse a folder that is somebody else's, before anything is written; the run to go on with, if there is one."""
+    if resume and overwrite:
+        raise ValueError("resume, overwrite: got both; --resume goes on with a run, --overwrite starts it anew")
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"out: {place} is a file, wanted a folder for the run")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"out: nothing can be written in {place}; wanted a folder of your own")
+    holds_run = (folder / "run.json").is_file()
+    if holds_run and not (resume or overwrite):
         raise ValueError(
             f"out: {folder} already holds a run; add --resume to go on with it, --overwrite to start anew, "
             "or --out with another folder"
         )
-    if not has_run and folder.is_dir() and any(folder.iterdir()) and not resume:
+    if not holds_run and folder.is_dir() and set(folder.iterdir()) - set(_leftovers(folder)):
         raise ValueError(f"out: {folder} is not empty and holds no run; wanted a new folder")
+    return stored(folder) if resume else None
 
 
 def clear(folder: Path) -> None:
-    """Remove a run, and only what belongs to it."""
-    for name in OURS:
-        (folder / name).unlink(missing_ok=True)
+    """Remove a run, and only what belongs to it; `run.json` last, so that the folder is a run's until it is empty."""
     if (folder / "refit" / "run.json").is_file():
         shutil.rmtree(folder / "refit")
+    for name in reversed(OURS):
+        (folder / name).unlink(missing_ok=True)
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what runs that were killed while writing left half written."""
+    for file in _leftovers(folder):
+        file.unlink(missing_ok=True)
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    # The second pattern is how safetensors names what it has not finished.
+    return [file for pattern in (*(f".{name}.*.part" for name in OURS), ".tmp??????") for file in folder.glob(pattern)]
+
+
+def same_data(identity: str, before: dict[str, Any], folder: Path) -> None:
+    """A resumed run must see the images that it was begun with: which ones make up a batch depends on all of them."""
+    if identity != before["data"]["identity"]:
+        raise ValueError(
+            f"resume: the images of {before['data']['name']} are not those that {folder} was begun with; "
+            "put them back, or start another run with --out"
+        )
 
 
 def same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> None:

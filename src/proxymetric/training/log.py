@@ -17,23 +17,28 @@ class Log:
     [1, 3]
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, writes: bool = True) -> None:
+        self.file, self.writes = file, writes
         self.size = file.stat().st_size if file.is_file() else 0
 
     def add(self, **record: Any) -> None:
+        if not self.writes:
+            return
         line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
         with open(self.file, "ab") as out:
             out.write(line)
         self.size += len(line)
 
     def cut(self, size: int) -> None:
-        if self.file.is_file():
+        if self.writes and self.file.is_file():
+            # A machine that lost power may have kept less than the checkpoint knows of: never fill up with zeros.
+            self.size = min(size, self.file.stat().st_size)
             with open(self.file, "rb+") as out:
-                out.truncate(size)
-            self.size = size
+                out.truncate(self.size)
 
     def records(self) -> list[dict[str, Any]]:
+        """All whole records: a last line that a killed run left half written is passed over."""
         if not self.file.is_file():
             return []
-        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
+        *whole, _ = self.file.read_bytes().split(b"\n")
+        return [json.loads(line) for line in whole]

@@ -60,15 +60,17 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["first_lr"] * factor
 
 
-def clipped(parameters: list[Tensor], options: TrainOptions) -> bool:
-    """Clip the gradients in place as the options say; False where one is not finite, and the step must be skipped."""
-    found = [p for p in parameters if p.grad is not None]
-    if not found:
-        return False
+def clipped(parameters: list[Tensor], rows: list[Tensor], options: TrainOptions) -> bool:
+    """Clip the gradients in place as the options say; False where one is not finite, and the step must be skipped.
+
+    rows: leaves of row tables. They count in the norm; by value they are clipped in `commit`, once those of the same
+    row are summed.
+    """
+    found = [p for p in (*parameters, *rows) if p.grad is not None]
     limit = options.clip_norm if options.clip_norm is not None else math.inf
     norm = torch.nn.utils.clip_grad_norm_(found, limit)
     if not bool(norm.isfinite()):
         return False
     if options.clip_value is not None:
-        torch.nn.utils.clip_grad_value_(found, options.clip_value)
+        torch.nn.utils.clip_grad_value_(parameters, options.clip_value)
     return True

@@ -16,7 +16,7 @@ from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
 from proxymetric.learner import Model, load
-from proxymetric.metrics import evaluate, left_out, names
+from proxymetric.metrics import evaluate, left_out
 from proxymetric.recipe import Recipe
 from proxymetric.seam import NORMALISATIONS
 from proxymetric.training import folder as folders
@@ -90,7 +90,6 @@ def train(
     >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
     >>> run.scores["R@1"]                                                       # doctest: +SKIP
     """
-    watcher = Silent() if watcher is None else watcher
     short = {
         "data.path": data, "method": method, "encoder.backbone": backbone, "encoder.weights": weights,
         "train.epochs": epochs, "train.batch": batch, "view.size": size, "encoder.dim": dim, "train.lr": lr,
@@ -101,28 +100,36 @@ def train(
         {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
-    folders.claim(folder, resume, overwrite)
-    before = folders.stored(folder) if resume else None
-    if before is not None:
-        raw = recipes.merged(before["said"], raw)
-    checked = recipes.check(raw)
-    names(checked.train.metrics)
-    if before is not None:
-        folders.same_recipe(checked, before, folder)
-    return _Sitting(checked, folder, watcher, before, overwrite).run()
+    with World.joined() as world:
+        before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
+        if before is not None:
+            raw = recipes.merged(before["said"], raw)
+        checked = recipes.check(raw)
+        if before is not None:
+            folders.same_recipe(checked, before, folder)
+        told = watcher if watcher is not None and world.first else Silent()
+        if resume and before is None:
+            told.say(f"there is no run in {folder} to go on with: starting one")
+        return _Sitting(checked, folder, told, before, overwrite, world).run()
 
 
 class _Sitting:
     """One process's work on a run, from the beginning or from where it was left."""
 
     def __init__(
-        self, recipe: Recipe, folder: Path, watcher: Watcher, before: dict[str, Any] | None, overwrite: bool
+        self,
+        recipe: Recipe,
+        folder: Path,
+        watcher: Watcher,
+        before: dict[str, Any] | None,
+        overwrite: bool,
+        world: World,
     ) -> None:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(recipe.train.deterministic)
         self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
-        self.desk = Desk(recipe, pick_device(recipe.train.device), World.join(), watcher, {})
+        self.desk = Desk(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.desk.device.type == "cuda":
             torch.cuda.set_device(self.desk.device)
             torch.set_float32_matmul_precision("highest" if recipe.train.deterministic else "high")
@@ -130,6 +137,8 @@ class _Sitting:
     def run(self) -> Run:
         recipe = self.recipe
         images, parts = open_split(recipe, self.watcher)
+        if self.before is not None:
+            folders.same_data(images.identity(), self.before, self.folder)
         alone = singletons(parts.train)
         if alone:
             self.watcher.say(f"{len(alone)} classes have a single image (such as {alone[0]}): they train as negatives")
@@ -143,9 +152,7 @@ class _Sitting:
         result = self._result(trainer, images, parts, chosen)
         if recipe.train.refit and parts.validation is not None:
             encoder, result["refit"] = self._refit(images, chosen, shown if parts.test is not None else None)
-        self._measure(result, encoder, trainer, shown, parts)
-        if self.desk.world.first:
-            write_json(self.folder / "result.json", result)
+        result = self.desk.world.from_first(lambda: self._measured(result, encoder, trainer, shown, parts))
         return Run(self.folder, result)
 
     def _begin(
@@ -164,7 +171,7 @@ class _Sitting:
         begun = self.before is not None and last.is_file()
         if begun:
             encoder = build(**folders.read_json(folder / "run.json")["encoder"])
-            Checkpoint.read(last).load_into(encoder, "encoder.", what="this run's encoder")
+            folders.checkpoint(last).load_into(encoder, "encoder.", what="this run's encoder")
         else:
             encoder = make_encoder(recipe)
             if encoder.report is not None:
@@ -183,18 +190,26 @@ class _Sitting:
             vectors, labels, _ = embedder(desk, encoder, training, "training images")("vectors")
             return vectors, labels.to(vectors.device)
 
-        if desk.world.first and not begun:
-            if self.overwrite and folder == self.folder:
-                folders.clear(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
         trainer = Trainer(
             learner, feed, recipe.train, folder, self.watcher, score, pool, stop_after, desk.world, desk.device
         )
-        if begun and trainer.resume():
+        baselines = None
+        if shown is not None and not begun:
+            baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
+        if trainer.resume(begun):
             self.watcher.say(f"going on from epoch {trainer.epoch}, step {trainer.step}")
-        if shown is not None and "before" not in trainer.facts:
-            trainer.facts["before"] = self._baselines(encoder, shown)
+        # What an earlier sitting could not read belongs into the result too.
+        desk.bad.update(trainer.facts.get("bad", {}))
+        trainer.facts["bad"] = desk.bad
+        if baselines is not None:
+            trainer.facts["before"] = baselines
+        # Only now that everything could be made and the images could be read: a mistake costs no earlier run.
+        if desk.world.first:
+            folders.sweep(folder)
+            if not begun:
+                if self.overwrite and folder == self.folder:
+                    folders.clear(folder)
+                write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
         return encoder, trainer
 
     def _about(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
@@ -224,7 +239,10 @@ class _Sitting:
         """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
         everything = split(images, 0.0, self.recipe.data.test, self.recipe.seed).train
         self.watcher.say(f"refit: {len(everything)} images of {len(everything.classes)} classes, {epochs} epochs")
-        folder = self.folder / "refit"
+        folder, world = self.folder / "refit", self.desk.world
+        if world.first and folders.epochs_done(folder) > epochs:
+            folders.clear(folder)  # of an earlier sitting, before the held-out classes chose an earlier epoch
+        world.wait()
         encoder, trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
         trainer.run()
         facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
@@ -256,10 +274,10 @@ class _Sitting:
             "curve": trainer.curve,
         }
 
-    def _measure(
+    def _measured(
         self, result: dict[str, Any], encoder: Encoder, trainer: Trainer, shown: ImageSet | None, parts: Split
-    ) -> None:
-        """The scores on the unseen classes, and the page that shows them."""
+    ) -> dict[str, Any]:
+        """The result with the scores on the unseen classes, written down, and the page that shows them."""
         result["rows"] = dict(trainer.facts.get("before", {}))
         result["evaluated_on"] = None if shown is None else "test" if parts.test is not None else "validation"
         result["queries_left_out"] = 0
@@ -274,7 +292,7 @@ class _Sitting:
             result["rows"]["trained encoder"] = {
                 name: result["validation"][name] for name in self.recipe.train.metrics if name in result["validation"]
             }
-        elif shown is not None and self.desk.world.first:
+        elif shown is not None:
             self.watcher.say("drawing the report")
             draw_report(
                 self.folder / "report.html",
@@ -285,3 +303,5 @@ class _Sitting:
                 kept=kept,
                 seed=self.recipe.seed,
             )
+        write_json(self.folder / "result.json", result)
+        return result

@@ -73,6 +73,7 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
     """The images of the recipe, and which classes are for what."""
     if not recipe.data.path:
         raise ValueError("data: say where the images are: --data FOLDER (or a CSV, or glyphs, or digits)")
+    watcher.say(f"opening {recipe.data.path}")
     images = open_data(recipe.data.path, recipe.data.layout)
     parts = split(images, recipe.data.validation, recipe.data.test, recipe.seed)
     said = ", ".join(

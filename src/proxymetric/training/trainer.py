@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class Trainer:
         self.optimizer = make_optimizer(learner, options)
         self.precision = _precision(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
-        self.log = Log(folder / "log.jsonl")
+        self.log = Log(folder / "log.jsonl", writes=world.first)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
         learner.criterion.steps_per_epoch = self.steps_per_epoch
         learner.criterion.check_labels = False
@@ -89,6 +90,9 @@ class Trainer:
         self._stop = False
         self._trainable = list(_parameters(self.optimizer))
         self._module: nn.Module = learner
+        self._statistics: list[Tensor] = []
+        """running averages of the encoder that a forward pass changes"""
+        self._before: list[Tensor] = []
 
     def run(self) -> None:
         """Train until the epochs are over or patience is; asked to stop, it saves and raises Interrupted."""
@@ -97,6 +101,7 @@ class Trainer:
                 self._evaluate()
             while not self.done:
                 self._one_epoch()
+        self.world.wait()
 
     def _one_epoch(self) -> None:
         options = self.options
@@ -114,11 +119,12 @@ class Trainer:
             micro = []
             spent = time.perf_counter() - started
             self._tell(loss, images / max(spent, 1e-9), spent / (self.position - begun))
-            if self._stop or (self.step % options.save_every == 0 and not last):
+            stop = self.world.any(self._stop)
+            if stop or (self.step % options.save_every == 0 and not last):
                 self.seconds += time.perf_counter() - started
                 self.save()
                 started, images, begun = time.perf_counter(), 0, self.position
-                if self._stop:
+                if stop:
                     raise Interrupted
         self.seconds += time.perf_counter() - started
         self.epoch, self.position = self.epoch + 1, 0
@@ -126,7 +132,7 @@ class Trainer:
             self._evaluate()
         self.done = self.epoch >= self.epochs or (options.patience is not None and self.stale >= options.patience)
         self.save()
-        if self._stop and not self.done:
+        if self.world.any(self._stop) and not self.done:
             raise Interrupted
 
     def _begin_epoch(self) -> None:
@@ -135,6 +141,9 @@ class Trainer:
         if learner.frozen:
             learner.encoder.eval()
         learner.encoder.set_backbone_trainable(not (warm or learner.frozen))
+        moving = [part for part in learner.encoder.modules() if part.training]
+        self._statistics = [value for part in moving for value in part.buffers(recurse=False)]
+        self._before = [value.clone() for value in self._statistics]
         learner.criterion.epoch(self.epoch)
         set_rates(self.optimizer, decayed(self.options, self.epoch))
         if self.world.size > 1:
@@ -143,11 +152,15 @@ class Trainer:
 
     def _step(self, micro: list[Batch]) -> float | None:
         """One optimiser step over the micro-batches; None where it had to be skipped."""
+        self.step += 1
+        if self.world.size == 1:
+            micro = [batch for batch in micro if len(batch.labels)]
+            if not micro:  # not one of the images could be read
+                return None
         self.optimizer.zero_grad(set_to_none=True)
+        _copy(self._before, self._statistics)
         total = 0.0
         for i, batch in enumerate(micro):
-            if not len(batch.labels):
-                continue
             assert batch.images is not None
             with self._quiet_until_last(i == len(micro) - 1):
                 with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
@@ -161,15 +174,18 @@ class Trainer:
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
-        self.step += 1
-        fine = torch.isfinite(torch.tensor(total)) and clipped(self._trainable + rows, self.options)
+        fine = math.isfinite(total) and clipped(self._trainable, rows, self.options)
         if fine:
             self.scaler.step(self.optimizer)
             proxy_rate = self.learner.criterion.row_lr
             factor = decayed(self.options, self.epoch)
-            self.learner.criterion.commit(lr=None if proxy_rate is None else proxy_rate * factor)
+            self.learner.criterion.commit(
+                lr=None if proxy_rate is None else proxy_rate * factor, clip=self.options.clip_value
+            )
         else:
             self.learner.criterion.discard()
+            # What went through BatchNorm left its trace there: infinite activations would ruin its averages for good.
+            _copy(self._statistics, self._before)
             self.skipped += 1
         self.scaler.update()
         return total if fine else None
@@ -190,7 +206,7 @@ class Trainer:
                 self.watcher.say(f"step {self.step}: loss or gradient not finite, skipped ({self.skipped} so far)")
             return
         self.losses = [self.losses[0] + loss, self.losses[1] + 1]
-        if self.step % LOG_EVERY == 0 and self.world.first:
+        if self.step % LOG_EVERY == 0:
             lr = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
             self.log.add(event="step", step=self.step, epoch=self.epoch, loss=loss, lr=lr)
         left = (self.epochs - self.epoch) * len(self.feed) - self.position
@@ -206,7 +222,10 @@ class Trainer:
         if self.losses[1]:
             record["loss"] = self.losses[0] / self.losses[1]
         self.losses = [0.0, 0]
-        scores = {} if self.score is None else self.score()
+        if self.world.size > 1:
+            for statistic in self.learner.encoder.buffers():
+                torch.distributed.broadcast(statistic, 0)
+        scores = {} if self.score is None else self.world.from_first(self.score)
         self.curve.append(record | scores)
         self.log.add(event="evaluation", **record, **scores)
         value = scores.get(self.options.monitor)
@@ -254,10 +273,10 @@ class Trainer:
         }
         checkpoint.write(self.folder / "last.safetensors")
 
-    def resume(self) -> bool:
-        """Go on from `last.safetensors`; False where there is none yet, and the run starts from the beginning."""
+    def resume(self, begun: bool = True) -> bool:
+        """Go on from `last.safetensors`; False where none was `begun`, and the run starts with an empty log."""
         file = self.folder / "last.safetensors"
-        if not file.is_file():
+        if not (begun and file.is_file()):
             self.log.cut(0)
             return False
         checkpoint = Checkpoint.read(file)
@@ -303,6 +322,12 @@ class Trainer:
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+@torch.no_grad()
+def _copy(into: list[Tensor], values: list[Tensor]) -> None:
+    for place, value in zip(into, values, strict=True):
+        place.copy_(value)
 
 
 def _precision(amp: str, device: torch.device) -> torch.dtype | None:

@@ -1,15 +1,23 @@
-"""Which of how many processes this is."""
+"""Which of how many processes this is, and how they agree."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+T = TypeVar("T")
+
 
 class World(NamedTuple):
-    """Rank and size of the group that `torchrun` started; (0, 1) without it."""
+    """Rank and size of the group that `torchrun` started; (0, 1) without it.
+
+    >>> World().from_first(lambda: 3), World().any(False)
+    (3, False)
+    """
 
     rank: int = 0
     size: int = 1
@@ -20,20 +28,57 @@ class World(NamedTuple):
         return self.rank == 0
 
     @staticmethod
-    def join() -> World:
-        """Join the group that the environment describes."""
+    @contextlib.contextmanager
+    def joined() -> Iterator[World]:
+        """The group that the environment describes, joined here and left at the end, unless the caller did so."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
-            return World()
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        return World(torch.distributed.get_rank(), size)
+            yield World()
+            return
+        ours = not torch.distributed.is_initialized()
+        if ours:
+            # What processes agree on travels by the CPU, gradients by whatever they lie on.
+            torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            yield World(torch.distributed.get_rank(), size)
+        finally:
+            if ours:
+                torch.distributed.destroy_process_group()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, for all of them; what it raises, all raise."""
+        if self.size == 1:
+            return make()
+        made: list[Any] = [None, None]
+        if self.first:
+            try:
+                made[0] = make()
+            except Exception as error:
+                made[1] = error
+        torch.distributed.broadcast_object_list(made)
+        if made[1] is not None:
+            raise made[1]
+        return made[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so. All must ask."""
+        if self.size == 1:
+            return flag
+        said = torch.tensor(int(flag))
+        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX)
+        return bool(said)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.any(False)
 
 
 def pick_device(name: str) -> torch.device:
     """The device of that name; "auto" is this process's GPU if there is one, else the CPU."""
     if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -1,0 +1,45 @@
+"""Which images a trained model should be measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxymetric.data import ImageSet, open_data, split
+from proxymetric.learner import described
+
+PARTS = ("auto", "all", "test", "validation", "train")
+
+
+def evaluation_set(
+    run: str | Path, data: str | Path | None = None, layout: str = "auto", part: str = "auto"
+) -> tuple[ImageSet, str]:
+    """The images to measure a run on, and in words which classes those are.
+
+    data: a source as for `open_data`; None: the data that the run was trained on. part: "all", or the "test",
+    "validation" or "train" classes of the run's own split; "auto": of the data that the run was trained on, the classes
+    it has not seen, and all classes of any other data.
+    """
+    if part not in PARTS:
+        raise ValueError(f"split: got {part!r}, wanted one of {', '.join(PARTS)}")
+    about = described(run)
+    options = about["recipe"]["data"]
+    if data is None:
+        data, layout = options["path"], options["layout"]
+    images = open_data(data, layout)
+    own = images.identity() == about["data"]["identity"]
+    if part == "all" or (part == "auto" and not own):
+        return images, "some of them trained on" if own else ""
+    parts = split(images, options["validation"] if own else 0.0, options["test"], about["recipe"]["seed"])
+    refitted = (Path(run) / "refit" / "result.json").is_file()
+    if part == "auto":
+        if parts.test is not None:
+            part = "test"
+        elif parts.validation is not None and not refitted:
+            part = "validation"
+        else:
+            return images, "all of them trained on"
+    chosen: ImageSet | None = getattr(parts, part)
+    if chosen is None:
+        raise ValueError(f"split: {images.name} has no {part} classes; wanted --split all")
+    seen = part == "train" or (part == "validation" and refitted)
+    return chosen, "all of them trained on" if own and seen else "none of them trained on" if own else ""

@@ -1,0 +1,63 @@
+"""One thread, a cache of its own, and small pictures for the whole session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+# Also of processes that tests start. Sums over threads depend on their number, and bits are compared here.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(os.environ["PROXYMETRIC_CACHE"], ignore_errors=True)
+
+
+def write_photos(root: Path, classes: int = 10, images: int = 8, size: int = 16, noise: int = 110) -> Path:
+    """A folder of class folders: each class a coarse coloured pattern, each image that pattern with strong noise."""
+    random = np.random.default_rng(7)
+    for c in range(classes):
+        folder = root / f"class{c}"
+        folder.mkdir(parents=True)
+        pattern = random.integers(0, 256, (4, 4, 3))
+        for k in range(images):
+            pixels = np.clip(pattern + random.integers(-noise, noise + 1, (4, 4, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC).save(folder / f"{k}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of eight 16 x 16 pictures; two are held out by default, which leaves 64 to train on. Only read it."""
+    return write_photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty characters in sixteen drawings of 16 x 16: something to learn. Only read it."""
+    from proxymetric.data import glyphs
+
+    root, images = tmp_path_factory.mktemp("data") / "letters", glyphs(characters=80, size=16, drawings=16)
+    for i in range(len(images)):
+        folder = root / f"{images.label_of(i):02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        images.read(i).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the report out: drawn after training, it takes most of a tiny run's time, and it has tests of its own."""
+    monkeypatch.setattr("proxymetric.training.run.draw_report", lambda *args, **kwargs: None)

@@ -1,0 +1,168 @@
+"""Brought down anywhere and resumed in the same process: every method goes on bit for bit; wrong folders are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from training_runs import Notes, Stop, StopAfter, records, run, same_run, state
+
+from proxymetric.papers import CATALOGUE
+from proxymetric.papers.about import about
+from proxymetric.references import LearnedProxies
+from proxymetric.seam import Compare, Context, Energy, Objective, References
+from proxymetric.training.log import Log
+
+pytestmark = pytest.mark.usefixtures("no_page")
+CHOICES = {name: {"method": name} for name in CATALOGUE}
+CHOICES |= {f"{name} (rows)": {"method": name, "loss__touched": "batch"} for name in ("proxy-anchor", "mpa-ap")}
+SHORT = {"train__epochs": 2, "train__warmup": 1}
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes, four of which are trained on: three steps an epoch."""
+    from conftest import write_photos
+
+    return write_photos(tmp_path_factory.mktemp("few") / "photos", classes=6, images=6)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_method_goes_on_bit_for_bit(choice: str, few: Path, tmp_path: Path) -> None:
+    settings = SHORT | CHOICES[choice]
+    with pytest.raises(Stop):
+        # In the second epoch, after a step that moved everything and was not saved any more.
+        run(few, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **settings)
+    assert state(tmp_path / "run")["step"] == 4
+    run(few, tmp_path / "run", resume=True, train__save_every=2, **settings)
+    same_run(tmp_path / "run", run(few, tmp_path / "straight", **settings).folder)
+
+
+class Noisy(LearnedProxies):
+    """Proxies that come with noise, like those of a variational method."""
+
+    def forward(self, ctx: Context, energy: Energy) -> tuple[References, object]:
+        refs, commit = super().forward(ctx, energy)
+        return refs._replace(vectors=refs.vectors + 0.1 * torch.randn_like(refs.vectors)), commit
+
+
+@about(paper="none", choose="never")
+def noisy(classes: int, dim: int) -> Objective:
+    from proxymetric.losses import ProxyAnchor
+
+    return Compare(ProxyAnchor(), Noisy(classes, dim))
+
+
+def test_random_numbers_go_on_where_they_were(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CATALOGUE, "noisy", noisy)
+    settings = SHORT | {"method": "noisy"}
+    with pytest.raises(Stop):
+        run(few, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **settings)
+    torch.manual_seed(99)
+    run(few, tmp_path / "run", resume=True, train__save_every=2, **settings)
+    same_run(tmp_path / "run", run(few, tmp_path / "straight", **settings).folder)
+    other = run(few, tmp_path / "other", seed=1, **settings)
+    assert other.result["curve"] != json.loads((tmp_path / "run" / "result.json").read_text())["curve"]
+
+
+@pytest.fixture(scope="module")
+def stopped(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was brought down after four saved steps of six."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Stop):
+        run(few, out, watcher=StopAfter(5), train__save_every=2, **SHORT)
+    return out
+
+
+@pytest.fixture
+def again(stopped: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of it to go on with."""
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def test_the_log_is_cut_back_to_the_checkpoint(again: Path, few: Path, tmp_path: Path) -> None:
+    log = again / "log.jsonl"
+    before = log.read_bytes()
+    with open(log, "ab") as out:
+        out.write(b'{"event": "step", "step": 5}\n{"event": "eval')
+    # Who reads the log of a run that is going on, or was killed, gets the whole records.
+    assert Log(log).records()[-1] == {"event": "step", "step": 5}
+    run(few, again, resume=True, train__save_every=2, **SHORT)
+    assert log.read_bytes().startswith(before)
+    same_run(again, run(few, tmp_path / "straight", **SHORT).folder)
+
+
+def test_a_log_that_lost_its_end_is_not_filled_with_zeros(again: Path, few: Path) -> None:
+    log = again / "log.jsonl"
+    log.write_bytes(b"")
+    run(few, again, resume=True, train__save_every=2, **SHORT)
+    assert [r["epoch"] for r in records(again) if r["event"] == "evaluation"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"train__batch": 4}, r"begun with train.batch=8, now it is 4"),
+        ({"seed": 3}, r"begun with seed=0, now it is 3"),
+        ({"loss__margin": 0.3}, r"begun with loss.margin=0.1, now it is 0.3"),
+        ({"method": "triplet"}, r"begun with"),
+    ],
+)
+def test_another_run_is_refused(settings: dict, sentence: str, again: Path, few: Path) -> None:
+    before = (again / "last.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=sentence):
+        run(few, again, resume=True, **SHORT | settings)
+    assert (again / "last.safetensors").read_bytes() == before
+
+
+def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(few, tmp_path / "photos")
+    Image.new("RGB", (16, 16)).save(moved / "class0" / "new.png")
+    with pytest.raises(ValueError, match="not those that .* was begun with"):
+        run(few, stopped, resume=True, data__path=str(moved), **SHORT)
+
+
+def test_a_run_is_not_overwritten_by_mistake(again: Path, few: Path) -> None:
+    with pytest.raises(ValueError, match="--resume to go on with it, --overwrite to start anew"):
+        run(few, again, **SHORT)
+
+
+def test_more_epochs_may_be_asked_for(again: Path, few: Path, tmp_path: Path) -> None:
+    notes = Notes()
+    longer = SHORT | {"train__epochs": 4, "train__decay": "none"}
+    with pytest.raises(ValueError, match=r"train\.decay"):
+        run(few, again, resume=True, **longer)
+    run(few, again, resume=True, watcher=notes, **SHORT | {"train__epochs": 4})
+    assert "going on from epoch 1, step 4" in notes.said
+    same_run(again, run(few, tmp_path / "straight", **SHORT | {"train__epochs": 4}).folder)
+
+
+def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
+    first = run(few, tmp_path / "run", **SHORT)
+    written = (first.folder / "last.safetensors").stat().st_mtime_ns
+    second = run(few, tmp_path / "run", resume=True, **SHORT)
+    assert (first.folder / "last.safetensors").stat().st_mtime_ns == written
+    assert second.result["rows"] == first.result["rows"]
+    assert second.result["curve"] == first.result["curve"]
+
+
+def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(few, tmp_path / "photos")
+    for c in range(6):
+        (broken / f"class{c}" / "0.png").write_text("no picture")
+    notes = Notes()
+    with pytest.raises(Stop):
+        run(broken, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **SHORT)
+    done = run(broken, tmp_path / "run", resume=True, watcher=notes, **SHORT | {"train__save_every": 2})
+    assert len(done.result["bad_images"]) == 6
+    assert not [said for said in notes.said if "cannot be read" in said], "named in the first sitting already"
+    straight = run(broken, tmp_path / "straight", **SHORT)
+    assert straight.result["bad_images"].keys() == done.result["bad_images"].keys()
+    assert straight.result["curve"] == done.result["curve"]
