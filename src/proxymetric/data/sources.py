@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +21,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     """The labelled images at `source`.
 
     Arguments:
-        source: "glyphs" or "digits" (embedded, nothing is downloaded), a folder, or a .csv file. For a folder of your
-            own named glyphs, write "./glyphs".
+        source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
+            .csv file. For a folder of your own named glyphs, write "./glyphs".
         layout: "folder" (a folder for each class), "csv" (columns file and class), or a benchmark as it is shipped:
             "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop Clothes
             Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot", "mnist"; "auto" finds out.
@@ -37,6 +38,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}{_nearest(layout, LAYOUTS)}")
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return EMBEDDED[source]()
+    if isinstance(source, str) and (some := re.fullmatch(r"glyphs:(\d+)", source)):
+        return glyphs(int(some[1]))
     path = Path(source).expanduser()
     if not path.exists():
         hint = _nearest(str(source), tuple(EMBEDDED)) if isinstance(source, str) else ""

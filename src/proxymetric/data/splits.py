@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,12 +19,13 @@ class Split(NamedTuple):
     test: ImageSet | None
 
 
-def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
+def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
     """Divide the CLASSES of `images` into training, validation and test.
 
     Arguments:
         validation: fraction of the training classes that are held out, drawn by `seed`; 0 for none. At least two
-            classes are held out, since among the images of one class everything is right.
+            classes are held out, since among the images of one class everything is right. "2/4" holds out the second
+            of four contiguous blocks instead: a fold, the same whatever the seed.
         test: "auto" takes the test of the set itself: the second half of CUB and Cars, the fixed half of glyphs and
             digits, the classes that SOP, In-Shop (with its gallery), iNaturalist and Omniglot keep apart; for MNIST
             the official test IMAGES, of all ten digits, so that this one test is not of unseen classes; none for
@@ -45,7 +47,7 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     if images.test_images is not None:
         images = images.subset(~images.test_images)
     counts = np.bincount(images.labels, minlength=total)
-    if not 0 <= validation < 1:
+    if not isinstance(validation, str) and not 0 <= validation < 1:
         raise ValueError(f"validation must be a fraction of the training classes, in [0, 1), got {validation}")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
@@ -53,7 +55,9 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     train_ids = np.setdiff1d(np.arange(total), test_ids)
     left = len(train_ids)
     validation_ids = np.empty(0, dtype=np.int64)
-    if validation > 0:
+    if isinstance(validation, str):
+        validation_ids = _fold(train_ids, counts, validation)
+    elif validation > 0:
         candidates = train_ids[counts[train_ids] >= 2]
         wanted = max(2, round(validation * left))
         if len(candidates) < wanted:
@@ -64,7 +68,7 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
             )
         random = np.random.default_rng([seed, left])
         validation_ids = np.sort(random.choice(candidates, wanted, replace=False))
-        train_ids = np.setdiff1d(train_ids, validation_ids)
+    train_ids = np.setdiff1d(train_ids, validation_ids)
     if len(train_ids) < 2:
         raise ValueError(
             f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
@@ -80,6 +84,20 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
         images.of_classes(validation_ids) if len(validation_ids) else None,
         tested,
     )
+
+
+def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
+    """Block k of n of the training classes, from "k/n"; classes with a single image in it are left out."""
+    found = re.fullmatch(r"(\d+)/(\d+)", fold)
+    if not found or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
+        raise ValueError(f"validation must be a fraction in [0, 1) or a fold such as '1/4', got {fold!r}")
+    block = np.array_split(train_ids, int(found[2]))[int(found[1]) - 1]
+    block = block[counts[block] >= 2]
+    if len(block) < 2:
+        raise ValueError(
+            f"validation={fold} holds out {len(block)} classes of two images or more; at least 2 are needed"
+        )
+    return block
 
 
 def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np.ndarray:
