@@ -93,6 +93,46 @@ def test_of_classes_carries_the_benchmark_split_while_both_sides_remain():
     assert images.of_classes([0, 2]).test_classes == ()
 
 
+def test_subset_keeps_numbering_and_takes_numbers_or_bools():
+    images = four_classes(test_classes=(1, 3))
+    some = images.subset([5, 0])
+    assert (some.labels.tolist(), some.classes, some.test_classes) == ([1, 0], list("abcd"), (1, 3))
+    assert np.array_equal(some.arrays, images.arrays[[5, 0]])
+    assert np.array_equal(images.subset(images.labels == 2).arrays, images.arrays[[2, 3]])
+    assert len(images.subset([])) == 0
+    with pytest.raises(ValueError, match=r"indices must lie in 0\.\.6, got 7"):
+        images.subset([0, 7])
+    with pytest.raises(ValueError, match="7 bools"):
+        images.subset(np.array([True, False]))
+
+
+def test_sides_follow_their_images():
+    gallery = np.array([True, False, False, True, False, True, False])
+    tested = np.array([False, True, True, False, True, True, False])
+    images = four_classes(gallery=gallery, test_images=tested)
+    some = images.of_classes([1, 2])
+    assert some.gallery.tolist() == gallery[[1, 2, 3, 5]].tolist()
+    assert some.test_images.tolist() == tested[[1, 2, 3, 5]].tolist()
+    assert images.subset([3, 4, 0]).gallery.tolist() == [True, False, True]
+    assert images.subset([1, 2]).gallery is None
+    assert images.subset(tested).test_images is None
+    assert images.subset(~tested).test_images is None
+
+
+def test_identity_tells_the_sides_apart():
+    one = np.array([True, False, False, True, False, True, False])
+    known = {
+        images.identity()
+        for images in (
+            four_classes(),
+            four_classes(gallery=one),
+            four_classes(gallery=~one),
+            four_classes(test_images=one),
+        )
+    }
+    assert len(known) == 4
+
+
 def test_identity_follows_pixels_labels_and_names():
     same, other = four_classes(), four_classes()
     assert same.identity() == other.identity()

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from proxymetric import _torchvision  # noqa: F401
-from proxymetric.data import EvalView, TrainView
+from proxymetric.data import VIEWS, EvalView, TrainView, named_view
 from proxymetric.data.ragged import Ragged
 from proxymetric.data.views import shrink
 
@@ -139,3 +139,31 @@ def test_flat_buffer_gives_back_its_images():
 def test_views_that_are_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("size", [None, 64])
+def test_named_views_make_views_of_one_size(name, size):
+    views = named_view(name, size)
+    train, test = TrainView(**views["train"]), EvalView(**views["eval"])
+    assert train.size == test.size == (size or VIEWS[name]["train"]["size"])
+    assert test.resize / test.size == pytest.approx(256 / VIEWS[name]["eval"]["size"], abs=0.01)
+    assert train(picture(90, 70), 0).shape == test(picture(90, 70)).shape
+    views["train"]["size"] = 1
+    assert named_view(name)["train"]["size"] > 1
+
+
+def test_named_views_are_the_papers():
+    from torchvision import transforms
+
+    crop = transforms.RandomResizedCrop(224)  # what Proxy-Anchor's and VPTSP's code ask for, without arguments
+    for name, kind in (("proxy-anchor", "bilinear"), ("vptsp", "bicubic")):
+        view = TrainView(**named_view(name)["train"])
+        assert (view.scale, view.crop, view.flip, view.resize) == (crop.scale, "random-resized", True, None)
+        assert view.ratio == pytest.approx(crop.ratio, abs=1e-4)
+        assert view.interpolation == named_view(name)["eval"]["interpolation"] == kind
+    ccp, mlrc = (TrainView(**named_view(name)["train"]) for name in ("ccp", "mlrc"))
+    assert (ccp.size, ccp.scale, ccp.resize) == (227, (0.16, 1.0), None)
+    assert (mlrc.size, mlrc.scale, mlrc.resize) == (227, (0.16, 1.0), 256)
+    with pytest.raises(ValueError, match=r"view must be one of proxy-anchor, .* did you mean 'mlrc'"):
+        named_view("mlcr")

@@ -6,7 +6,7 @@ A recipe has five tables, and each is the signature of something in the code:
 table          what its keys are
 =============  =====================================================================
 `[data]`       fields of `DataOptions`: where the images are and how they are split
-`[view]`       arguments of `data.TrainView`: size, crop, flip, ...
+`[view]`       arguments of `data.TrainView`: size, crop, flip; or `name`: a paper's
 `[encoder]`    arguments of `encoders.build`: backbone, dim, pooling, weights, ...
 `[loss]`       arguments of the method: scale, margin, per_class, ...
 `[train]`      fields of `TrainOptions`: epochs, rates, schedule, ...
@@ -38,16 +38,16 @@ class DataOptions:
     """Where the images are and which classes are for what.
 
     path: a folder of class folders, a CSV of file and class, a benchmark's folder, or "glyphs" / "digits".
-    layout: "auto", "folder", "csv", "cub", "cars". validation: fraction of the training classes held out to choose the
-    number of epochs. test: "auto" (the benchmark's own test classes; none for other folders), "none", or a fraction of
-    the classes. cache: "none" decodes images as they are needed, "memory" keeps them decoded, "device" keeps them on
-    the accelerator and augments there; "auto" is "device" for the embedded sets and "none" for files. workers:
-    processes that decode (-1: as many as pay on this machine).
+    layout: "auto", "folder", "csv", or a benchmark (`data.open_data` lists them). validation: fraction of the training
+    classes held out to choose the number of epochs, or a fold of them such as "1/4". test: "auto" (the benchmark's own
+    test classes; none for other folders), "none", or a fraction of the classes. cache: "none" decodes images as they
+    are needed, "memory" keeps them decoded, "device" keeps them on the accelerator and augments there; "auto" is
+    "device" for the embedded sets and "none" for files. workers: processes that decode (-1: as many as pay here).
     """
 
     path: str = ""
     layout: str = "auto"
-    validation: float = 0.2
+    validation: float | str = 0.2
     test: str | float = "auto"
     cache: str = "auto"
     workers: int = -1
@@ -71,7 +71,8 @@ class TrainOptions:
     metrics: what an evaluation computes; monitor: the one that chooses the best epoch. evaluate_every: epochs.
     patience: evaluations without a better one before training stops (None: never). save_every: steps between
     checkpoints. frozen: train head and proxies on cached features of the backbone. refit: afterwards train on all
-    classes for the number of epochs that the held-out ones chose. deterministic: bit-equal runs on a GPU too.
+    classes for the number of epochs that the held-out ones chose. deterministic: bit-equal runs on a GPU too. track:
+    "tensorboard" writes the curves to the run's folder `tensorboard` as well (needs the extra `track`).
     """
 
     epochs: int = 40
@@ -100,6 +101,7 @@ class TrainOptions:
     refit: bool = False
     deterministic: bool = False
     device: str = "auto"
+    track: str | None = None
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch", "accumulate", "evaluate_every", "save_every", "decay_every", "patience")
@@ -120,9 +122,12 @@ class TrainOptions:
             ("optimizer", ("adamw", "adam", "sgd")),
             ("decay", ("none", "step", "cosine")),
             ("amp", ("auto", "bf16", "fp16", "off")),
+            ("track", (None, "tensorboard")),
         ):
             if getattr(self, name) not in known:
-                raise ValueError(f"train.{name}: got {getattr(self, name)!r}, wanted one of {', '.join(known)}")
+                raise ValueError(
+                    f"train.{name}: got {getattr(self, name)!r}, wanted one of {', '.join(map(str, known))}"
+                )
         if self.monitor not in self.metrics:
             raise ValueError(
                 f"train.monitor: {self.monitor!r} is not among train.metrics{_nearest(self.monitor, self.metrics)}"
@@ -207,7 +212,7 @@ def _value(text: str) -> Any:
 
 def check(raw: Mapping[str, Any]) -> Recipe:
     """Check every key against the signature it stands for, and fill in the defaults."""
-    from proxymetric.data.views import TrainView
+    from proxymetric.data.views import TrainView, named_view
     from proxymetric.encoders import build
     from proxymetric.metrics import names
     from proxymetric.papers import lookup
@@ -229,14 +234,16 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed: got {seed!r}, wanted a whole number of at least 0")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
-    small = encoder["backbone"] == "small"
+    named = tables["view"].pop("name", None)
+    size = {"size": 32 if encoder["backbone"] == "small" else 224}
+    papers = size if named is None else named_view(named, tables["view"].get("size"))["train"]
     train = complete("train", tables["train"], TrainOptions)
     names(train["metrics"])
     return Recipe(
         method=method,
         seed=seed,
         data=DataOptions(**complete("data", tables["data"], DataOptions)),
-        view=complete("view", {"size": 32 if small else 224, **tables["view"]}, TrainView),
+        view={"name": named, **complete("view", {**papers, **tables["view"]}, TrainView)},
         encoder=encoder,
         loss=complete("loss", tables["loss"], lookup(method), without=("classes", "dim")),
         train=TrainOptions(**train),

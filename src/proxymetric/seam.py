@@ -260,7 +260,8 @@ class Compare(Objective):
                 remember()
                 weighed()
 
-        terms = {"loss": self.loss(queries, labels, refs, weight)}
+        # A memory that is still empty: nothing to compare with, nothing to learn from.
+        terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)

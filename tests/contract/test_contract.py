@@ -18,6 +18,9 @@ VARIANTS |= {
     "mpa-ap (mean)": ("mpa-ap", {"similarity": "mean", "per_class": 3}),
     "proxy-anchor (all, 3 proxies)": ("proxy-anchor", {"positive_norm": "all", "per_class": 3}),
     "multi-similarity (no mining)": ("multi-similarity", {"epsilon": None}),
+    "xbm (memory on)": ("xbm", {"start": 0, "memory": 20}),
+    "xbm (triplet, starts later)": ("xbm", {"start": 2, "memory": 9, "base": {"method": "triplet", "margin": 0.2}}),
+    "xbm (proxy-anchor)": ("xbm", {"start": 0, "memory": 64, "base": "proxy-anchor"}),
     "margin-contrastive (all pairs)": ("margin-contrastive", {"averaging": "all"}),
 }
 

@@ -1,15 +1,18 @@
 """Labelled images: open them, split them by class, make batches, cut views, feed them to a network."""
 
 from proxymetric.data.batches import Batches
+from proxymetric.data.benchmarks import BENCHMARKS
 from proxymetric.data.digits import digits
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import BadImage, ImageSet, read_image, singletons, upright
 from proxymetric.data.sources import open_data
 from proxymetric.data.splits import Split, split
-from proxymetric.data.views import EvalView, TrainView
+from proxymetric.data.views import VIEWS, EvalView, TrainView, named_view
 
 __all__ = [
+    "BENCHMARKS",
+    "VIEWS",
     "BadImage",
     "Batches",
     "EvalFeed",
@@ -20,6 +23,7 @@ __all__ = [
     "TrainView",
     "digits",
     "glyphs",
+    "named_view",
     "open_data",
     "read_image",
     "singletons",

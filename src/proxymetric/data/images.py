@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,10 @@ class ImageSet:
         paths: N image files.
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
         test_classes: labels of the classes that the set's own benchmark keeps for the test; `()` when it has none.
+        test_images: (N,) bool, the images that a benchmark keeps for the test whose test shares its classes with the
+            training (MNIST); None otherwise.
+        gallery: (N,) bool, for a test with two sides (In-Shop): True are the images that are searched, the others of
+            the test are queries. None where every image is searched for all the others.
         root: the folder that `paths` are named relative to (in `title` and `identity`).
 
     >>> grey = np.zeros((3, 8, 8), np.uint8)
@@ -56,6 +60,8 @@ class ImageSet:
     arrays: np.ndarray | None = None
     test_classes: tuple[int, ...] = ()
     root: Path | None = None
+    test_images: np.ndarray | None = None
+    gallery: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         assert (self.paths is None) != (self.arrays is None), "one of paths and arrays"
@@ -64,6 +70,8 @@ class ImageSet:
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
+        for mask in (self.test_images, self.gallery):
+            assert mask is None or (mask.dtype == bool and mask.shape == (count,)), "a bool for each image"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -86,7 +94,7 @@ class ImageSet:
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """The images of the classes `ids` alone; labels are renumbered 0.. in the order given.
 
-        The benchmark's own split is kept while classes of both its sides remain.
+        The benchmark's own split is kept while classes of both its sides remain, `gallery` while it has an image.
         """
         ids = [int(c) for c in ids]
         known = len(self.classes)
@@ -94,26 +102,55 @@ class ImageSet:
             raise ValueError(f"ids must be different labels in 0..{known - 1}, got {ids}")
         renumber = np.full(known, -1, dtype=np.int64)
         renumber[ids] = np.arange(len(ids))
-        chosen = np.flatnonzero(renumber[self.labels] >= 0) if known else np.arange(0)
+        chosen = self.subset(np.flatnonzero(renumber[self.labels] >= 0) if known else np.arange(0))
         test = tuple(int(renumber[c]) for c in self.test_classes if renumber[c] >= 0)
-        return ImageSet(
-            name=self.name,
-            labels=renumber[self.labels[chosen]],
+        return replace(
+            chosen,
+            labels=renumber[chosen.labels],
             classes=[self.classes[c] for c in ids],
-            paths=None if self.paths is None else [self.paths[i] for i in chosen],
-            arrays=None if self.arrays is None else self.arrays[chosen],
             test_classes=test if len(test) < len(ids) else (),
-            root=self.root,
+        )
+
+    def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
+        """The images `indices` (numbers in any order, or a bool for each image) alone; labels and classes stay.
+
+        `test_images` is kept while images of both its sides remain, `gallery` while it has an image.
+
+        >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=np.zeros((3, 8, 8), np.uint8))
+        >>> images.subset([2, 0]).labels
+        array([1, 0])
+        """
+        rows = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+        if rows.dtype == bool:
+            if rows.shape != (len(self),):
+                raise ValueError(f"indices must be numbers, or {len(self)} bools, got bools of shape {rows.shape}")
+            rows = np.flatnonzero(rows)
+        rows = rows.astype(np.int64)
+        wrong = rows[(rows < 0) | (rows >= len(self))]
+        if len(wrong):
+            raise ValueError(f"indices must lie in 0..{len(self) - 1}, got {int(wrong[0])}")
+        test = None if self.test_images is None else self.test_images[rows]
+        gallery = None if self.gallery is None else self.gallery[rows]
+        return replace(
+            self,
+            labels=self.labels[rows],
+            paths=None if self.paths is None else [self.paths[i] for i in rows],
+            arrays=None if self.arrays is None else self.arrays[rows],
+            test_images=test if test is not None and test.any() and not test.all() else None,
+            gallery=gallery if gallery is not None and gallery.any() else None,
         )
 
     def identity(self) -> str:
-        """sha256 of what the set holds: class names, labels, and relative paths with file sizes, or the pixels.
+        """sha256 of what the set holds: class names, labels, sides, and relative paths with file sizes, or the pixels.
 
         Where the folder lies does not matter. A file edited without changing its size is not noticed.
         """
         digest = hashlib.sha256()
         digest.update("\n".join(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
+        for what, mask in (("test", self.test_images), ("gallery", self.gallery)):
+            if mask is not None:
+                digest.update(what.encode() + mask.tobytes())
         if self.arrays is not None:
             digest.update(repr(self.arrays.shape).encode())
             digest.update(np.ascontiguousarray(self.arrays).tobytes())

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-from proxymetric.data.benchmarks import detect, from_benchmark
+from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.digits import digits
 from proxymetric.data.folders import from_csv, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import ImageSet
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
-LAYOUTS = ("auto", "folder", "csv", "cub", "cars")
+LAYOUTS = ("auto", "folder", "csv", *BENCHMARKS)
 
 
 def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     """The labelled images at `source`.
 
     Arguments:
-        source: "glyphs" or "digits" (embedded, nothing is downloaded), a folder, or a .csv file. For a folder of your
-            own named glyphs, write "./glyphs".
-        layout: "folder" (a folder for each class), "csv" (columns file and class), "cub" (CUB-200-2011), "cars"
-            (Cars196); "auto" finds out.
+        source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
+            .csv file. For a folder of your own named glyphs, write "./glyphs".
+        layout: "folder" (a folder for each class), "csv" (columns file and class), or a benchmark as it is shipped:
+            "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop Clothes
+            Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot", "mnist"; "auto" finds out.
 
     >>> open_data("digits").classes
     ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
     >>> open_data("digits", layout="fodler")
     Traceback (most recent call last):
     ...
-    ValueError: layout must be one of auto, folder, csv, cub, cars, got 'fodler'; did you mean 'folder'?
+    ValueError: layout must be one of auto, folder, csv, cub, ..., mnist, got 'fodler'; did you mean 'folder'?
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}{_nearest(layout, LAYOUTS)}")
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return EMBEDDED[source]()
+    if isinstance(source, str) and (some := re.fullmatch(r"glyphs:(\d+)", source)):
+        return glyphs(int(some[1]))
     path = Path(source).expanduser()
     if not path.exists():
         hint = _nearest(str(source), tuple(EMBEDDED)) if isinstance(source, str) else ""

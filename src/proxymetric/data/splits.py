@@ -1,7 +1,9 @@
-"""Class-disjoint splits: what is measured is always measured on classes that were not trained on."""
+"""Class-disjoint splits: what is measured is measured on classes that were not trained on (MNIST's own test aside)."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,22 +12,26 @@ from proxymetric.data.images import ImageSet
 
 
 class Split(NamedTuple):
-    """Three image sets that share no class."""
+    """Three image sets that share no class, except MNIST's own test, which has all the classes."""
 
     train: ImageSet
     validation: ImageSet | None
     test: ImageSet | None
 
 
-def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
+def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
     """Divide the CLASSES of `images` into training, validation and test.
 
     Arguments:
         validation: fraction of the training classes that are held out, drawn by `seed`; 0 for none. At least two
-            classes are held out, since among the images of one class everything is right.
-        test: "auto" takes the set's own test classes (the second half of CUB and Cars, the fixed half of glyphs and
-            digits; none for people's own folders); a fraction in (0, 1) takes that part of the classes, at least two,
-            the same ones whatever the seed; "none" keeps all classes for training.
+            classes are held out, since among the images of one class everything is right. "2/4" holds out the second
+            of four contiguous blocks instead: a fold, the same whatever the seed.
+        test: "auto" takes the test of the set itself: the second half of CUB and Cars, the fixed half of glyphs and
+            digits, the classes that SOP, In-Shop (with its gallery), iNaturalist and Omniglot keep apart; for MNIST
+            the official test IMAGES, of all ten digits, so that this one test is not of unseen classes; none for
+            people's own folders. A fraction in (0, 1) takes that part of the classes, at least two, the same ones
+            whatever the seed; "none" keeps all classes for training. Both leave official test images and galleries
+            out of account: all images of a class stay together.
         seed: of the validation classes.
 
     Classes with a single image are never held out: a query needs something to find.
@@ -35,9 +41,13 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
     [6, 2, 2]
     """
-    total = len(images.classes)
+    if test != "auto":
+        images = replace(images, test_images=None, gallery=None)
+    whole, total = images, len(images.classes)
+    if images.test_images is not None:
+        images = images.subset(~images.test_images)
     counts = np.bincount(images.labels, minlength=total)
-    if not 0 <= validation < 1:
+    if not isinstance(validation, str) and not 0 <= validation < 1:
         raise ValueError(f"validation must be a fraction of the training classes, in [0, 1), got {validation}")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
@@ -45,7 +55,9 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
     train_ids = np.setdiff1d(np.arange(total), test_ids)
     left = len(train_ids)
     validation_ids = np.empty(0, dtype=np.int64)
-    if validation > 0:
+    if isinstance(validation, str):
+        validation_ids = _fold(train_ids, counts, validation)
+    elif validation > 0:
         candidates = train_ids[counts[train_ids] >= 2]
         wanted = max(2, round(validation * left))
         if len(candidates) < wanted:
@@ -56,18 +68,36 @@ def split(images: ImageSet, validation: float = 0.2, test: str | float = "auto",
             )
         random = np.random.default_rng([seed, left])
         validation_ids = np.sort(random.choice(candidates, wanted, replace=False))
-        train_ids = np.setdiff1d(train_ids, validation_ids)
+    train_ids = np.setdiff1d(train_ids, validation_ids)
     if len(train_ids) < 2:
         raise ValueError(
             f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
             f"leaves {len(train_ids)} for training; at least 2 are needed: give more classes, or hold none out: "
             "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
         )
+    if whole.test_images is not None:
+        tested: ImageSet | None = whole.subset(whole.test_images)
+    else:
+        tested = images.of_classes(test_ids) if len(test_ids) else None
     return Split(
         images.of_classes(train_ids),
         images.of_classes(validation_ids) if len(validation_ids) else None,
-        images.of_classes(test_ids) if len(test_ids) else None,
+        tested,
     )
+
+
+def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
+    """Block k of n of the training classes, from "k/n"; classes with a single image in it are left out."""
+    found = re.fullmatch(r"(\d+)/(\d+)", fold)
+    if not found or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
+        raise ValueError(f"validation must be a fraction in [0, 1) or a fold such as '1/4', got {fold!r}")
+    block = np.array_split(train_ids, int(found[2]))[int(found[1]) - 1]
+    block = block[counts[block] >= 2]
+    if len(block) < 2:
+        raise ValueError(
+            f"validation={fold} holds out {len(block)} classes of two images or more; at least 2 are needed"
+        )
+    return block
 
 
 def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np.ndarray:

@@ -7,7 +7,8 @@ lie on the accelerator. Views give uint8; the encoder normalises.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import difflib
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -162,6 +163,58 @@ class TrainView:
         if self.resize is not None:
             image = shrink(image, self.resize, self.interpolation)
         return _cut(image, self.boxes(*_sides(image), draws), self.size, self.interpolation)
+
+
+VIEWS: dict[str, dict[str, dict[str, Any]]] = {
+    "proxy-anchor": {
+        "train": {"size": 224, "scale": (0.08, 1.0), "interpolation": "bilinear"},
+        "eval": {"size": 224, "resize": 256, "interpolation": "bilinear"},
+    },
+    "vptsp": {
+        "train": {"size": 224, "scale": (0.08, 1.0), "interpolation": "bicubic"},
+        "eval": {"size": 224, "resize": 256, "interpolation": "bicubic"},
+    },
+    "ccp": {
+        "train": {"size": 227, "scale": (0.16, 1.0), "interpolation": "bilinear"},
+        "eval": {"size": 227, "resize": 256, "interpolation": "bilinear"},
+    },
+    "mlrc": {
+        "train": {"size": 227, "resize": 256, "scale": (0.16, 1.0), "interpolation": "bilinear"},
+        "eval": {"size": 227, "resize": 256, "interpolation": "bilinear"},
+    },
+}
+"""The papers' views by name: arguments of `TrainView` and `EvalView`. All of them flip, and cut at ratios 3/4 to 4/3.
+
+- proxy-anchor: released code; also what Proxy-ISA, VCPA and the MPA family describe.
+- vptsp: the text's bicubic (the released code is bilinear, otherwise the same as proxy-anchor).
+- ccp: released code, which cuts from the image as it is. Its text is mlrc.
+- mlrc: "A Metric Learning Reality Check", which brings the shorter side to 256 before cutting.
+"""
+
+
+def named_view(name: str, size: int | None = None) -> dict[str, dict[str, Any]]:
+    """Arguments of the views of a paper: `{"train": for TrainView, "eval": for EvalView}`.
+
+    Arguments:
+        name: one of `VIEWS`.
+        size: another size than the paper's, in pixels; `resize` grows or shrinks with it.
+
+    >>> named_view("ccp")["eval"]
+    {'size': 227, 'resize': 256, 'interpolation': 'bilinear'}
+    >>> EvalView(**named_view("proxy-anchor", size=448)["eval"]).resize
+    512
+    """
+    if name not in VIEWS:
+        close = difflib.get_close_matches(str(name), VIEWS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {name!r}{hint}")
+    views = {kind: dict(arguments) for kind, arguments in VIEWS[name].items()}
+    for arguments in views.values():
+        if size is not None:
+            if "resize" in arguments:
+                arguments["resize"] = round(arguments["resize"] * size / arguments["size"])
+            arguments["size"] = size
+    return views
 
 
 def shrink(image: Image.Image, side: int, interpolation: str = "bilinear") -> Image.Image:

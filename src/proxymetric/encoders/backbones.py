@@ -1,4 +1,4 @@
-"""The bridge to timm: any of its backbones by name, with its weights, image size and normalisation."""
+"""Backbones by name: our own two, and the bridge to timm's with their weights, image size and normalisation."""
 
 import contextlib
 import difflib
@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.encoders.bn_inception import CONVERT, BNInception
 from proxymetric.encoders.small import SmallConvNet
+
+OWN = ("small", "bn_inception")
+"""Names of backbones that are not timm's."""
 
 WAYS_OUT = (
     "Give a file of weights, weights=FILE (--weights FILE on the command line), "
@@ -37,12 +41,19 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
     """The backbone called `name` for images of `size` x `size`.
 
     Args:
-        name: "small" (which has no pre-trained weights and starts random) or any name of timm, with or without a tag.
+        name: "small" (which has no pre-trained weights and starts random), "bn_inception" (whose weights come from a
+            file) or any name of timm, with or without a tag.
         size: side of the square images in pixels; a backbone with a fixed input size is built for it.
         pretrained: fetch its weights from the model hub, or take them from the hub's local cache.
     """
     if name == "small":
         return Backbone(SmallConvNet(), SmallConvNet.MEAN, SmallConvNet.STD, "bilinear", (), "random")
+    if name == "bn_inception":
+        if pretrained:
+            raise ValueError(
+                f"pretrained=True, but the model hub has no weights of backbone={name!r}. {WAYS_OUT}. {CONVERT}"
+            )
+        return Backbone(BNInception(), BNInception.MEAN, BNInception.STD, "bilinear", ("last_linear",), "random")
     from proxymetric import _torchvision  # noqa: F401
     import timm  # isort: skip
 
@@ -72,17 +83,17 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither "small" nor timm's, naming the nearest right ones.
+    """Refuse a name that is neither one of `OWN` nor timm's, naming the nearest right ones.
 
     >>> check_name("resnet_50")
     Traceback (most recent call last):
     ValueError: backbone='resnet_50' is not known; the nearest: resnet50, ...
     """
+    if name in OWN:
+        return
     from proxymetric import _torchvision  # noqa: F401
     import timm  # isort: skip
 
-    if name == "small":
-        return
     known = timm.is_model(name)
     if known and ("." not in name or name in timm.list_models(f"{name.split('.')[0]}*", include_tags=True)):
         return
@@ -90,7 +101,7 @@ def check_name(name: str) -> None:
         plain = name.split(".")[0]
         near = [plain, *(other for other in timm.list_models(f"{plain}.*", include_tags=True) if "." in other)][:6]
     else:
-        names = ["small", *timm.list_models()]
+        names = [*OWN, *timm.list_models()]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or ["small", "resnet50", "vit_small_patch16_224"]
     raise ValueError(
         f"backbone={name!r} is not known; the nearest: {', '.join(near)}. "

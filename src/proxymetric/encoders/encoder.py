@@ -138,7 +138,8 @@ def build(
     """An encoder from names and numbers.
 
     Args:
-        backbone: "small" (a four-stage convolutional net for 32 x 32 pictures) or any name of timm.
+        backbone: "small" (a four-stage convolutional net for 32 x 32 pictures), "bn_inception" (weights from a file
+            only) or any name of timm.
         dim: D of the vectors; with head="none" None or the backbone's own width.
         size: side of the images in pixels.
         pooling: "auto" (the backbone's own), "avg", "max", "avg+max" or "gem", of the last map or the patch tokens.
@@ -149,7 +150,7 @@ def build(
         freeze_bn: BatchNorm of the backbone keeps its statistics, scale and shift while training.
         bn_eps: epsilon of the backbone's BatchNorm where weights were made with another than timm's.
         pretrained: weights from the model hub, unless `weights` is given; "small" has none and starts random.
-        weights: a safetensors file of the backbone's weights with timm's names.
+        weights: a safetensors file of the backbone's weights with timm's names ("bn_inception": its port's).
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape

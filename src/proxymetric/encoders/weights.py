@@ -101,6 +101,10 @@ def load_backbone(
     dropped = [key for key in tensors if key not in own and key.startswith(heads)]
     tensors = {key: value for key, value in tensors.items() if key not in set(dropped)}
     resized = _resize_positions(backbone, tensors)
+    for key, value in tensors.items():
+        # Files of the first PyTorch versions, which BN-Inception's descend from, hold BatchNorm's vectors as (1, C).
+        if key in own and own[key].ndim == 1 and value.shape == (1, *own[key].shape):
+            tensors[key] = value[0]
 
     matched = [key for key, value in own.items() if key in tensors and tensors[key].shape == value.shape]
     unexpected = [key for key in tensors if key not in own and not key.endswith(COUNTER)]
@@ -150,6 +154,7 @@ def looks_like(tensors: dict[str, Tensor]) -> str | None:
         ("stages.0.blocks.0.conv_dw.weight", "a ConvNeXt"),
         ("conv_stem.weight", "an EfficientNet or MobileNet"),
         ("stages.0.0.weight", "the small net of this package"),
+        ("inception_3a_1x1.weight", "a BN-Inception"),
     ):
         if key in tensors:
             return kind

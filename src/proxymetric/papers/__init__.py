@@ -16,6 +16,7 @@ from proxymetric.papers.proxy_anchor import proxy_anchor
 from proxymetric.papers.proxy_nca import proxy_nca, proxy_nca_pp
 from proxymetric.papers.soft_triple import soft_triple
 from proxymetric.papers.triplet import triplet
+from proxymetric.papers.xbm import xbm
 
 CATALOGUE: dict[str, Method] = {
     "proxy-anchor": proxy_anchor,
@@ -32,6 +33,7 @@ CATALOGUE: dict[str, Method] = {
     "margin-contrastive": margin_contrastive,
     "triplet": triplet,
     "multi-similarity": multi_similarity,
+    "xbm": xbm,
 }
 
 __all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "options"]

@@ -18,6 +18,7 @@ MAY_CHANGE = {
     "train.refit",
     "train.device",
     "train.save_every",
+    "train.track",
     "data.path",
     "data.workers",
     "data.cache",
@@ -82,6 +83,7 @@ def clear(folder: Path) -> None:
     """Remove a run, and only what belongs to it; `run.json` last, so that the folder is a run's until it is empty."""
     if (folder / "refit" / "run.json").is_file():
         shutil.rmtree(folder / "refit")
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     for name in reversed(OURS):
         (folder / name).unlink(missing_ok=True)
     sweep(folder)

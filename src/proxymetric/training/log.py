@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
 class Log:
     """Appends records to a file; `size` belongs into the checkpoint, so that `cut(size)` forgets what came after.
+
+    also: is told each record too.
 
     >>> import tempfile
     >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
@@ -17,8 +20,8 @@ class Log:
     [1, 3]
     """
 
-    def __init__(self, file: Path, writes: bool = True) -> None:
-        self.file, self.writes = file, writes
+    def __init__(self, file: Path, writes: bool = True, also: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.file, self.writes, self.also = file, writes, also
         self.size = file.stat().st_size if file.is_file() else 0
 
     def add(self, **record: Any) -> None:
@@ -28,6 +31,8 @@ class Log:
         with open(self.file, "ab") as out:
             out.write(line)
         self.size += len(line)
+        if self.also is not None:
+            self.also(record)
 
     def cut(self, size: int) -> None:
         if self.writes and self.file.is_file():

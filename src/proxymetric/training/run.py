@@ -16,7 +16,7 @@ from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
 from proxymetric.learner import Model, load
-from proxymetric.metrics import evaluate, left_out
+from proxymetric.metrics import left_out
 from proxymetric.recipe import Recipe
 from proxymetric.seam import NORMALISATIONS
 from proxymetric.training import folder as folders
@@ -31,6 +31,7 @@ from proxymetric.training.setup import (
     make_learner,
     open_split,
     pixels_of,
+    scored,
     train_feed,
 )
 from proxymetric.training.trainer import Trainer
@@ -193,8 +194,8 @@ class _Sitting:
             held_out = embedder(desk, encoder, validation, "held-out classes")
 
             def score() -> dict[str, float]:
-                vectors, labels, _ = held_out("vectors")
-                return evaluate(learner.criterion.normalised(vectors), labels, recipe.train.metrics)
+                vectors, labels, kept = held_out("vectors")
+                return scored(validation, (learner.criterion.normalised(vectors), labels, kept), recipe.train.metrics)
 
         def pool() -> tuple[torch.Tensor, torch.Tensor]:
             vectors, labels, _ = embedder(desk, encoder, training, "training images")("vectors")
@@ -239,10 +240,9 @@ class _Sitting:
         """What the set scores before training: as raw pixels where images are small, and by the untrained backbone."""
         metrics, rows = self.recipe.train.metrics, {}
         if self.recipe.view["size"] <= PIXELS:
-            vectors, labels, _ = pixels_of(self.desk, shown)
-            rows["raw pixels"] = evaluate(vectors, labels, metrics)
-        vectors, labels, _ = embedder(self.desk, encoder, shown, "unseen classes, untrained")("features")
-        rows["untrained encoder"] = evaluate(vectors, labels, metrics)
+            rows["raw pixels"] = scored(shown, pixels_of(self.desk, shown), metrics)
+        features = embedder(self.desk, encoder, shown, "unseen classes, untrained")("features")
+        rows["untrained encoder"] = scored(shown, features, metrics)
         return rows
 
     def _refit(self, images: ImageSet, epochs: int, test: ImageSet | None) -> tuple[Encoder, dict[str, Any]]:
@@ -294,8 +294,8 @@ class _Sitting:
         if shown is not None and not (result.get("refit") and parts.test is None):
             vectors, labels, kept = embedder(self.desk, encoder, shown, "unseen classes")("vectors")
             vectors = NORMALISATIONS[trainer.learner.criterion.normalise](vectors)
-            result["rows"]["trained encoder"] = evaluate(vectors, labels, self.recipe.train.metrics)
-            result["queries_left_out"] = left_out(labels)
+            result["rows"]["trained encoder"] = scored(shown, (vectors, labels, kept), self.recipe.train.metrics)
+            result["queries_left_out"] = left_out(labels) if shown.gallery is None else 0
         result["bad_images"] = dict(self.desk.bad)
         if "trained encoder" not in result["rows"]:
             # The refitted model has seen every class; what can be said of it is what the choice was made by.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
+from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
 from proxymetric.learner import Learner
+from proxymetric.metrics import evaluate
 from proxymetric.papers import lookup
 from proxymetric.papers import method as make_method
 from proxymetric.recipe import Recipe
@@ -62,11 +64,17 @@ class Desk:
 def eval_view(recipe: Recipe) -> dict[str, Any]:
     """The arguments of the `EvalView` that goes with the recipe's training view."""
     size, resize = recipe.view["size"], recipe.view["resize"]
+    if recipe.view["name"] is not None:
+        return named_view(recipe.view["name"], size)["eval"]
     return {
         "size": size,
         "resize": resize if resize is not None and resize >= size else None,
         "interpolation": recipe.view["interpolation"],
     }
+
+
+def train_view(recipe: Recipe) -> TrainView:
+    return TrainView(**{key: value for key, value in recipe.view.items() if key != "name"})
 
 
 def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
@@ -162,7 +170,7 @@ def train_feed(desk: Desk, encoder: Encoder, images: ImageSet) -> Feed:
     feed = TrainFeed(
         images,
         make_batches(desk, images.labels),
-        TrainView(**recipe.view),
+        train_view(recipe),
         desk.cache(images),
         desk.device,
         desk.workers(images),
@@ -205,6 +213,16 @@ def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Calla
         return torch.cat(vectors), torch.cat(labels), feed.kept
 
     return from_images
+
+
+def scored(images: ImageSet, embedded: Embedded, metrics: Sequence[str]) -> dict[str, float]:
+    """The metrics of embedded images: each against all others, or queries against the gallery where the set has one."""
+    vectors, labels, kept = embedded
+    if images.gallery is None:
+        return evaluate(vectors, labels, metrics)
+    stored = torch.from_numpy(images.gallery[kept])
+    there = stored.to(vectors.device)
+    return evaluate(vectors[~there], labels[~stored], metrics, gallery=vectors[there], gallery_labels=labels[stored])
 
 
 def pixels_of(desk: Desk, images: ImageSet) -> Embedded:

@@ -19,6 +19,7 @@ from proxymetric.seam import Batch
 from proxymetric.training.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.training.log import Log
 from proxymetric.training.optim import clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.track import TensorBoard
 from proxymetric.training.watch import Tick, Watcher
 from proxymetric.training.world import World
 
@@ -67,7 +68,8 @@ class Trainer:
         self.optimizer = make_optimizer(learner, options)
         self.precision = _precision(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
-        self.log = Log(folder / "log.jsonl", writes=world.first)
+        self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
+        self.log = Log(folder / "log.jsonl", writes=world.first, also=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
         learner.criterion.steps_per_epoch = self.steps_per_epoch
         learner.criterion.check_labels = False
@@ -96,6 +98,8 @@ class Trainer:
 
     def run(self) -> None:
         """Train until the epochs are over or patience is; asked to stop, it saves and raises Interrupted."""
+        if self.tracker is not None:
+            self.tracker.begin(self.step)
         with self._listening():
             if self.step == 0 and self.epoch == 0 and not self.curve:
                 self._evaluate()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.learner import described
+from proxymetric.learner import described, load
+from proxymetric.training.watch import Watcher
 
 PARTS = ("auto", "all", "test", "validation", "train")
 
@@ -43,3 +46,10 @@ def evaluation_set(
         raise ValueError(f"split: {images.name} has no {part} classes; wanted --split all")
     seen = part == "train" or (part == "validation" and refitted)
     return chosen, "all of them trained on" if own and seen else "none of them trained on" if own else ""
+
+
+def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> tuple[Tensor, ImageSet]:
+    """What a run's model makes of its test (or validation) images: vectors (N, D), and the N images."""
+    images, _ = evaluation_set(run, part=part)
+    vectors, kept = load(run).embed(images, errors="skip", progress=lambda i, n: watcher.work("embedding", i, n))
+    return vectors, images.subset(kept)

@@ -1,14 +1,4 @@
-"""The benchmarks of the papers, as their authors ship them or as plain class folders.
-
-Both are split by class, the first half for training and the second half for the test:
-
-=====================  ========  ==============================  ===============================
-set                    classes   training                        test
-=====================  ========  ==============================  ===============================
-CUB-200-2011 (cub)     200       classes 1-100, 5,864 images     classes 101-200, 5,924 images
-Cars196 (cars)         196       classes 1-98, 8,054 images      classes 99-196, 8,131 images
-=====================  ========  ==============================  ===============================
-"""
+"""CUB-200-2011 and Cars196: the first half of the classes trains, the second half tests."""
 
 from __future__ import annotations
 
@@ -21,42 +11,30 @@ from proxymetric.data.folders import class_folders, image_files, require_files
 from proxymetric.data.images import ImageSet
 
 COUNTS = {"cub": 200, "cars": 196}
-_INSIDE = {"cub": "CUB_200_2011", "cars": "cars196"}
 _LISTS = ("images.txt", "image_class_labels.txt", "classes.txt")
 _NUMBERED = re.compile(r"\d+\.")
 
 
-def detect(root: Path) -> str | None:
-    """ "cub" or "cars" where `root` is laid out like one of them, otherwise None.
+def looks(root: Path, layout: str) -> bool:
+    """Whether `root` is laid out like `layout`, "cub" or "cars".
 
     Lists mean CUB, unless there are 196 classes; numbered class folders count only when there are exactly 200 or 196.
     """
-    inside = [layout for layout, name in _INSIDE.items() if (root / name).is_dir() and detect(root / name) == layout]
-    if len(inside) > 1:
-        raise ValueError(
-            f"{root} holds both {' and '.join(_INSIDE.values())}; say which with layout='cub' or layout='cars', "
-            "or give the folder inside"
-        )
-    if inside:
-        return inside[0]
     if (root / "cars_annos.mat").is_file():
-        return "cars"
+        return layout == "cars"
     if all((root / name).is_file() for name in _LISTS):
-        return "cars" if len(_numbered_lines(root / "classes.txt")) == COUNTS["cars"] else "cub"
-    number = len(_numbered_folders(root))
-    return next((layout for layout, count in COUNTS.items() if number == count), None)
+        cars = len(_numbered_lines(root / "classes.txt")) == COUNTS["cars"]
+        return cars == (layout == "cars")
+    return len(_numbered_folders(root)) == COUNTS[layout]
 
 
-def from_benchmark(root: Path, layout: str) -> ImageSet:
-    """CUB-200-2011 (`layout="cub"`) or Cars196 (`"cars"`) under `root`, or under the folder inside it of that name.
+def read(root: Path, layout: str) -> ImageSet:
+    """CUB-200-2011 (`layout="cub"`: 5,864 + 5,924 images) or Cars196 (`"cars"`: 8,054 + 8,131 images) in `root`.
 
     Read in this order: `cars_annos.mat` with `car_ims/` (Cars196's official form); `images.txt`,
     `image_class_labels.txt` and `classes.txt` with `images/` (CUB's official form); class folders `001.Name`, in
     `images/` or directly (with a `classes.txt`, the names come from there).
     """
-    inside = root / _INSIDE[layout]
-    if inside.is_dir():
-        root = inside
     if layout == "cars" and (root / "cars_annos.mat").is_file():
         return _from_annotations(root)
     if all((root / name).is_file() for name in _LISTS):
@@ -65,8 +43,8 @@ def from_benchmark(root: Path, layout: str) -> ImageSet:
         return _from_numbered_folders(root, layout)
     official = "cars_annos.mat and car_ims/" if layout == "cars" else f"{', '.join(_LISTS)} and images/"
     raise ValueError(
-        f"{root} is not laid out as {_INSIDE[layout]}. Looked for {official}, or class folders such as "
-        f"{root / 'images' / '001.Name'}"
+        f"{root} is not laid out as {'cars196' if layout == 'cars' else 'CUB_200_2011'}. Looked for {official}, or "
+        f"class folders such as {root / 'images' / '001.Name'}"
     )
 
 

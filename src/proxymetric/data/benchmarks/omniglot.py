@@ -1,0 +1,55 @@
+"""Omniglot: handwritten characters of fifty alphabets, twenty drawings of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from proxymetric.data.folders import class_folders, image_files
+from proxymetric.data.images import ImageSet
+
+_PARTS = (("images_background", "images_evaluation"), ("background", "evaluation"))
+
+
+def looks(root: Path) -> bool:
+    """Whether `root` has the folders of both parts."""
+    return _parts_of(root) is not None
+
+
+def read(root: Path) -> ImageSet:
+    """The characters of `images_background/` (training) and `images_evaluation/` (test) in `root`.
+
+    Officially 964 characters to train and 659 of other alphabets to test, twenty drawings each (19,280 and 13,180). A
+    character is a folder of drawings, in its alphabet's folder (`images_background/Greek/character01`, called
+    `Greek/character01`) or directly in its part. The parts may also be called `background/` and `evaluation/`.
+    """
+    parts = _parts_of(root)
+    if parts is None:
+        wanted = " or ".join(f"{training}/ and {test}/" for training, test in _PARTS)
+        raise ValueError(
+            f"{root} is not laid out as Omniglot. Looked for {wanted}, with ALPHABET/CHARACTER/*.png inside"
+        )
+    labels: list[int] = []
+    classes: list[str] = []
+    paths: list[Path] = []
+    counts = []
+    for part in parts:
+        before = len(classes)
+        for folder in class_folders(part):
+            for character in class_folders(folder) or [folder]:
+                files = image_files(character)
+                if files:
+                    labels += [len(classes)] * len(files)
+                    classes.append(character.relative_to(part).as_posix())
+                    paths += files
+        counts.append(len(classes) - before)
+        if counts[-1] < 2:
+            raise ValueError(f"{part} holds fewer than two characters. Looked for ALPHABET/CHARACTER/*.png in it")
+    test = tuple(range(counts[0], sum(counts)))
+    return ImageSet("omniglot", np.array(labels), classes, paths=paths, test_classes=test, root=root)
+
+
+def _parts_of(root: Path) -> tuple[Path, Path] | None:
+    pairs = ((root / training, root / test) for training, test in _PARTS)
+    return next((pair for pair in pairs if all(part.is_dir() for part in pair)), None)

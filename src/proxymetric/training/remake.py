@@ -1,0 +1,39 @@
+"""Draw a run's report again: after a change of the page, or where it was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from proxymetric.files import read_json
+from proxymetric.training.report import draw_report
+from proxymetric.training.unseen import unseen_vectors
+from proxymetric.training.watch import Silent, Watcher
+
+
+def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
+    """Embed the run's unseen classes with its model once more and write `report.html` anew.
+
+    run: a finished run's folder; its data must still be where it was.
+    """
+    folder = Path(run)
+    file = folder / "result.json"
+    if not file.is_file():
+        raise ValueError(
+            f"run: {folder} is not finished (no result.json); `proxymetric train --resume` goes on with it"
+        )
+    result = read_json(file)
+    part = result["evaluated_on"]
+    if part is None or (part == "validation" and result.get("refit")):
+        raise ValueError(f"run: {folder} has seen every class of its data, so there is nothing to report on")
+    vectors, images = unseen_vectors(folder, watcher or Silent(), part)
+    return draw_report(
+        folder / "report.html",
+        title=f"{result['data']['name']}: {result['recipe']['method']}",
+        result=result,
+        images=images,
+        vectors=vectors,
+        kept=np.arange(len(images)),
+        seed=result["recipe"]["seed"],
+    )
