@@ -74,7 +74,9 @@ def options(
 def train(
     data: Data = None,
     method: Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")] = None,
-    backbone: Annotated[str | None, typer.Option("--backbone", "-b", help="Any timm name, or small.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")] = None,
     out: Annotated[
@@ -224,6 +226,67 @@ def query(
         index = _indexed(model, folder, terminal)
     for picture, found in zip(image, index.search(wanted, k, own=[str(p) for p in image]), strict=True):
         terminal.console.print(hits_table(f"most like {picture}", found))
+
+
+@app.command(
+    short_help="Compare fairly: one model per fold, averaged and joined.",
+    epilog=_example("proxymetric mlrc --data CUB_200_2011 --recipe recipes/cub/proxy-anchor.toml --out runs/mlrc-cub"),
+)
+def mlrc(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the folds' runs and the result.")],
+    data: Data = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images, at most.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    folds: Annotated[int, typer.Option(help="Blocks of the training classes, one model each.")] = 4,
+    dim: Annotated[int, typer.Option(help="Dimensions of each model.")] = 128,
+    seed: Annotated[int | None, typer.Option(help="Makes a run repeatable.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")] = None,
+    device: Device = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")] = False,
+) -> None:
+    """The protocol of "A Metric Learning Reality Check".
+
+    The training classes are cut into folds; one model per fold, its epoch chosen by MAP@R on that fold; on the test
+    classes the mean over the models, and all of them side by side.
+    """
+    from proxymetric import protocols
+    from proxymetric.progress import Terminal, score_table
+    from proxymetric.training import Interrupted
+
+    terminal = Terminal()
+    try:
+        result = protocols.mlrc(
+            data, out=out, recipe=recipe, method=method, backbone=backbone, weights=weights, epochs=epochs, size=size,
+            folds=folds, dim=dim, seed=seed, cache=cache, device=device, settings=settings or (), resume=resume,
+            overwrite=overwrite, watcher=terminal,
+        )  # fmt: skip
+    except Interrupted:
+        terminal.say("saved; the same command with --resume goes on from here")
+        raise typer.Exit(130) from None
+    rows = {f"average of {folds} x {dim}-D": result["average"], f"joined, {folds * dim}-D": result["concatenated"]}
+    terminal.console.print(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
+    terminal.say(f"result: {out / 'result.json'}")
+
+
+@app.command(epilog=_example("proxymetric report runs/birds"))
+def report(run: RunFolder) -> None:
+    """Draw a finished run's report again."""
+    from proxymetric.progress import Terminal
+    from proxymetric.training.remake import remake_report
+
+    terminal = Terminal()
+    terminal.say(f"report: {remake_report(run, terminal)}")
 
 
 @app.command(
