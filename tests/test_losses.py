@@ -207,6 +207,34 @@ def test_a_pair_loss_refuses_a_weighting_by_name():
         Triplet()(torch.eye(C), torch.arange(C), refs, Weight(rule, rule))
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [
+        ("proxy-nca++", {"temperature": 0}, "temperature: got 0, wanted a number above 0"),
+        ("multi-similarity", {"alpha": 0.0}, "alpha: got 0.0"),
+        ("proxy-anchor", {"scale": "x"}, "scale: got 'x'"),
+        ("proxy-anchor", {"scale": -1.0}, "scale: got -1.0"),
+        ("mpa", {"tau": -1.0}, "tau: got -1.0, wanted a number of at least 0"),
+        ("soft-triple", {"margin": float("nan")}, "margin: got nan"),
+        ("arcface", {"margin": 4.0}, "margin: got 4.0, wanted radians"),
+        ("triplet", {"margin": 0}, "margin: got 0"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(name, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        pm.method(name, classes=C, dim=D, **arguments)
+
+
+def test_the_number_of_classes_may_come_from_numpy():
+    assert pm.method("proxy-anchor", classes=np.int64(4), dim=D)(torch.randn(2, D), torch.tensor([0, 3])).isfinite()
+
+
+def test_labels_of_any_whole_type_mean_the_same():
+    criterion = pm.method("mpa", classes=40, dim=D, per_class=10, touched="batch")
+    x, y = torch.randn(4, D), torch.tensor([30, 31, 39, 30])
+    assert torch.equal(criterion(x, y), criterion(x, y.to(torch.uint8)))
+
+
 @pytest.mark.parametrize("kind", ["soft", "mean"])
 def test_similarity_is_checked(kind):
     assert MPA(of_class=Similarity(kind)).of_class.kind == kind

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import proxymetric as pm
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.training import Run
-from proxymetric.training.checkpoint import Checkpoint
 from proxymetric.training.watch import Silent
 from training_runs import Notes, Process, command, records, run, same_run, same_tensors, state, until
 

@@ -255,3 +255,13 @@ def test_a_loop_of_ones_own_learns() -> None:
         criterion.commit()
     assert criterion.step == 40
     assert pm.evaluate(net(points).detach(), labels, ("MAP@R",))["MAP@R"] > before + 0.1
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("triplet", {}), ("proxy-anchor", {"touched": "batch"})])
+def test_forgetting_commit_is_seen_without_parameters_too(name, arguments):
+    criterion = pm.method(name, classes=3, dim=4, **arguments)
+    x, y = torch.randn(6, 4, requires_grad=True), torch.arange(6) % 3
+    for _ in range(64):
+        criterion(x, y).backward()
+    with pytest.warns(UserWarning, match="commit\\(\\) was not called"):
+        criterion(x, y)

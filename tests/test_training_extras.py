@@ -12,7 +12,7 @@ from proxymetric.recipe import check
 from proxymetric.training import Silent, train
 from proxymetric.training.remake import remake_report
 from proxymetric.training.setup import eval_view, scored, train_view
-from proxymetric.training.unseen import unseen_vectors
+from proxymetric.training.unseen import evaluation_set, unseen_vectors
 from training_runs import TINY
 
 
@@ -77,6 +77,52 @@ def test_tensorboard_holds_the_log_and_a_resumed_run_does_not_repeat_itself(phot
     assert drawn == pytest.approx(scores)
     assert len(found.Scalars("validation/MAP@R")) == len(scores) == 4
     assert "train/lr/proxies" in found.Tags()["scalars"]
+
+
+@pytest.mark.usefixtures("no_page")
+def test_an_encoder_without_a_head_trains(photos, tmp_path):
+    settings = TINY | {"encoder.head": "none", "encoder.dim": "none", "train.epochs": 1}
+    with pytest.raises(ValueError, match=r"train.warmup: got 1, but there is neither head nor proxies"):
+        train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Silent())
+    rows = settings | {"loss.touched": "batch"}
+    assert train(photos, out=tmp_path / "rows", settings=rows, watcher=Silent()).result["skipped_steps"] == 0
+
+
+@pytest.mark.usefixtures("no_page")
+def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, tmp_path):
+    said = []
+
+    class Notes(Silent):
+        def say(self, text):
+            said.append(text)
+
+    settings = TINY | {"train.batch": 128, "train.epochs": 1}
+    train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Notes())
+    assert "batches of 32: triplet wants 4 images of a class in each" in said
+    with pytest.raises(ValueError, match=r"--set train.per_class"):
+        train(
+            photos, method="triplet", out=tmp_path / "no", settings=settings | {"train.per_class": 4}, watcher=Silent()
+        )
+
+
+@pytest.mark.usefixtures("no_page")
+def test_what_a_resumed_run_was_told_anew_is_kept(photos, tmp_path):
+    train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, watcher=Silent())
+    train(out=tmp_path / "run", epochs=2, resume=True, watcher=Silent())
+    again = train(out=tmp_path / "run", resume=True, watcher=Silent())
+    assert (again.result["recipe"]["train"]["epochs"], again.result["epochs"]) == (2, 2)
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_refit_says_what_it_cost_and_the_chosen_model_is_measured_on_what_it_has_not_seen(photos, tmp_path):
+    run = train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, refit=True, watcher=Silent())
+    refit = run.result["refit"]
+    assert refit["images"] == 80
+    assert refit["parameters"]["trained"] > run.result["parameters"]["trained"]
+    assert run.result["seconds"] >= run.result["training_seconds"] + refit["training_seconds"]
+    images, words = evaluation_set(tmp_path / "run", which="chosen")
+    assert (len(images.classes), words) == (2, "none of them trained on")
+    assert evaluation_set(tmp_path / "run")[1] == "all of them trained on"
 
 
 def test_a_report_is_made_again_and_an_unfinished_run_is_refused(photos, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder
-from proxymetric.training.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
 
 pytestmark = pytest.mark.usefixtures("no_page")

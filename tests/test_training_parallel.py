@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxymetric.training.checkpoint import Checkpoint
+from proxymetric.checkpoint import Checkpoint
 from training_runs import Process, command, kill_in_epoch, records, run, same_run, state
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import proxymetric as pm
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import build
 from proxymetric.learner import Learner
 from proxymetric.losses import ProxyAnchor
@@ -20,7 +21,6 @@ from proxymetric.recipe import TrainOptions
 from proxymetric.references import LearnedProxies
 from proxymetric.seam import Compare, Context, Objective, Outcome
 from proxymetric.training import Run
-from proxymetric.training.checkpoint import Checkpoint
 from proxymetric.training.optim import clipped, decayed, make_optimizer, rates, set_rates
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 

@@ -157,7 +157,7 @@ def evaluate(
     from proxymetric.training.unseen import evaluation_set
 
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
-    images, words = evaluation_set(run, data, layout, split)
+    images, words = evaluation_set(run, data, layout, split, which)
     model = load(run, which, device)
     terminal = Terminal()
     vectors, kept = _embedded(model, images, images.title, terminal)

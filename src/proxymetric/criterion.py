@@ -22,6 +22,10 @@ NEEDS = {
 """what a method may need beyond embeddings and labels, and how to give it"""
 
 
+MANY = 64
+"""forward passes before one commit that nobody accumulates on purpose"""
+
+
 class Criterion(nn.Module):
     """A loss with everything it owns: call it, step your optimiser, then `commit`.
 
@@ -73,6 +77,7 @@ class Criterion(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
         self._check(embeddings, labels)
+        labels = labels.long()
         if "images" in self.needs and images is None:
             self._lacks("images")
         if "encoder" in self.needs and not self._encoder:
@@ -192,10 +197,12 @@ class Criterion(nn.Module):
 
     def _look_for_missing_commit(self) -> None:
         versions = tuple(p._version for module in (self, *self._encoder) for p in module.parameters())
-        if self._pending and versions != self._versions and not self._warned:
+        # Of a method without parameters nothing is seen to move: then many passes without a commit are the sign.
+        forgotten = versions != self._versions if versions else len(self._pending) >= MANY
+        if self._pending and forgotten and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.name}: parameters moved since the last forward pass but commit() was not called; "
+                f"{self.name}: it was trained on, but commit() was not called; "
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
                 stacklevel=5,  # over forward and the two calls of nn.Module, at the line of the loop
             )

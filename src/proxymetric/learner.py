@@ -204,6 +204,11 @@ def described(run: str | Path) -> dict[str, Any]:
     return about
 
 
+def is_refitted(run: str | Path, which: str = "best") -> bool:
+    """Whether the model that `which` names is one that was trained on all classes afterwards."""
+    return which != "chosen" and (Path(run) / "refit" / "result.json").is_file()
+
+
 def load(
     run: str | Path,
     which: str = "best",
@@ -217,9 +222,9 @@ def load(
     device: where it computes; None or "auto": a GPU if there is one. weights: a safetensors file to take the
     backbone's weights from instead of the run's own.
     """
+    from proxymetric.checkpoint import Checkpoint
+    from proxymetric.device import pick_device
     from proxymetric.encoders import build, load_weights
-    from proxymetric.training.checkpoint import Checkpoint
-    from proxymetric.training.world import pick_device
 
     place = pick_device(str(device or "auto"))
     run = Path(run)
@@ -227,7 +232,7 @@ def load(
     files = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
     if which not in files:
         raise ValueError(f"which: got {which!r}, wanted 'best', 'last' or 'chosen'")
-    if which != "chosen" and (run / "refit" / "result.json").is_file():
+    if is_refitted(run, which):
         run, which = run / "refit", "last"
         about = described(run)
     file = run / files[which]

@@ -32,6 +32,8 @@ def check_method(method: str | Build, **options: object) -> None:
 def builder(method: str | Build, **options: object) -> Build:
     """The function (classes, dim) -> Criterion behind a name."""
     if callable(method):
+        if options:
+            raise ValueError(f"options: got {', '.join(options)} beside a function; give them to the function itself")
         return method
     from proxymetric.papers import method as from_catalogue
 

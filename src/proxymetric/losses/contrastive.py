@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, at_least_zero, number
 from proxymetric.losses.pairs import distances, mean_where, unweighted
 from proxymetric.seam import References, Weight
 
@@ -27,6 +28,9 @@ class Contrastive:
     """
 
     margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         unweighted(self, weight)
@@ -58,6 +62,8 @@ class MarginContrastive:
     averaging: str = "nonzero"
 
     def __post_init__(self) -> None:
+        above_zero(margin=self.margin)
+        at_least_zero(positive_margin=self.positive_margin)
         if self.averaging not in ("nonzero", "all"):
             raise ValueError(f"averaging: got {self.averaging!r}, wanted 'nonzero' or 'all'")
 

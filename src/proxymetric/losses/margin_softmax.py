@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, at_least_zero
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, over_classes
 from proxymetric.seam import References, Weight
@@ -30,6 +31,10 @@ class CosFace:
 
     scale: float = 64.0
     margin: float = 0.35
+
+    def __post_init__(self) -> None:
+        above_zero(scale=self.scale)
+        at_least_zero(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         own = Line(self.scale, -self.scale * self.margin)
@@ -55,6 +60,12 @@ class ArcFace:
 
     scale: float = 64.0
     margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        above_zero(scale=self.scale)
+        at_least_zero(margin=self.margin)
+        if self.margin >= math.pi:
+            raise ValueError(f"margin: got {self.margin}, wanted radians below pi")
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         if refs.per_class != 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, number
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, Similarity, log1p_exp, over_batch, over_classes
 from proxymetric.seam import References, Weight
@@ -23,7 +24,8 @@ class MPA:
     another class in it. of_class: how K proxies make one similarity. scale: 32 by analogy with Proxy-Anchor (the paper
     names none). margin: 0.1.
 
-    Relations: with K = 1 it is `ProxyAnchor`. `MPADW` and `MPAAP` sum per sample.
+    Relations: with K = 1 it is `ProxyAnchor`, unless the whole batch is of one class. `MPADW` and `MPAAP` sum per
+    sample.
 
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
     >>> MPA(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
@@ -36,6 +38,8 @@ class MPA:
 
     def __post_init__(self) -> None:
         self.of_class.check()
+        above_zero(scale=self.scale)
+        number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
@@ -66,6 +70,8 @@ class MPADW:
 
     def __post_init__(self) -> None:
         self.of_class.check()
+        above_zero(scale=self.scale)
+        number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
@@ -95,6 +101,8 @@ class MPAAP:
 
     def __post_init__(self) -> None:
         self.of_class.check()
+        above_zero(scale=self.scale)
+        number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)

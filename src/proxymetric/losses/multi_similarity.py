@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, at_least_zero, number
 from proxymetric.ops import log1p_exp
 from proxymetric.ops.reductions import NONE
 from proxymetric.seam import References, Weight
@@ -35,6 +36,12 @@ class MultiSimilarity:
     beta: float = 40.0
     base: float = 0.5
     epsilon: float | None = 0.1
+
+    def __post_init__(self) -> None:
+        above_zero(alpha=self.alpha, beta=self.beta)
+        number(base=self.base)
+        if self.epsilon is not None:
+            at_least_zero(epsilon=self.epsilon)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         s = queries @ refs.vectors.T

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, number
 from proxymetric.ops import Line, log1p_exp, over_batch
 from proxymetric.seam import References, Weight
 
@@ -23,7 +24,8 @@ class ProxyAnchor:
     scale: > 0, 32 in the paper. margin: 0.1 in the paper.
     positive_norm: "present" divides the first sum by |C+|; "all" by C (VCPA's Eq. 4, VPTSP's released code).
 
-    Relations: `MPA` with one proxy per class is this loss; `ProxyNCA` sums over classes per sample instead.
+    Relations: `MPA` with one proxy per class is this loss for any batch of two classes or more; `ProxyNCA` sums over
+    classes per sample instead.
 
     >>> import torch
     >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
@@ -36,6 +38,8 @@ class ProxyAnchor:
     positive_norm: str = "present"
 
     def __post_init__(self) -> None:
+        above_zero(scale=self.scale)
+        number(margin=self.margin)
         if self.positive_norm not in ("present", "all"):
             raise ValueError(f"positive_norm: got {self.positive_norm!r}, wanted 'present' or 'all'")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, over_classes
 from proxymetric.seam import References, Weight
@@ -28,6 +29,9 @@ class ProxyNCA:
     """
 
     scale: float = 12.0
+
+    def __post_init__(self) -> None:
+        above_zero(scale=self.scale)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         choice = Line(self.scale)
@@ -53,6 +57,9 @@ class ProxyNCAPlusPlus:
     """
 
     temperature: float = 1 / 18
+
+    def __post_init__(self) -> None:
+        above_zero(temperature=self.temperature)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         choice = Line(1 / self.temperature)

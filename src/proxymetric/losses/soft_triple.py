@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero, number
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, Similarity, over_classes
 from proxymetric.seam import References, Weight
@@ -37,6 +38,8 @@ class SoftTriple:
 
     def __post_init__(self) -> None:
         self.of_class.check()
+        above_zero(scale=self.scale)
+        number(margin=self.margin)
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction: got {self.reduction!r}, wanted 'mean' or 'sum'")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import at_least_zero
 from proxymetric.seam import References
 
 
@@ -27,6 +28,9 @@ class Spread:
     """
 
     tau: float = 0.2
+
+    def __post_init__(self) -> None:
+        at_least_zero(tau=self.tau)
 
     def __call__(self, refs: References) -> Tensor:
         if refs.per_class is None:

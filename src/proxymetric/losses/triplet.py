@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.losses.checks import above_zero
 from proxymetric.losses.pairs import distances, unweighted
 from proxymetric.seam import References, Weight
 
@@ -29,6 +30,9 @@ class Triplet:
     """
 
     margin: float = 0.0961
+
+    def __post_init__(self) -> None:
+        above_zero(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         unweighted(self, weight)

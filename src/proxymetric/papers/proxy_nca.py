@@ -38,5 +38,8 @@ def proxy_nca_pp(
     init: str = "kaiming",
     touched: str = "all",
 ) -> Objective:
-    """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`."""
+    """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`.
+
+    Where we differ: the temperature stands under cosines; the paper's 1/9 under squared distances is 1/18 here.
+    """
     return Compare(ProxyNCAPlusPlus(temperature), proxies(classes, dim, per_class, init, touched))

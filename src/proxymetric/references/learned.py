@@ -26,7 +26,7 @@ INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
 def initial(classes: int, dim: int, per_class: int, init: str) -> Tensor:
     """The first (C K, D) vectors, with every argument checked."""
     for name, value in (("classes", classes), ("dim", dim), ("per_class", per_class)):
-        if not isinstance(value, int) or value < 1:
+        if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least 1")
     if init not in INITIALISATIONS:
         near = difflib.get_close_matches(init, INITIALISATIONS, 1) or [next(iter(INITIALISATIONS))]

@@ -13,7 +13,7 @@ class RowTable(nn.Module):
     was not taken is neither moved nor decayed, and Adam's step count is kept per row. The table may lie in host memory
     while the rows travel to `device`. It is no parameter: an optimiser never sees it, and a checkpoint holds all of it.
 
-    optimizer: "adamw" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim.
+    optimizer: "adamw", "adam" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim.
 
     >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
     >>> table.take(torch.tensor([1, 3])).sum().backward()
@@ -38,15 +38,20 @@ class RowTable(nn.Module):
         momentum: float = 0.9,
     ) -> None:
         super().__init__()
-        if optimizer not in ("adamw", "sgd"):
-            raise ValueError(f"optimizer: got {optimizer!r}, wanted 'adamw' or 'sgd'")
-        self.optimizer, self.betas, self.eps = optimizer, betas, eps
-        self.weight_decay, self.momentum = weight_decay, momentum
         self.register_buffer("values", values.detach().clone())
         self.register_buffer("average", torch.zeros_like(values))
-        self.register_buffer("square", torch.zeros_like(values if optimizer == "adamw" else values[:0]))
+        self.register_buffer("square", torch.zeros_like(values))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
+        self.eps = eps
+        self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []
+
+    def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
+        """Step as this optimiser would: a trainer calls it with the run's own."""
+        if optimizer not in ("adamw", "adam", "sgd"):
+            raise ValueError(f"optimizer: got {optimizer!r}, wanted 'adamw', 'adam' or 'sgd'")
+        self.optimizer, self.betas = optimizer, betas
+        self.weight_decay, self.momentum = weight_decay, momentum
 
     def take(self, index: Tensor, device: torch.device | None = None) -> Tensor:
         """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`."""
@@ -58,8 +63,16 @@ class RowTable(nn.Module):
         return rows
 
     def leaves(self) -> list[Tensor]:
-        """The rows handed out since the last step; their `.grad` may be unscaled or clipped in place."""
-        return [rows for _, rows in self._taken]
+        """What was handed out since the last step, every row once; `.grad` may be unscaled or clipped in place."""
+        taken = [(index, rows) for index, rows in self._taken if rows.grad is not None]
+        if len(taken) > 1:
+            index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
+            rows = self.values[index].requires_grad_()
+            grads = torch.cat([rows.grad.to(self.values.device) for _, rows in taken if rows.grad is not None])
+            rows.grad = torch.zeros_like(rows).index_add_(0, place, grads.to(rows.dtype))
+            taken = [(index, rows)]
+        self._taken = taken
+        return [rows for _, rows in taken]
 
     def discard(self) -> None:
         """Forget the rows handed out: the step is not taken."""
@@ -68,25 +81,28 @@ class RowTable(nn.Module):
     @torch.no_grad()
     def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:
         """Move the rows taken since the last step; rows taken more than once move once, by their summed gradient."""
-        taken = [(index, rows.grad) for index, rows in self._taken if rows.grad is not None]
-        self._taken.clear()
+        self.leaves()
+        taken = self._taken
+        self._taken = []
         if not taken:
             return
-        index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
-        grad = torch.zeros_like(self.values[index])
-        grad.index_add_(0, place, torch.cat([g.to(grad) for _, g in taken]))
-        grad /= loss_scale
+        ((index, leaf),) = taken
+        assert leaf.grad is not None
+        grad = leaf.grad.to(self.values.device) / loss_scale
         if clip is not None:
             grad.clamp_(-clip, clip)
         rows = self.values[index]
         steps = self.steps[index] + 1
+        if self.optimizer != "adamw":
+            grad = grad + self.weight_decay * rows
         if self.optimizer == "sgd":
-            average = self.momentum * self.average[index] + grad + self.weight_decay * rows
+            average = self.momentum * self.average[index] + grad
             rows -= lr * average
         else:
             mean, spread = self.betas
             shape = (-1,) + (1,) * (rows.ndim - 1)
-            rows *= 1 - lr * self.weight_decay
+            if self.optimizer == "adamw":
+                rows *= 1 - lr * self.weight_decay
             average = mean * self.average[index] + (1 - mean) * grad
             square = spread * self.square[index] + (1 - spread) * grad.square()
             # In float64: 1 - 0.999^1 keeps only four digits in float32.

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.files import read_json
 from proxymetric.recipe import Recipe
-from proxymetric.training.checkpoint import Checkpoint
 
 OURS = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
 MAY_CHANGE = {
@@ -111,6 +111,11 @@ def same_data(identity: str, before: dict[str, Any], folder: Path) -> None:
 
 def same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> None:
     """A resumed run must be the run that was begun."""
+    train = recipe.train
+    if train.decay == "cosine" and train.decay_every is None and train.epochs != before["recipe"]["train"]["epochs"]:
+        raise ValueError(
+            "resume: with a cosine over all epochs their number sets every rate; leave train.epochs as it was"
+        )
     now, then = _flat(_plain(recipe.as_dict())), _flat(before["recipe"])
     for key in sorted(now.keys() | then.keys(), key=lambda key: ("." in key, key)):
         if key not in MAY_CHANGE and now.get(key) != then.get(key):

@@ -31,6 +31,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
         raise ValueError(
             "nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing"
         )
+    for table in learner.criterion.row_tables():
+        table.follow(options.optimizer, options.betas, options.weight_decay, options.momentum)
     for group in groups:
         group["first_lr"] = group["lr"]
     if options.optimizer == "sgd":
@@ -63,14 +65,15 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def clipped(parameters: list[Tensor], rows: list[Tensor], options: TrainOptions) -> bool:
     """Clip the gradients in place as the options say; False where one is not finite, and the step must be skipped.
 
-    rows: leaves of row tables. They count in the norm; by value they are clipped in `commit`, once those of the same
-    row are summed.
+    rows: leaves of row tables, clipped like any other gradient.
     """
     found = [p for p in (*parameters, *rows) if p.grad is not None]
+    if not found:
+        return True
     limit = options.clip_norm if options.clip_norm is not None else math.inf
     norm = torch.nn.utils.clip_grad_norm_(found, limit)
     if not bool(norm.isfinite()):
         return False
     if options.clip_value is not None:
-        torch.nn.utils.clip_grad_value_(parameters, options.clip_value)
+        torch.nn.utils.clip_grad_value_(found, options.clip_value)
     return True

@@ -36,15 +36,15 @@ def draw_report(
     ranking = rank(vectors, labels, k=8)
     queries = pick_queries(ranking, GALLERY, seed)
     recipe = result["recipe"]
+    trained = result.get("refit") or {**result["data"]["train"], "parameters": result["parameters"]}
     facts = {
         "method": recipe["method"],
         "backbone": recipe["encoder"]["backbone"],
-        "data": f"{result['data']['name']}: {result['data']['train']['images']} images of "
-        f"{result['data']['train']['classes']} classes in training",
+        "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
         "chosen epoch": str(result["chosen_epoch"]),
-        "trained parameters": f"{result['parameters']['trained']:,} of {result['parameters']['total']:,}",
-        "training time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
+        "trained parameters": f"{trained['parameters']['trained']:,} of {trained['parameters']['total']:,}",
+        "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
         "seed": str(recipe["seed"]),
     }
     curve = [dict(record) for record in result["curve"]]

@@ -12,16 +12,18 @@ from typing import Any
 import torch
 
 from proxymetric import recipe as recipes
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import ImageSet, Split, singletons, split
+from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
 from proxymetric.learner import Model, load
 from proxymetric.metrics import left_out
+from proxymetric.papers import lookup
 from proxymetric.recipe import Recipe
 from proxymetric.seam import NORMALISATIONS
 from proxymetric.training import folder as folders
 from proxymetric.training import results
-from proxymetric.training.checkpoint import Checkpoint
 from proxymetric.training.report import draw_report
 from proxymetric.training.setup import (
     Desk,
@@ -36,7 +38,7 @@ from proxymetric.training.setup import (
 )
 from proxymetric.training.trainer import Trainer
 from proxymetric.training.watch import Silent, Watcher
-from proxymetric.training.world import World, pick_device
+from proxymetric.training.world import World
 
 PIXELS = 64
 """images up to this side are compared as raw pixels too, as the baseline under every encoder"""
@@ -140,6 +142,7 @@ class _Sitting:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(recipe.train.deterministic)
         self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
+        self.begun = time.perf_counter()
         self.desk = Desk(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.desk.device.type == "cuda":
             torch.cuda.set_device(self.desk.device)
@@ -147,6 +150,7 @@ class _Sitting:
 
     def run(self) -> Run:
         recipe = self.recipe
+        self._can_serve(lookup(recipe.method).about.needs)
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
             folders.same_data(images.identity(), self.before, self.folder)
@@ -165,6 +169,14 @@ class _Sitting:
             encoder, result["refit"] = self._refit(images, chosen, shown if parts.test is not None else None)
         result = self.desk.world.from_first(lambda: self._measured(result, encoder, trainer, shown, parts))
         return Run(self.folder, result)
+
+    def _can_serve(self, needs: Iterable[str]) -> None:
+        """Refuse what the method cannot do without, before anything is opened."""
+        recipe = self.recipe
+        if recipe.train.frozen and {"images", "encoder"} & set(needs):
+            raise ValueError(f"frozen: {recipe.method} runs the encoder on images, and features are all there is")
+        if "validation" in needs and (not recipe.data.validation or recipe.train.refit):
+            raise ValueError(f"{recipe.method} needs held-out classes all the way: data.validation above 0, no refit")
 
     def _begin(
         self,
@@ -214,13 +226,15 @@ class _Sitting:
         trainer.facts["bad"] = desk.bad
         if baselines is not None:
             trainer.facts["before"] = baselines
+        trainer.facts.setdefault("seconds", 0.0)
+        trainer.clock = lambda: time.perf_counter() - self.begun
         # Only now that everything could be made and the images could be read: a mistake costs no earlier run.
         if desk.world.first:
             folders.sweep(folder)
-            if not begun:
-                if self.overwrite and folder == self.folder:
-                    folders.clear(folder)
-                write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
+            if not begun and self.overwrite and folder == self.folder:
+                folders.clear(folder)
+            # Also of a run that goes on: it may have been told of more epochs, or that its images lie elsewhere now.
+            write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
         return encoder, trainer
 
     def _about(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
@@ -255,29 +269,35 @@ class _Sitting:
         world.wait()
         encoder, trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
         trainer.run()
-        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
+        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)} | self._cost(trainer)
         if self.desk.world.first:
-            write_json(folder / "result.json", facts | {"seconds": trainer.seconds})
+            write_json(folder / "result.json", facts)
         return encoder, facts
 
-    def _result(self, trainer: Trainer, images: ImageSet, parts: Split, chosen: int) -> dict[str, Any]:
-        recipe, device = self.recipe, self.desk.device
-        tables = trainer.learner.criterion.row_tables()
+    def _cost(self, trainer: Trainer) -> dict[str, Any]:
+        """What a training took and what it trained."""
+        rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
         trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+        return {
+            "training_seconds": round(trainer.seconds, 1),
+            "memory": results.peak_memory(self.desk.device),
+            "parameters": results.counts(trainer.learner, trained, rows),
+            "steps": trainer.step,
+            "skipped_steps": trainer.skipped,
+        }
+
+    def _result(self, trainer: Trainer, images: ImageSet, parts: Split, chosen: int) -> dict[str, Any]:
+        recipe = self.recipe
         counted = zip(("train", "validation", "test"), parts)
         return {
             "recipe": recipe.as_dict(),
             "data": {"name": images.name, "identity": images.identity()}
             | {name: {"images": len(part), "classes": len(part.classes)} for name, part in counted if part is not None},
             "versions": results.versions(),
-            "machine": results.machine(device),
+            "machine": results.machine(self.desk.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(trainer.seconds, 1),
-            "memory": results.peak_memory(device),
-            "parameters": results.counts(trainer.learner, trained, sum(t.values.numel() for t in tables)),
+            **self._cost(trainer),
             "epochs": trainer.epoch,
-            "steps": trainer.step,
-            "skipped_steps": trainer.skipped,
             "chosen_epoch": chosen,
             "chosen_by": recipe.train.monitor if trainer.best is not None else "last",
             "validation": next((c for c in trainer.curve if c["epoch"] == chosen), {}),
@@ -297,6 +317,8 @@ class _Sitting:
             result["rows"]["trained encoder"] = scored(shown, (vectors, labels, kept), self.recipe.train.metrics)
             result["queries_left_out"] = left_out(labels) if shown.gallery is None else 0
         result["bad_images"] = dict(self.desk.bad)
+        # From opening the images to here: features, training, evaluations, refit; of all sittings that were saved.
+        result["seconds"] = round(trainer.facts["seconds"] + time.perf_counter() - self.begun, 1)
         if "trained encoder" not in result["rows"]:
             # The refitted model has seen every class; what can be said of it is what the choice was made by.
             result["rows"]["trained encoder"] = {

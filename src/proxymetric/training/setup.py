@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,13 +103,20 @@ def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
 
 
 def make_batches(desk: Desk, labels: np.ndarray) -> Batches:
-    options = desk.recipe.train
+    """The batches that the recipe asks for; images per class that are only advised give way to the data."""
+    options, world = desk.recipe.train, desk.world
     advised = lookup(desk.recipe.method).about.samples_per_class
-    per_class = advised if options.per_class is None else options.per_class
-    batch = options.batch
-    if options.per_class is None and per_class and batch % per_class:
-        batch -= batch % per_class
-    return Batches(labels, batch, per_class or None, desk.recipe.seed, desk.world.rank, desk.world.size)
+    per_class, batch = options.per_class or None, options.batch
+    if options.per_class is None and advised:
+        per_class, unit = advised, math.lcm(advised, world.size)
+        most = min(batch, advised * len(np.unique(labels)))
+        batch = max(unit, most - most % unit)
+        if batch != options.batch:
+            desk.watcher.say(f"batches of {batch}: {desk.recipe.method} wants {advised} images of a class in each")
+    try:
+        return Batches(labels, batch, per_class, desk.recipe.seed, world.rank, world.size)
+    except ValueError as error:
+        raise ValueError(f"{error} (--batch, --set train.per_class=...)") from None
 
 
 class FeatureFeed:
@@ -187,7 +195,7 @@ def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Calla
         vectors, labels, kept = features_of(desk, encoder, images, what)
         vectors = vectors.to(desk.device)
 
-        @torch.inference_mode()
+        @torch.no_grad()
         def from_features(kind: str) -> Embedded:
             encoder.eval()
             return (vectors if kind == "features" else encoder.head(vectors)).float(), labels, kept
@@ -197,7 +205,7 @@ def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Calla
     view = EvalView(**eval_view(desk.recipe))
     feed = EvalFeed(images, view, 256, desk.cache(images), desk.device, desk.workers(images), desk.on_bad)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def from_images(kind: str) -> Embedded:
         encoder.eval()
         run = encoder.features if kind == "features" else encoder

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
 from proxymetric.seam import Batch
-from proxymetric.training.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.training.log import Log
 from proxymetric.training.optim import clipped, decayed, make_optimizer, set_rates
 from proxymetric.training.track import TensorBoard
@@ -66,6 +66,11 @@ class Trainer:
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
         self.epochs = options.epochs if stop_after is None else stop_after
         self.optimizer = make_optimizer(learner, options)
+        only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
+        if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
+            raise ValueError(
+                f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; wanted 0"
+            )
         self.precision = _precision(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
@@ -78,6 +83,8 @@ class Trainer:
         """batches of this epoch that were trained on"""
         self.step = 0
         self.skipped = 0
+        self.unread = 0
+        """steps of this sitting of which not one image could be read"""
         self.best: tuple[float, int] | None = None
         """score and epoch of the best evaluation"""
         self.stale = 0
@@ -89,6 +96,8 @@ class Trainer:
         """spent training, over all sittings"""
         self.facts: dict[str, Any] = {}
         """JSON-able things that the run wants kept in the checkpoint"""
+        self.clock: Callable[[], float] | None = None
+        """seconds of this sitting, kept in the checkpoint on top of `facts["seconds"]`"""
         self._stop = False
         self._trainable = list(_parameters(self.optimizer))
         self._module: nn.Module = learner
@@ -117,12 +126,13 @@ class Trainer:
             last = self.position + len(micro) == len(self.feed)
             if len(micro) < options.accumulate and not last:
                 continue
+            unread = self.unread
             loss = self._step(micro)
             self.position += len(micro)
             images += sum(len(part.labels) for part in micro)
             micro = []
             spent = time.perf_counter() - started
-            self._tell(loss, images / max(spent, 1e-9), spent / (self.position - begun))
+            self._tell(loss, unread, images / max(spent, 1e-9), spent / (self.position - begun))
             stop = self.world.any(self._stop)
             if stop or (self.step % options.save_every == 0 and not last):
                 self.seconds += time.perf_counter() - started
@@ -158,7 +168,8 @@ class Trainer:
         """One optimiser step over the micro-batches; None where it had to be skipped."""
         self.step += 1
         micro = [batch for batch in micro if self.world.any(len(batch.labels) > 0)]
-        if not micro:  # not one of the images could be read
+        if not micro:
+            self.unread += 1
             return None
         self.optimizer.zero_grad(set_to_none=True)
         _copy(self._before, self._statistics)
@@ -172,25 +183,25 @@ class Trainer:
                     self.scaler.scale(loss).backward()
             total += float(loss.detach())
         rows = [leaf for table in self.learner.criterion.row_tables() for leaf in table.leaves()]
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled() and any(p.grad is not None for p in self._trainable):
             self.scaler.unscale_(self.optimizer)
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
         fine = math.isfinite(total) and clipped(self._trainable, rows, self.options)
         if fine:
-            self.scaler.step(self.optimizer)
+            if any(p.grad is not None for p in self._trainable):
+                self.scaler.step(self.optimizer)
             proxy_rate = self.learner.criterion.row_lr
             factor = decayed(self.options, self.epoch)
-            self.learner.criterion.commit(
-                lr=None if proxy_rate is None else proxy_rate * factor, clip=self.options.clip_value
-            )
+            self.learner.criterion.commit(lr=None if proxy_rate is None else proxy_rate * factor)
         else:
             self.learner.criterion.discard()
             # What went through BatchNorm left its trace there: infinite activations would ruin its averages for good.
             _copy(self._statistics, self._before)
             self.skipped += 1
-        self.scaler.update()
+        if any(p.grad is not None for p in self._trainable):
+            self.scaler.update()
         return total if fine else None
 
     @contextlib.contextmanager
@@ -202,7 +213,10 @@ class Trainer:
             with self._module.no_sync():
                 yield
 
-    def _tell(self, loss: float | None, rate: float, seconds_a_batch: float) -> None:
+    def _tell(self, loss: float | None, unread: int, rate: float, seconds_a_batch: float) -> None:
+        if loss is None and self.unread > unread:
+            self.log.add(event="unread", step=self.step, epoch=self.epoch)
+            return
         if loss is None:
             self.log.add(event="skipped", step=self.step, epoch=self.epoch)
             if self.skipped in (1, 10, 100, 1000):
@@ -272,7 +286,7 @@ class Trainer:
             "seconds": self.seconds,
             "scaler": self.scaler.state_dict(),
             "log": self.log.size,
-            "facts": self.facts,
+            "facts": self.facts | ({} if self.clock is None else {"seconds": self.facts["seconds"] + self.clock()}),
         }
         checkpoint.write(self.folder / "last.safetensors")
 

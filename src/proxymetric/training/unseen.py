@@ -7,20 +7,20 @@ from pathlib import Path
 from torch import Tensor
 
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.learner import described, load
+from proxymetric.learner import described, is_refitted, load
 from proxymetric.training.watch import Watcher
 
 PARTS = ("auto", "all", "test", "validation", "train")
 
 
 def evaluation_set(
-    run: str | Path, data: str | Path | None = None, layout: str = "auto", part: str = "auto"
+    run: str | Path, data: str | Path | None = None, layout: str = "auto", part: str = "auto", which: str = "best"
 ) -> tuple[ImageSet, str]:
     """The images to measure a run on, and in words which classes those are.
 
     data: a source as for `open_data`; None: the data that the run was trained on. part: "all", or the "test",
     "validation" or "train" classes of the run's own split; "auto": of the data that the run was trained on, the classes
-    it has not seen, and all classes of any other data.
+    it has not seen, and all classes of any other data. which: the model, as for `load`.
     """
     if part not in PARTS:
         raise ValueError(f"split: got {part!r}, wanted one of {', '.join(PARTS)}")
@@ -33,7 +33,7 @@ def evaluation_set(
     if part == "all" or (part == "auto" and not own):
         return images, "some of them trained on" if own else ""
     parts = split(images, options["validation"] if own else 0.0, options["test"], about["recipe"]["seed"])
-    refitted = (Path(run) / "refit" / "result.json").is_file()
+    refitted = is_refitted(run, which)
     if part == "auto":
         if parts.test is not None:
             part = "test"

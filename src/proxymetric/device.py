@@ -1,0 +1,22 @@
+"""Where to compute."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is this process's GPU if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device: got {name!r}, wanted auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: {name} was asked for, but no CUDA device can be used here; wanted cpu or auto")
+    return device

@@ -1,0 +1,36 @@
+"""Refusals of numbers that cannot be meant."""
+
+from __future__ import annotations
+
+import math
+
+
+def above_zero(**numbers: float) -> None:
+    """Each must be a finite number above 0.
+
+    >>> above_zero(scale=-1)
+    Traceback (most recent call last):
+    ...
+    ValueError: scale: got -1, wanted a number above 0
+    """
+    for name, value in numbers.items():
+        if not _is_number(value) or not value > 0:
+            raise ValueError(f"{name}: got {value!r}, wanted a number above 0")
+
+
+def number(**numbers: float) -> None:
+    """Each must be a finite number."""
+    for name, value in numbers.items():
+        if not _is_number(value):
+            raise ValueError(f"{name}: got {value!r}, wanted a number")
+
+
+def at_least_zero(**numbers: float) -> None:
+    """Each must be a finite number of at least 0."""
+    for name, value in numbers.items():
+        if not _is_number(value) or value < 0:
+            raise ValueError(f"{name}: got {value!r}, wanted a number of at least 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
