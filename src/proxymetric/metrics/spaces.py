@@ -25,7 +25,7 @@ from proxymetric.metrics import splitting
 
 Index = slice | Tensor
 ROWS = 512  # read at once
-PAIRS = 2**17  # numbers of one side read at once for single pairs: what a core's cache holds
+PAIRS = 2**15  # numbers of one side read at once for single pairs: cached, and below what torch gives to threads
 UNIT = 1e-6  # lengths this near to 1 need no division
 CROWDED = 0.125  # directions all this near to their mean are centred
 SINGLE, DOUBLE = 2.0**-24, 2.0**-53
@@ -45,7 +45,7 @@ class Side:
 
     vectors: Tensor  # (N, D)
     shift: Tensor  # (N,) a power of two that keeps squares in range
-    length: Tensor  # (N,) of the shifted row
+    inverse: Tensor  # (N,) 1 / length of the shifted row, 0 for a zero row; unused by Euclidean
 
 
 def growth(terms: int, unit: float) -> float:
@@ -198,10 +198,10 @@ class Cosine(Space):
     def __init__(self, queries: Tensor, items: Tensor) -> None:
         self.queries = self._side(queries)
         self.items = self.queries if items is queries else self._side(items)
-        length = torch.cat([self.queries.length, self.items.length])
-        known = length[length > 0] if bool(length.any()) else torch.ones_like(length)
+        inverse = torch.cat([self.queries.inverse, self.items.inverse])
+        known = inverse[inverse > 0] if bool(inverse.any()) else torch.ones_like(inverse)
         whole = queries.dtype == items.dtype == torch.float32
-        off_unit = float((known - 1).abs().max())
+        off_unit = float((1 / known - 1).abs().max())
         self.unit = whole and off_unit <= UNIT
         self.off_unit = off_unit if self.unit else 0.0
         self.in_range = whole and bool(known.min() > 2.0**-60 and known.max() < 2.0**60)
@@ -222,16 +222,18 @@ class Cosine(Space):
             shift = splitting.power_of_two(largest)
         blank = Side(vectors, shift, shift)
         length = each_row(len(vectors), lambda part: _shifted(blank, part).norm(dim=1), vectors.device)
-        return Side(vectors, shift, length)
+        return Side(vectors, shift, torch.where(length > 0, 1 / length, 0))
 
     def rows(self, side: Side, index: Index) -> Tensor:
-        return _shifted(side, index) * self._inverse(side, index)
+        # Not shifted where that changes nothing: a product of float32 with float64 is one pass over the rows.
+        rows = pick(side.vectors, index) if side.vectors.dtype == torch.float32 else _shifted(side, index)
+        return rows * pick(side.inverse, index)[:, None]
 
     def coarse(self, side: Side, index: Index) -> Tensor:
         if self.centre is None and self.unit:
             return pick(side.vectors, index)
         if self.centre is None and self.in_range:
-            return pick(side.vectors, index) * self._inverse(side, index).float()
+            return pick(side.vectors, index) * pick(side.inverse, index)[:, None].float()
         return super().coarse(side, index)
 
     def _slack(self, queries: Tensor, unit: float) -> Tensor:
@@ -256,8 +258,8 @@ class Cosine(Space):
         squared = torch.cat([splitting.dot(each, each) for each in apart])
         slack = self._blurred(squared.sqrt()) + growth(self.dim + 4, DOUBLE) * squared + 2 * FINEST
         # s - 1, which is -1 for a zero item; for a zero query all items are equal.
-        values = torch.where(self.items.length[items] == 0, -1, -squared / 2)
-        return Scored(torch.where(self.queries.length[queries] == 0, 0, values), slack)
+        values = torch.where(self.items.inverse[items] == 0, -1, -squared / 2)
+        return Scored(torch.where(self.queries.inverse[queries] == 0, 0, values), slack)
 
     def exact(self, queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
         found = []
@@ -267,10 +269,6 @@ class Cosine(Space):
             found.append(splitting.cosine(*sums))
         high, low = (torch.cat(each) for each in zip(*found))
         return high, torch.round(low / FINEST) * FINEST
-
-    def _inverse(self, side: Side, index: Index) -> Tensor:
-        length = pick(side.length, index)[:, None]
-        return torch.where(length > 0, 1 / length, 0)
 
 
 def _shifted(side: Side, index: Index) -> Tensor:
