@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from oracles import metrics as oracle
 from proxymetric.metrics import evaluate, left_out, per_query, rank, scores
+from proxymetric.metrics.distinct import distinct
 from proxymetric.metrics.ranking import Ranking, search
-from proxymetric.metrics.similarity import _distinct
 
 NAMES = ["R@1", "R@3", "R@50", "P@1", "P@4", "P@R", "MAP@R", "MAP@1", "MAP@5", "nDCG@1", "nDCG@4", "nDCG@20"]
-
-# Directions whose lengths are powers of two: their cosines are exact in any precision, so ties are real ties.
-DIRECTIONS = [(0, 0, 0, 0), (1, 0, 0, 0), (0, -2, 0, 0), (0, 0, 4, 0), (1, 1, 1, 1), (2, -2, 2, 2), (-1, 1, -1, 1)]
-# Whole numbers: exact squared distances.
-CORNERS = [(0, 0), (1, 0), (0, 1), (2, 1), (-1, 2), (3, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,42 +27,65 @@ def one_thread() -> Iterator[None]:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, str]:
-    distance = draw(st.sampled_from(["cosine", "euclidean"]))
-    rows = st.sampled_from(DIRECTIONS if distance == "cosine" else CORNERS)
+def problems(draw: st.DrawFn) -> dict:
+    """Few items with many ties: whole numbers, copies, multiples, and numbers that float32 cannot tell apart."""
+    dim = draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(["float32", "float64", "int64"]))
+    numbers = st.integers(-2, 3).map(float)
+    if kind != "int64":
+        step = draw(st.sampled_from([0.0, 1e-8, 2.0**-13, 1e-15]))
+        numbers = st.tuples(numbers, st.integers(-2, 2)).map(lambda pair: pair[0] + step * pair[1])
+    stock = draw(st.lists(st.tuples(*[numbers] * dim), min_size=1, max_size=6))
+    far = draw(st.sampled_from([0.0, 1e4])) if kind != "int64" else 7.0
 
     def some(least: int) -> tuple[np.ndarray, np.ndarray]:
-        vectors = draw(st.lists(rows, min_size=least, max_size=14))
-        labels = draw(st.lists(st.integers(-1, 3), min_size=len(vectors), max_size=len(vectors)))
-        return np.array(vectors, dtype=draw(st.sampled_from(["float32", "float64", "int64"]))), np.array(labels)
+        rows = draw(st.lists(st.sampled_from(stock), min_size=least, max_size=12))
+        labels = draw(st.lists(st.integers(-1, 3), min_size=len(rows), max_size=len(rows)))
+        return (np.array(rows) + far).astype(kind), np.array(labels)
 
     embeddings, labels = some(2)
     gallery, gallery_labels = some(1) if draw(st.booleans()) else (None, None)
-    return embeddings, labels, gallery, gallery_labels, distance
+    return {
+        "embeddings": embeddings,
+        "labels": labels,
+        "gallery": gallery,
+        "gallery_labels": gallery_labels,
+        "distance": draw(st.sampled_from(["cosine", "euclidean"])),
+    }
 
 
-@settings(max_examples=200, deadline=None)
-@given(problems(), st.sampled_from([None, 1, 5]), st.integers(1, 20))
-def test_ties_and_values_like_the_oracle(problem: tuple, block: int | None, k: int) -> None:
-    embeddings, labels, gallery, gallery_labels, distance = problem
-    lists = oracle.results(embeddings, gallery, distance)
-    expected, nobody = oracle.all_queries(NAMES, *problem[:4], distance=distance)
-    options = {"gallery": gallery, "gallery_labels": gallery_labels, "distance": distance, "block": block}
+@st.composite
+def settings_of_the_search(draw: st.DrawFn) -> dict[str, object]:
+    """Small problems would always be ranked by whole rows: make the tiles and the memory small too."""
+    if draw(st.booleans()):
+        return {}
+    tiles = {"cpu": draw(st.integers(1, 7))}
+    return {"searching.SHARE": 0, "searching.TILE": tiles, "searching.MEMORY": draw(st.sampled_from([2**28, 500]))} | {
+        "candidates.ROOM": draw(st.sampled_from([64, 0]))
+    }
 
-    ranking = rank(embeddings, labels, k, **options)
-    assert ranking.left_out == nobody == left_out(labels, gallery_labels)
-    assert ranking.hits.shape == ranking.neighbours.shape == (len(labels) - nobody, k)
-    for row, query in enumerate(ranking.queries.tolist()):
-        wanted = [*lists[query][:k], *[-1] * (k - len(lists[query]))]
-        assert ranking.neighbours[row].tolist() == wanted
 
-    if nobody == len(labels):
-        with pytest.raises(ValueError, match=f"none of the {nobody} queries"):
-            evaluate(embeddings, labels, NAMES, **options)
-        return
-    found = evaluate(embeddings, labels, NAMES, **options)
+@settings(max_examples=250, deadline=None)
+@given(problems(), settings_of_the_search(), st.sampled_from([None, None, 1, 5]), st.integers(1, 15))
+def test_ties_and_values_like_the_oracle(problem: dict, inside: dict, block: int | None, k: int) -> None:
+    lists = oracle.results(problem["embeddings"], problem["gallery"], problem["distance"])
+    expected, nobody = oracle.all_queries(NAMES, lists, problem["labels"], problem["gallery_labels"])
+    with pytest.MonkeyPatch.context() as patch:
+        set_inside(patch, inside)
+        ranking = rank(**problem, k=k, block=block)
+        assert ranking.left_out == nobody == left_out(problem["labels"], problem["gallery_labels"])
+        assert ranking.hits.shape == ranking.neighbours.shape == (len(lists) - nobody, k)
+        for row, query in enumerate(ranking.queries.tolist()):
+            wanted = [*lists[query][:k], *[-1] * (k - len(lists[query]))]
+            assert ranking.neighbours[row].tolist() == wanted
+
+        if nobody == len(lists):
+            with pytest.raises(ValueError, match=f"none of the {nobody} queries"):
+                evaluate(**problem, metrics=NAMES, block=block)
+            return
+        found = evaluate(**problem, metrics=NAMES, block=block)
+        deep = rank(**problem, k=50, block=block)
     assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, abs=1e-12)
-    deep = rank(embeddings, labels, 50, **options)
     for name, values in per_query(deep, NAMES).items():
         assert values.tolist() == pytest.approx(expected[name], abs=1e-12)
     assert scores(deep, NAMES) == pytest.approx(found, abs=1e-12)
@@ -81,16 +99,69 @@ def test_random_vectors_like_the_oracle(distance: str, repeated: bool) -> None:
     if repeated:
         embeddings = embeddings[draw.integers(0, 12, 90)]
     labels = draw.integers(0, 12, 90)
-    expected, _ = oracle.all_queries(NAMES, embeddings, labels, distance=distance)
+    expected, _ = oracle.all_queries(NAMES, oracle.results(embeddings, distance=distance), labels)
     found = evaluate(embeddings, labels, NAMES, distance=distance)
     assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, abs=1e-12)
+
+
+BY_TILES = {"searching.SHARE": 0, "searching.TILE": {"cpu": 5}}
+BY_ROWS = {"searching.SHARE": 10**6}
+
+
+def set_inside(patch: pytest.MonkeyPatch, inside: dict) -> None:
+    for name, value in inside.items():
+        patch.setattr(f"proxymetric.metrics.{name}", value)
+
+
+@pytest.mark.parametrize("inside", [BY_TILES, BY_ROWS])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_ties_of_real_numbers_that_float64_would_break(
+    inside: dict, distance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permuted and multiplied vectors are equally far from a diagonal; their float64 products differ by rounding."""
+    set_inside(monkeypatch, inside)
+    draw = np.random.default_rng(0)
+    vector = draw.normal(size=37)
+    gallery = np.stack([draw.permutation(vector) for _ in range(40)]).astype("float32")
+    if distance == "cosine":
+        gallery *= 2.0 ** draw.integers(-3, 4, size=(40, 1))
+    found = rank(np.full((1, 37), 0.7), [0], 30, gallery=gallery, gallery_labels=[0] * 40, distance=distance)
+    assert found.neighbours[0].tolist() == list(range(30))
+
+
+@pytest.mark.parametrize("inside", [BY_TILES, BY_ROWS])
+def test_how_fine_is_exact(inside: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cosines (1 - 2^-62 j^2) / sqrt 2 and 1 - 2^-67 j^2 are all the same in float64; differences of 2^-90 are ties."""
+    set_inside(monkeypatch, inside)
+    query = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    elsewhere = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64)  # so that the directions are not all close
+    steps = torch.arange(19, -1, -1, dtype=torch.float64)
+    for side, power in ((1.0, -30), (0.0, -33), (0.0, -46)):
+        items = torch.stack([torch.ones(20), torch.full((20,), side), steps * 2.0**power], dim=1).double()
+        wanted = list(range(20)) if power == -46 else list(range(19, -1, -1))
+        for gallery in (items, torch.cat([items, elsewhere])):
+            found = rank(query, [0], 20, gallery=gallery, gallery_labels=[0] * len(gallery))
+            assert found.neighbours[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("crowd", [1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("others", [0, 700])
+def test_a_crowd_of_nearly_equal_directions(crowd: float, others: int) -> None:
+    """More near-ties than the pool keeps, with and without vectors elsewhere; -|q/|q| - g/|g||^2 is precise there."""
+    torch.manual_seed(0)
+    vectors = torch.cat([1 + crowd * torch.randn(300, 8).double(), torch.randn(others, 8).double()])
+    unit = torch.nn.functional.normalize(vectors)
+    scores = -(unit[:, None] - unit).square().sum(dim=2)
+    scores.fill_diagonal_(-torch.inf)
+    found = rank(vectors, torch.zeros(len(vectors), dtype=torch.long), 3).neighbours
+    assert torch.equal(found, scores.sort(dim=1, descending=True, stable=True).indices[:, :3])
 
 
 @pytest.mark.parametrize("memory", [2**28, 1])
 def test_duplicates_tie_exactly_in_float32_wherever_they_stand(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product's edge columns may be summed in another order (here: one query at a time, where the budget is one
     byte): copies must still come in the gallery's order."""
-    monkeypatch.setattr("proxymetric.metrics.ranking.MEMORY", memory)
+    monkeypatch.setattr("proxymetric.metrics.searching.MEMORY", memory)
     torch.manual_seed(0)
     few = torch.randn(11, 67)
     kind = torch.randint(0, 11, (1003,))
@@ -109,9 +180,13 @@ def test_duplicates_tie_exactly_in_float32_wherever_they_stand(memory: int, monk
 def test_two_rows_of_one_hash_are_still_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """All hash factors zero: every row has the same hash."""
     monkeypatch.setattr(torch, "randint", lambda *args, **options: torch.full(args[2], -0.5))
-    first, group = _distinct(torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0], [0.0, 3.0], [-0.0, 3.0]]))
-    assert sorted(first.tolist()) == [0, 1, 3]
-    assert first[group].tolist() == [0, 1, 0, 3, 3]
+    group = distinct(torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0], [0.0, 3.0], [-0.0, 3.0]]))
+    assert group is not None
+    a, b, c, d, e = group.tolist()
+    assert a == c != b
+    assert d == e
+    assert len({a, b, d}) == 3
+    assert distinct(torch.tensor([[2.0, 1.0], [1.0, 1.0]])) is None
 
 
 def test_multiples_of_a_vector_are_the_same_direction() -> None:
@@ -123,11 +198,11 @@ def test_multiples_of_a_vector_are_the_same_direction() -> None:
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_the_block_changes_nothing_to_the_last_bit(distance: str) -> None:
     torch.manual_seed(1)
-    embeddings = torch.randn(700, 33).repeat(2, 1)[torch.randperm(1400)]
-    labels = (torch.randn(1400).abs() * 20).long()  # classes of very different sizes
+    embeddings = torch.randn(300, 33).repeat(2, 1)[torch.randperm(600)]
+    labels = (torch.randn(600).abs() * 20).long()  # classes of very different sizes
     whole = evaluate(embeddings, labels, NAMES, distance=distance)
     first = rank(embeddings, labels, distance=distance)
-    for block in (1, 129, 300, 100_000):
+    for block in (7, 129, 100_000):
         assert evaluate(embeddings, labels, NAMES, distance=distance, block=block) == whole
         for a, b in zip(rank(embeddings, labels, distance=distance, block=block), first):
             assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
@@ -139,9 +214,9 @@ def test_a_small_memory_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     embeddings = torch.randn(300, 5, dtype=torch.float64)
     labels = torch.arange(300) % 40
     whole = evaluate(embeddings, labels, NAMES)
-    monkeypatch.setattr("proxymetric.metrics.ranking.MEMORY", 20_000)
-    task = search(embeddings, labels, None, None, "cosine", None, None)
-    sizes = [len(found.queries) for found in task.run(lambda relevant: relevant)]
+    monkeypatch.setattr("proxymetric.metrics.searching.MEMORY", 20_000)
+    searcher = search(embeddings, labels, None, None, "cosine", None, None)._searcher(300)
+    sizes = [len(best.queries) for best in searcher.run(torch.full((300,), 200))]
     assert max(sizes) * 300 * 8 <= 20_000
     assert sum(sizes) == 300
     assert evaluate(embeddings, labels, NAMES) == pytest.approx(whole, abs=1e-12)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from proxymetric.metrics import Ranking, evaluate, left_out, names, per_query, rank, scores
+from proxymetric.metrics.precision import full_precision
 from proxymetric.metrics.ranking import search
-from proxymetric.metrics.similarity import full_precision, prepare
 
 VECTORS = torch.tensor([[1.0, 0.0], [0.9, 0.2], [0.1, 1.0], [0.0, 1.0]])
 LABELS = [0, 0, 1, 1]
@@ -169,10 +169,12 @@ def test_the_precision_of_products_is_full_and_put_back(mode: str) -> None:
         torch.set_float32_matmul_precision(before)
 
 
-def test_extreme_lengths_have_a_direction() -> None:
-    vectors = torch.tensor([[3e38, 3e38], [1e-42, 1e-42], [0.0, 0.0]])
-    lengths = prepare(vectors, "cosine").norm(dim=1)
-    assert lengths.tolist() == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_extreme_lengths_have_a_direction(kind: torch.dtype) -> None:
+    """Squares of these are beyond the range of their type."""
+    large, small = (3e38, 1e-42) if kind == torch.float32 else (1e308, 1e-310)
+    vectors = torch.tensor([[large, 0.9 * large], [small, small], [0.0, 0.0], [1.0, 0.5]], dtype=kind)
+    assert rank(vectors, [0] * 4).neighbours.tolist() == [[1, 3, 2], [0, 3, 2], [0, 1, 3], [0, 1, 2]]
 
 
 def test_euclidean_far_from_the_origin() -> None:
@@ -187,7 +189,7 @@ def test_euclidean_far_from_the_origin() -> None:
 def test_one_large_class_does_not_deepen_the_ranking_of_the_small_ones() -> None:
     labels = torch.cat([torch.zeros(500, dtype=torch.long), 1 + torch.arange(100) // 2])
     task = search(torch.randn(600, 4), labels, None, None, "cosine", None, None)
-    depths = {len(found.queries): found.hits.shape[1] for found in task.run(lambda relevant: relevant)}
+    depths = {len(found.queries): found.hits.shape[1] for found in task.run(task.relevant)}
     assert depths == {100: 1, 500: 499}
 
 

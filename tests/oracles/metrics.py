@@ -1,17 +1,33 @@
-"""Retrieval metrics by loops over their definitions, in NumPy float64; shares no code with the package."""
+"""Retrieval metrics by loops over their definitions; scores in rational arithmetic. Shares no code with the package.
+
+Scores count as equal when they are so after rounding to 72 binary places (cosine) or digits (squared distance).
+"""
 
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
+PLACES = 2**72
 
-def similarity(query: np.ndarray, item: np.ndarray, distance: str) -> float:
+
+def similarity(query: np.ndarray, item: np.ndarray, distance: str) -> Fraction:
     """Larger is nearer."""
+    q, g = ([Fraction(float(x)) for x in vector] for vector in (query, item))
     if distance == "euclidean":
-        return -sum((float(a) - float(b)) ** 2 for a, b in zip(query, item))
-    lengths = math.sqrt(sum(float(a) ** 2 for a in query)) * math.sqrt(sum(float(b) ** 2 for b in item))
-    dot = sum(float(a) * float(b) for a, b in zip(query, item))
-    return dot / lengths if lengths else 0.0
+        squared = sum(((a - b) ** 2 for a, b in zip(q, g)), Fraction(0))
+        unit = Fraction(2) ** math.frexp(float(squared))[1] / PLACES
+        return -round(squared / unit) * unit
+    dot = sum(a * b for a, b in zip(q, g))
+    lengths = sum(a * a for a in q) * sum(b * b for b in g)
+    if not dot:
+        return Fraction(0)
+    squared = dot * dot / lengths
+    with localcontext(prec=150):
+        cosine = (Decimal(squared.numerator) / Decimal(squared.denominator)).sqrt()
+        places = int((cosine * PLACES).to_integral_value())
+    return Fraction(places if dot > 0 else -places, PLACES)
 
 
 def results(
@@ -53,14 +69,11 @@ def one(name: str, hits: list[bool], relevant: int) -> float:
 
 def all_queries(
     names: list[str],
-    embeddings: np.ndarray,
+    lists: list[list[int]],
     labels: np.ndarray,
-    gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
-    distance: str = "cosine",
 ) -> tuple[dict[str, list[float]], int]:
-    """Each metric for each query that has something to find, and how many have not."""
-    lists = results(embeddings, gallery, distance)
+    """Each metric for each query that has something to find, and how many have not; `lists` as `results` gives them."""
     item_labels = labels if gallery_labels is None else gallery_labels
     values: dict[str, list[float]] = {name: [] for name in names}
     left_out = 0

@@ -1,21 +1,21 @@
-"""Rank a gallery for every query, block by block, in bounded memory."""
+"""Rank a gallery for every query: exactly, and in bounded memory."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.similarity import DISTANCES, Gallery, as_gallery, best, full_precision, prepare, products
+from proxymetric.metrics.distinct import copies_before, distinct
+from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
+from proxymetric.metrics.precision import full_precision
+from proxymetric.metrics.searching import Best, Searcher
+from proxymetric.metrics.settling import Settler
+from proxymetric.metrics.spaces import SPACES
 
-Vectors = Tensor | np.ndarray
-Labels = Tensor | np.ndarray | Sequence[int]
-
-MEMORY = 256 * 2**20  # bytes of scores held at once
-TILE = 128  # queries of one matrix product; a block is a multiple of it
+CELLS = 2**22  # results put in a table at once
 
 
 class Ranking(NamedTuple):
@@ -29,64 +29,94 @@ class Ranking(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One block of results, on the device of the search."""
+    """Results of some queries, on the device of the search."""
 
-    queries: Tensor
-    hits: Tensor
-    neighbours: Tensor
-    relevant: Tensor
+    queries: Tensor  # (n,)
+    hits: Tensor  # (n, k)
+    neighbours: Tensor  # (n, k), -1 beyond what was wanted
+    relevant: Tensor  # (n,)
 
 
 @dataclass(frozen=True)
 class Search:
-    """Checked and prepared inputs of a ranking."""
+    """Checked inputs of a ranking."""
 
-    queries: Tensor  # (N, D)
-    gallery: Gallery
+    vectors: Tensor  # (N, D)
+    items: Tensor  # (G, D), the same tensor where nothing but the query itself is left out
     labels: Tensor  # (N,)
-    gallery_labels: Tensor  # (G,)
+    item_labels: Tensor  # (G,)
     relevant: Tensor  # (N,)
     leave_one_out: bool
+    distance: str
     block: int | None
 
     @property
     def candidates(self) -> int:
         """Items that can be found for a query."""
-        return len(self.gallery_labels) - self.leave_one_out
+        return len(self.item_labels) - self.leave_one_out
 
-    def run(self, depth: Callable[[int], int]) -> Iterator[Found]:
-        """Blocks of results; `depth` gives the number of results wanted where at most so many are relevant.
+    def run(self, wanted: Tensor) -> Iterator[Found]:
+        """The first `wanted` (N,) results of each query that has something to find, similar numbers together."""
+        wanted = torch.where(self.relevant > 0, wanted.clamp(max=self.candidates), 0)
+        if not wanted.any():
+            return
+        with full_precision(self.vectors.device.type):
+            steps = self._searcher(int(wanted.max())).run(wanted)
+        while True:
+            # Not around the loop: between two results the precision is the caller's.
+            with full_precision(self.vectors.device.type):
+                best = next(steps, None)
+            if best is None:
+                return
+            yield from self._tables(best)
 
-        Queries are taken in groups of similar numbers of relevant items, so that one large class does not make the
-        ranking deep for all. The groups do not depend on the block.
-        """
-        exponent = torch.ceil(torch.log2(self.relevant.double().clamp(min=1))).long()
-        for power in exponent[self.relevant > 0].unique().tolist():
-            members = ((exponent == power) & (self.relevant > 0)).nonzero().flatten()
-            wanted = depth(min(2**power, int(self.relevant.max())))
-            tile, rows = self._shape(wanted)
-            for queries in members.split(rows):
-                yield self._block(queries, wanted, tile)
-
-    def _shape(self, wanted: int) -> tuple[int, int]:
-        """Rows of one matrix product and of one block, a multiple of it."""
-        row = self.queries.element_size() * len(self.gallery_labels) + 40 * wanted  # 40: results, and scoring them
-        most = max(1, MEMORY // row)
-        tile = min(TILE, most)
-        return tile, max(1, (self.block or most) // tile) * tile
-
-    def _block(self, queries: Tensor, wanted: int, tile: int) -> Found:
-        with full_precision():
-            scores = products(self.queries[queries], self.gallery, tile)
+    def _searcher(self, deepest: int) -> Searcher:
+        groups = self._groups()
+        space = SPACES[self.distance](self.vectors, self.items)
+        listed = torch.arange(len(self.items), device=self.items.device)
+        if groups is not None:
+            # Of equal items only the first ones can be among the results; one more, as one may be the query itself.
+            listed = listed[copies_before(groups[1]) <= deepest]
+        itself = None
         if self.leave_one_out:
-            scores[torch.arange(len(queries), device=queries.device), queries] = -torch.inf
-        neighbours = best(scores, min(wanted, self.candidates))
-        hits = self.gallery_labels[neighbours] == self.labels[queries, None]
-        missing = wanted - neighbours.shape[1]
-        if missing > 0:
-            neighbours = torch.nn.functional.pad(neighbours, (0, missing), value=-1)
-            hits = torch.nn.functional.pad(hits, (0, missing), value=False)
-        return Found(queries, hits, neighbours, self.relevant[queries])
+            itself = torch.full_like(self.labels, -1)
+            itself[listed] = torch.arange(len(listed), device=listed.device)
+        return Searcher(space, Settler(space, groups), listed, itself, self.block)
+
+    def _groups(self) -> tuple[Tensor, Tensor] | None:
+        """Numbers of the distinct rows of queries and items; None where all rows of each differ."""
+        of_items = distinct(self.items)
+        if self.leave_one_out:
+            return None if of_items is None else (of_items, of_items)
+        of_queries = distinct(self.vectors)
+        if of_items is None and of_queries is None:
+            return None
+        of_all = (torch.arange(len(side), device=side.device) for side in (self.vectors, self.items))
+        queries, items = (group if group is not None else each for group, each in zip((of_queries, of_items), of_all))
+        return queries, items
+
+    def _tables(self, best: Best) -> Iterator[Found]:
+        """Results as tables, one for each power of two of their number."""
+        width = int(best.counts.max()) if len(best.counts) else 0
+        if 0 < width * len(best.counts) == len(best.items):
+            neighbours = best.items.view(-1, width)
+            hits = self.item_labels[neighbours] == self.labels[best.queries, None]
+            yield Found(best.queries, hits, neighbours, self.relevant[best.queries])
+            return
+        ends = best.counts.cumsum(dim=0)
+        power = torch.ceil(torch.log2(best.counts.double())).long()
+        for each in power.unique().tolist():
+            rows = (power == each).nonzero().flatten()
+            width = int(best.counts[rows].max())
+            place = torch.arange(width, device=rows.device)
+            for some in rows.split(max(1, CELLS // width)):
+                counts = best.counts[some, None]
+                inside = place < counts
+                flat = torch.where(inside, ends[some, None] - counts + place, 0)
+                neighbours = torch.where(inside, best.items[flat], -1)
+                queries = best.queries[some]
+                hits = inside & (self.item_labels[neighbours] == self.labels[queries, None])
+                yield Found(queries, hits, neighbours, self.relevant[queries])
 
 
 def search(
@@ -98,33 +128,26 @@ def search(
     block: int | None,
     device: torch.device | str | None,
 ) -> Search:
-    """Check the arguments of `rank` and `evaluate` and make them ready."""
-    if distance not in DISTANCES:
-        near = difflib.get_close_matches(str(distance), DISTANCES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"distance: got {distance!r}, wanted one of {', '.join(DISTANCES)}; did you mean {near!r}?")
+    """Check the arguments of `rank` and `evaluate`."""
+    if distance not in SPACES:
+        near = difflib.get_close_matches(str(distance), SPACES, n=1, cutoff=0.0)[0]
+        raise ValueError(f"distance: got {distance!r}, wanted one of {', '.join(SPACES)}; did you mean {near!r}?")
     if block is not None and (not isinstance(block, int) or block < 1):
         raise ValueError(f"block: got {block!r}, wanted a number of queries from 1, or None to choose it")
     if (gallery is None) != (gallery_labels is None):
         missing = "gallery_labels" if gallery_labels is None else "gallery"
         raise ValueError(f"{missing}: got None, wanted both gallery and gallery_labels, or neither")
-    queries = _vectors("embeddings", embeddings, device)
-    query_labels = _labels("labels", labels, "embeddings", queries)
-    leave_one_out = gallery is None
+    vectors = as_vectors("embeddings", embeddings, device)
+    query_labels = as_labels("labels", labels, "embeddings", vectors)
     if gallery is None or gallery_labels is None:
-        prepared = items = prepare(queries, distance)
-        item_labels = query_labels
-    else:
-        vectors = _vectors("gallery", gallery, queries.device)
-        item_labels = _labels("gallery_labels", gallery_labels, "gallery", vectors)
-        if vectors.shape[1] != queries.shape[1]:
-            raise ValueError(
-                f"gallery: got {vectors.shape[1]} dimensions, wanted the {queries.shape[1]} of the embeddings"
-            )
-        if vectors.dtype != queries.dtype:
-            vectors, queries = vectors.double(), queries.double()
-        prepared, items = prepare(queries, distance), prepare(vectors, distance)
-    relevant = _relevant(query_labels, item_labels) - int(leave_one_out)
-    return Search(prepared, as_gallery(items, distance), query_labels, item_labels, relevant, leave_one_out, block)
+        relevant = count_relevant(query_labels, query_labels) - 1
+        return Search(vectors, vectors, query_labels, query_labels, relevant, True, distance, block)
+    items = as_vectors("gallery", gallery, vectors.device)
+    item_labels = as_labels("gallery_labels", gallery_labels, "gallery", items)
+    if items.shape[1] != vectors.shape[1]:
+        raise ValueError(f"gallery: got {items.shape[1]} dimensions, wanted the {vectors.shape[1]} of the embeddings")
+    relevant = count_relevant(query_labels, item_labels)
+    return Search(vectors, items, query_labels, item_labels, relevant, False, distance, block)
 
 
 def rank(
@@ -143,14 +166,17 @@ def rank(
     Without a gallery each embedding is a query against all the others (itself left out, by its index). With one, the
     embeddings are the queries and nothing is left out.
 
+    The ranks are exact: those of the similarity of the numbers as they were given, computed without rounding and
+    rounded once to float64; results equal then are ties. Float32 only screens, with a proven bound of its error.
+
     Args:
         embeddings: (N, D), any float or integer type; need not have unit length.
         labels: (N,) whole numbers.
         k: results wanted, from 1; by default as many as the largest class can fill, which P@R and MAP@R need.
         gallery: (G, D), in the same space.
         gallery_labels: (G,).
-        distance: "cosine", or "euclidean" (in float64).
-        block: queries ranked at once; by default as many as 256 MB of scores allow. It never changes the result.
+        distance: "cosine" or "euclidean".
+        block: queries ranked at once, for less memory and more time; by default chosen. It never changes the result.
         device: where to compute; by default where the embeddings are.
 
     >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
@@ -163,21 +189,16 @@ def rank(
     if k is not None and (not isinstance(k, int) or k < 1):
         raise ValueError(f"k: got {k!r}, wanted a number of results from 1, or None for the largest class")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    queries = (task.relevant > 0).nonzero().flatten().cpu()
     width = k or max(1, int(task.relevant.max()))
-    found = [Found(*(part.cpu() for part in each)) for each in task.run(lambda _: width)]
-    if not found:
-        none = torch.zeros(0, dtype=torch.long)
-        wide = torch.zeros(0, width, dtype=torch.long)
-        return Ranking(wide.bool(), none, wide, none, len(task.labels))
-    queries = torch.cat([each.queries for each in found])
-    order = queries.argsort()
-    return Ranking(
-        torch.cat([each.hits for each in found])[order],
-        torch.cat([each.relevant for each in found])[order],
-        torch.cat([each.neighbours for each in found])[order],
-        queries[order],
-        len(task.labels) - len(queries),
-    )
+    neighbours = torch.full((len(queries), width), -1)
+    hits = torch.zeros(len(queries), width, dtype=torch.bool)
+    for found in task.run(torch.full_like(task.relevant, width)):
+        rows = torch.searchsorted(queries, found.queries.cpu())
+        neighbours[rows, : found.neighbours.shape[1]] = found.neighbours.cpu()
+        hits[rows, : found.hits.shape[1]] = found.hits.cpu()
+    left = len(task.labels) - len(queries)
+    return Ranking(hits, task.relevant.cpu()[queries], neighbours, queries, left)
 
 
 def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
@@ -188,55 +209,6 @@ def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
     >>> left_out([0, 1, 3], gallery_labels=[0, 1, 2])
     1
     """
-    queries = _labels("labels", labels)
-    items = queries if gallery_labels is None else _labels("gallery_labels", gallery_labels)
-    return int((_relevant(queries, items) - int(gallery_labels is None) < 1).sum())
-
-
-def _relevant(labels: Tensor, item_labels: Tensor) -> Tensor:
-    """The number of items (N,) that carry each query's label."""
-    known, counts = item_labels.unique(return_counts=True)
-    place = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-    return torch.where(known[place] == labels, counts[place], 0)
-
-
-def _tensor(name: str, value: Any, wanted: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        # A copy where the array may not be written to: torch would warn about sharing it.
-        return torch.from_numpy(np.require(value, requirements=["C", "W"]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {type(value).__name__} that cannot be read as an array of {wanted}") from error
-
-
-def _vectors(name: str, value: Any, device: torch.device | str | None) -> Tensor:
-    vectors = _tensor(name, value, "real numbers")
-    if vectors.ndim != 2:
-        raise ValueError(f"{name}: got shape {tuple(vectors.shape)}, wanted two axes, items x dimensions")
-    if 0 in vectors.shape:
-        raise ValueError(f"{name}: got shape {tuple(vectors.shape)}, which is empty; wanted at least one item")
-    if vectors.is_complex() or vectors.dtype == torch.bool:
-        raise ValueError(f"{name}: got {vectors.dtype}, wanted real numbers")
-    if vectors.dtype not in (torch.float32, torch.float64):
-        vectors = vectors.to(torch.float32)
-    vectors = vectors.to(device) if device is not None else vectors
-    bad = int((~vectors.isfinite().all(dim=1)).sum())
-    if bad:
-        raise ValueError(f"{name}: {bad} of {len(vectors)} rows hold NaN or infinity; wanted finite numbers")
-    return vectors
-
-
-def _labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None) -> Tensor:
-    labels = _tensor(name, value, "whole numbers")
-    if labels.ndim != 1:
-        raise ValueError(f"{name}: got shape {tuple(labels.shape)}, wanted one axis, a class for each item")
-    if len(labels) == 0:
-        raise ValueError(f"{name}: got none, wanted at least one")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{name}: got {labels.dtype}, wanted whole numbers")
-    if vectors is None:
-        return labels.long()
-    if len(labels) != len(vectors):
-        raise ValueError(f"{name}: got {len(labels)} for {len(vectors)} {of}, wanted one for each")
-    return labels.to(vectors.device, torch.long)
+    queries = as_labels("labels", labels)
+    items = queries if gallery_labels is None else as_labels("gallery_labels", gallery_labels)
+    return int((count_relevant(queries, items) - int(gallery_labels is None) < 1).sum())

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.naming import Metric, names, parse
-from proxymetric.metrics.ranking import Labels, Ranking, Vectors, search
+from proxymetric.metrics.ranking import Ranking, search
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
 
@@ -87,10 +88,7 @@ def evaluate(
         raise ValueError(_nobody(len(task.labels)))
     fixed = max((metric.cutoff or 1) for metric in wanted)
     by_class = any(metric.cutoff is None for metric in wanted)
-
-    def depth(relevant: int) -> int:
-        return min(max(fixed, relevant if by_class else 1), task.candidates)
-
+    depth = task.relevant.clamp(min=fixed) if by_class else torch.full_like(task.relevant, fixed)
     queries: list[Tensor] = []
     values: list[list[Tensor]] = []
     for found in task.run(depth):
