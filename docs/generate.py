@@ -44,6 +44,19 @@ def results_table() -> str:
     return "\n".join(rows)
 
 
+def mlrc_table() -> str:
+    """One row per study under results/mlrc/: the mean over the folds' models, and all of them side by side."""
+    rows = ["| study | models | R@1 | P@R | MAP@R | time | machine |", "|---|---|---|---|---|---|---|"]
+    for file in sorted((ROOT / "results" / "mlrc").glob("*.json")):
+        study = json.loads(file.read_text())
+        size = f"{study['folds']} x {study['dim']}-D"
+        for kind, label in (("average", f"average of {size}"), ("concatenated", f"joined {size}")):
+            cells = " | ".join(f"{100 * study[kind][metric]:.1f}" for metric in ("R@1", "P@R", "MAP@R"))
+            machine = study["machine"].get("gpu") or f"{study['machine']['cores']} cores"
+            rows.append(f"| {file.stem} | {label} | {cells} | {study['seconds']:.0f} s | {machine} |")
+    return "\n".join(rows)
+
+
 def _spread(values: list[float]) -> str:
     mean = f"{100 * statistics.mean(values):.1f}"
     low, high = f"{100 * min(values):.1f}", f"{100 * max(values):.1f}"
@@ -52,7 +65,7 @@ def _spread(values: list[float]) -> str:
 
 def filled(text: str) -> str:
     """The README with its generated parts made anew."""
-    for name, make in (("methods", methods_table), ("results", results_table)):
+    for name, make in (("methods", methods_table), ("results", results_table), ("mlrc", mlrc_table)):
         part = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.S)
         assert part.search(text), name
         text = part.sub(lambda found, make=make: f"{found[1]}{make()}\n{found[2]}", text)

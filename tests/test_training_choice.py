@@ -98,7 +98,11 @@ def test_refit_trains_on_all_classes_for_the_chosen_epochs(chosen: Run, photos: 
     for name in ("best.safetensors", "last.safetensors"):
         same_tensors(both.folder / name, chosen.folder / name)
     epochs = chosen.result["chosen_epoch"]
-    assert both.result["refit"] == {"epochs": epochs, "images": 80, "classes": 10}
+    assert {key: both.result["refit"][key] for key in ("epochs", "images", "classes")} == {
+        "epochs": epochs,
+        "images": 80,
+        "classes": 10,
+    }
     assert state(both.folder / "refit")["epoch"] == epochs
     assert len(both.load().classes) == 10
     assert len(both.load(which="chosen").classes) == 6
@@ -138,7 +142,11 @@ def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -
     longer = {"train__refit": True, "train__epochs": 2}
     second = run(photos, tmp_path / "run", resume=True, **longer)
     straight = run(photos, tmp_path / "straight", **longer)
-    assert second.result["refit"] == straight.result["refit"]
+    timeless = [
+        {key: value for key, value in run.result["refit"].items() if key not in ("training_seconds", "memory")}
+        for run in (second, straight)
+    ]
+    assert timeless[0] == timeless[1]
     same_tensors(second.folder / "refit" / "last.safetensors", straight.folder / "refit" / "last.safetensors")
     # An earlier epoch is chosen now: as if the held-out classes had changed their mind.
     best = Checkpoint.read(second.folder / "last.safetensors")

@@ -130,7 +130,7 @@ def test_a_batch_of_unreadable_images_is_no_step(photos: Path, tmp_path: Path) -
             (broken / f"class{c}" / f"{k}.png").write_text("no picture")
     done = run(broken, tmp_path / "run", train__batch=1, train__epochs=1, encoder__freeze_bn=True)
     trained = sum("class" in title for title in done.result["bad_images"])
-    skipped = [record for record in records(done.folder) if record["event"] == "skipped"]
+    skipped = [record for record in records(done.folder) if record["event"] == "unread"]
     assert 0 < len(skipped) <= trained
     assert done.result["skipped_steps"] == 0, "not finite is something else"
     assert int(tensors(done)["criterion._extra_state"][0]) == done.result["steps"] - len(skipped)

@@ -40,9 +40,9 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return peak
 
 
-def counts(learner: nn.Module, trained: list[torch.Tensor], rows: int = 0) -> dict[str, int]:
+def counts(learner: nn.Module, trained: int, rows: int = 0) -> dict[str, int]:
     """Parameters that are trained (row tables included) and parameters there are, proxies and all."""
     return {
-        "trained": sum(p.numel() for p in trained if p.requires_grad) + rows,
+        "trained": trained + rows,
         "total": sum(p.numel() for p in learner.parameters()) + rows,
     }

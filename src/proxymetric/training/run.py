@@ -277,11 +277,10 @@ class _Sitting:
     def _cost(self, trainer: Trainer) -> dict[str, Any]:
         """What a training took and what it trained."""
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
-        trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
         return {
             "training_seconds": round(trainer.seconds, 1),
             "memory": results.peak_memory(self.desk.device),
-            "parameters": results.counts(trainer.learner, trained, rows),
+            "parameters": results.counts(trainer.learner, trainer.trained, rows),
             "steps": trainer.step,
             "skipped_steps": trainer.skipped,
         }

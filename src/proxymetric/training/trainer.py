@@ -100,6 +100,8 @@ class Trainer:
         """seconds of this sitting, kept in the checkpoint on top of `facts["seconds"]`"""
         self._stop = False
         self._trainable = list(_parameters(self.optimizer))
+        self.trained = sum(p.numel() for p in self._trainable if p.requires_grad)
+        """numbers that training moves, counted before a warm-up holds some of them still"""
         self._module: nn.Module = learner
         self._statistics: list[Tensor] = []
         """running averages of the encoder that a forward pass changes"""
