@@ -1,7 +1,17 @@
 """Pictures of a run: one self-contained HTML page, and the parts it is made of."""
 
+from proxymetric.plots.confusion import ConfusedPair
 from proxymetric.plots.gallery import GalleryHit, GalleryRow, gallery_rows, pick_queries
 from proxymetric.plots.report import write_report
 from proxymetric.plots.scatter import Scatter, tsne
 
-__all__ = ["GalleryHit", "GalleryRow", "Scatter", "gallery_rows", "pick_queries", "tsne", "write_report"]
+__all__ = [
+    "ConfusedPair",
+    "GalleryHit",
+    "GalleryRow",
+    "Scatter",
+    "gallery_rows",
+    "pick_queries",
+    "tsne",
+    "write_report",
+]

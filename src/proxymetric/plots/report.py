@@ -1,11 +1,12 @@
 """One HTML page of a run that needs nothing but itself."""
 
 import html
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxymetric.files import replacing
+from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
@@ -28,6 +29,8 @@ def write_report(
     scatter: Scatter | None,
     notes: list[str],
     gallery_note: str = PICKED,
+    confused: Sequence[ConfusedPair] = (),
+    hardest: Sequence[GalleryRow] = (),
 ) -> Path:
     """Write the page at once or not at all: where writing fails, the file that was there stays.
 
@@ -42,8 +45,10 @@ def write_report(
         scatter: from `tsne`.
         notes: sentences for the end.
         gallery_note: how the queries were chosen; by default as `pick_queries` does it.
+        confused: pairs of classes that are taken for each other, most often first.
+        hardest: the queries that find least, as `gallery`.
 
-    An empty table, curve, gallery or notes, or no scatter, leaves that part out.
+    An empty table, curve, gallery, confused, hardest or notes, or no scatter, leaves that part out.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -55,17 +60,9 @@ def write_report(
     >>> folder.cleanup()
     """
     path = Path(path)
-    page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest)
+    with replacing(path) as draft:
+        draft.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
@@ -78,6 +75,8 @@ def _page(
     scatter: Scatter | None,
     notes: list[str],
     gallery_note: str,
+    confused: Sequence[ConfusedPair],
+    hardest: Sequence[GalleryRow],
 ) -> str:
     parts = []
     if table:
@@ -85,6 +84,12 @@ def _page(
     if gallery:
         hint = f"Each query on the left, its nearest images on the right, nearest first. {gallery_note}"
         parts.append(_section("What it finds", hint, _KEY + gallery_html(gallery)))
+    if confused:
+        hint = "A class, and the class whose images its queries find most often in the places of their own."
+        parts.append(_section("Taken for each other", hint, confusion_html(confused)))
+    if hardest:
+        hint = "The queries that find least: look here for wrong labels, near-duplicates in two classes, odd pictures."
+        parts.append(_section("Hardest queries", hint, _KEY + gallery_html(hardest)))
     pictures = curve_svg(curve)
     if pictures:
         parts.append(_section("Training", _chosen(curve), f'<div class="chart">{"".join(pictures)}</div>'))

@@ -49,6 +49,9 @@ svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var
   font-size: .8rem; font-weight: 700; line-height: 1; }
 .right .mark { background: var(--right); }
 .wrong .mark { background: var(--wrong); }
+.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 18px; }
+.pair { margin: 0; display: grid; grid-template-columns: 1fr 1fr; gap: 6px; min-width: 0; }
+.pair figcaption { grid-column: 1 / -1; min-width: 0; }
 .find { display: grid; grid-template-columns: 104px 1fr; gap: 22px; padding: 16px 0;
   border-top: 1px solid var(--line); }
 .find figure { margin: 0; min-width: 0; }

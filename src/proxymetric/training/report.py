@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from proxymetric.data import ImageSet
-from proxymetric.metrics import rank
+from proxymetric.metrics import breakdown, rank
+
+if TYPE_CHECKING:
+    from proxymetric.plots import GalleryRow
 
 TSNE_LIMIT = 2000
 GALLERY = 10
+HARDEST = 6
+CONFUSED = 10
 
 
 def draw_report(
@@ -30,11 +36,21 @@ def draw_report(
 
     images: the evaluated set; vectors (N, D): its embeddings, normalised; kept (N,): which image each belongs to.
     """
-    from proxymetric.plots import gallery_rows, pick_queries, tsne, write_report
+    from proxymetric.plots import ConfusedPair, gallery_rows, pick_queries, tsne, write_report
 
     labels = torch.from_numpy(images.labels[kept])
     ranking = rank(vectors, labels, k=8)
     queries = pick_queries(ranking, GALLERY, seed)
+    parts = breakdown(vectors, labels, worst=HARDEST, pairs=CONFUSED)
+    row_of = {int(query): row for row, query in enumerate(ranking.queries)}
+    example = {int(label): int(i) for i, label in reversed(list(enumerate(labels)))}
+
+    def read(i: int) -> Image.Image:
+        return images.read(int(kept[i]))
+
+    def gallery(rows: list[int]) -> list[GalleryRow]:
+        return gallery_rows(ranking, rows, vectors, labels, images.classes, read)
+
     recipe = result["recipe"]
     trained = result.get("refit") or {**result["data"]["train"], "parameters": result["parameters"]}
     facts = {
@@ -61,7 +77,18 @@ def draw_report(
         facts=facts,
         table=table,
         curve=[{k: record[k] for k in (*shown, "chosen") if k in record} for record in curve],
-        gallery=gallery_rows(ranking, queries, vectors, labels, images.classes, lambda i: images.read(int(kept[i]))),
+        gallery=gallery(queries),
+        confused=[
+            ConfusedPair(
+                images.classes[pair.label],
+                images.classes[pair.found],
+                pair.share,
+                read(example[pair.label]),
+                read(example[pair.found]),
+            )
+            for pair in parts.confused
+        ],
+        hardest=gallery([row_of[bad.query] for bad in parts.worst]),
         scatter=tsne(vectors, labels, images.classes, limit=TSNE_LIMIT, seed=seed),
         notes=notes,
     )
