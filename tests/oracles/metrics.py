@@ -86,3 +86,54 @@ def all_queries(
         for name in names:
             values[name].append(one(name, hits, relevant))
     return values, left_out
+
+
+def _distance(a: np.ndarray, b: np.ndarray, distance: str) -> float:
+    if distance == "cosine":
+        a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    return float(np.linalg.norm(a - b))
+
+
+def covering_radius(points: np.ndarray, labels: np.ndarray, distance: str) -> float:
+    """Greedy k-center for k = 1..n in each class, the mean of the radii, the mean over classes."""
+    means = []
+    for label in np.unique(labels):
+        members = points[labels == label]
+        d = [[_distance(a, b, distance) for b in members] for a in members]
+        n = len(members)
+        chosen = [min(range(n), key=lambda i: max(d[i]))]
+        radii = []
+        while True:
+            cover = [min(d[i][p] for p in chosen) for i in range(n)]
+            radii.append(max(cover))
+            if len(chosen) == n:
+                break
+            chosen.append(max(range(n), key=lambda i: cover[i]))
+        means.append(sum(radii) / n)
+    return float(np.mean(means))
+
+
+def inter_class_distance(points: np.ndarray, labels: np.ndarray, distance: str) -> float:
+    """Mean over pairs of items of different classes."""
+    return float(
+        np.mean(
+            [
+                _distance(points[i], points[j], distance)
+                for i in range(len(points))
+                for j in range(i)
+                if labels[i] != labels[j]
+            ]
+        )
+    )
+
+
+def confusions(lists: list[list[int]], labels: np.ndarray, item_labels: np.ndarray) -> dict[tuple[int, int], int]:
+    """How often the first R results of class a's queries are of another class b."""
+    found: dict[tuple[int, int], int] = {}
+    for query, items in enumerate(lists):
+        relevant = sum(item_labels[j] == labels[query] for j in items)
+        for j in items[:relevant]:
+            if item_labels[j] != labels[query]:
+                pair = (int(labels[query]), int(item_labels[j]))
+                found[pair] = found.get(pair, 0) + 1
+    return found

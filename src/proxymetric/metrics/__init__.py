@@ -1,7 +1,29 @@
-"""How well embeddings find things of the same class: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K."""
+"""How well embeddings find things of the same class: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K; clusters and geometry."""
 
+from proxymetric.metrics.breakdown import Breakdown, breakdown
+from proxymetric.metrics.clustering import kmeans, mutual_information, nmi
+from proxymetric.metrics.geometry import covering_radius, inter_class_distance
+from proxymetric.metrics.intervals import Estimate, estimate, interval
 from proxymetric.metrics.naming import names
 from proxymetric.metrics.ranking import Ranking, left_out, rank
 from proxymetric.metrics.scoring import evaluate, per_query, scores
 
-__all__ = ["Ranking", "evaluate", "left_out", "names", "per_query", "rank", "scores"]
+__all__ = [
+    "Breakdown",
+    "Estimate",
+    "Ranking",
+    "breakdown",
+    "covering_radius",
+    "estimate",
+    "evaluate",
+    "inter_class_distance",
+    "interval",
+    "kmeans",
+    "left_out",
+    "mutual_information",
+    "names",
+    "nmi",
+    "per_query",
+    "rank",
+    "scores",
+]

@@ -1,11 +1,11 @@
-"""The names of the metrics: a kind and a cutoff, such as ``MAP@R`` or ``nDCG@8``."""
+"""The names of the metrics: a kind and a cutoff, such as ``MAP@R`` or ``nDCG@8``, or one of a whole set, ``NMI``."""
 
 import difflib
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-KINDS = ("R", "P", "MAP", "nDCG")
+WHOLE = ("NMI", "covering_radius", "inter_class_distance")
 _ALIASES = {
     "recall": "R",
     "r": "R",
@@ -15,8 +15,12 @@ _ALIASES = {
     "mean average precision": "MAP",
     "ndcg": "nDCG",
     "dcg": "nDCG",
+    "nmi": "NMI",
+    "normalized mutual information": "NMI",
+    "covering radius": "covering_radius",
+    "inter class distance": "inter_class_distance",
 }
-_FORMS = "R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1"
+_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1, {', '.join(WHOLE)}"
 
 
 class Metric(NamedTuple):
@@ -25,6 +29,11 @@ class Metric(NamedTuple):
     name: str
     kind: str
     cutoff: int | None
+
+    @property
+    def whole(self) -> bool:
+        """Of a whole set of embeddings, not a mean over queries."""
+        return self.kind in WHOLE
 
 
 def parse(name: str) -> Metric:
@@ -35,8 +44,10 @@ def parse(name: str) -> Metric:
     >>> parse("map@r")
     Traceback (most recent call last):
     ...
-    ValueError: metrics: unknown metric 'map@r'; did you mean 'MAP@R'? Known are R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1
+    ValueError: metrics: unknown metric 'map@r'; did you mean 'MAP@R'? Known are R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1, NMI, covering_radius, inter_class_distance
     """  # noqa: E501
+    if name in WHOLE:
+        return Metric(name, name, None)
     found = re.fullmatch(r"(R|P|MAP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
     if found is None:
         raise ValueError(f"metrics: unknown metric {name!r}; did you mean {_nearest(str(name))!r}? Known are {_FORMS}")
@@ -61,8 +72,11 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 def _nearest(name: str) -> str:
     kind, _, cutoff = name.partition("@")
-    known = difflib.get_close_matches(kind.strip().lower(), _ALIASES, n=1, cutoff=0.0)
+    plain = re.sub(r"[\s_-]+", " ", kind.strip().lower())
+    known = difflib.get_close_matches(plain, _ALIASES, n=1, cutoff=0.0)
     right = _ALIASES[known[0]] if known else "MAP"
+    if right in WHOLE:
+        return right
     digits = re.sub(r"\D", "", cutoff).lstrip("0")
     if right in ("P", "MAP") and not digits:
         return f"{right}@R"

@@ -1,6 +1,5 @@
 """Rank a gallery for every query: exactly, and in bounded memory."""
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, c
 from proxymetric.metrics.precision import full_precision
 from proxymetric.metrics.searching import Best, Searcher
 from proxymetric.metrics.settling import Settler
-from proxymetric.metrics.spaces import SPACES
+from proxymetric.metrics.spaces import SPACES, check_distance
 
 CELLS = 2**22  # results put in a table at once
 
@@ -129,9 +128,7 @@ def search(
     device: torch.device | str | None,
 ) -> Search:
     """Check the arguments of `rank` and `evaluate`."""
-    if distance not in SPACES:
-        near = difflib.get_close_matches(str(distance), SPACES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"distance: got {distance!r}, wanted one of {', '.join(SPACES)}; did you mean {near!r}?")
+    check_distance(distance)
     if block is not None and (not isinstance(block, int) or block < 1):
         raise ValueError(f"block: got {block!r}, wanted a number of queries from 1, or None to choose it")
     if (gallery is None) != (gallery_labels is None):

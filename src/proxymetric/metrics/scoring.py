@@ -7,19 +7,28 @@ With rel(i) = 1 where the i-th result is of the query's class, R relevant items 
     MAP@K   1/K * sum over i <= K of P(i) rel(i)           MAP@R   the same with K = R
     nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), over its ideal, min(R, K) relevant results first
 
-each the mean over the queries that have a relevant item.
+each the mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance are of a whole
+set: see `clustering` and `geometry`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from proxymetric.metrics.clustering import nmi
+from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.naming import Metric, names, parse
-from proxymetric.metrics.ranking import Ranking, search
+from proxymetric.metrics.ranking import Found, Ranking, Search, search
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
+SETS: dict[str, Callable[..., float]] = {
+    "NMI": nmi,
+    "covering_radius": covering_radius,
+    "inter_class_distance": inter_class_distance,
+}
 
 
 def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str, Tensor]:
@@ -31,6 +40,9 @@ def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[
     {'P@R': tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64)}
     """
     wanted = [parse(name) for name in names(metrics)]
+    for metric in wanted:
+        if metric.whole:
+            raise ValueError(f"metrics: got {metric.name}, which is of embeddings, not of a ranking; wanted `evaluate`")
     width = ranking.hits.shape[1]
     for metric in wanted:
         depth = int(ranking.relevant.max()) if metric.cutoff is None and len(ranking.relevant) else metric.cutoff or 1
@@ -70,13 +82,14 @@ def evaluate(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
-    """Retrieval metrics of embeddings, as fractions; see `rank` for the arguments and for what is compared with what.
+    """Metrics of embeddings, as fractions; see `rank` for the arguments and for what is compared with what.
 
-    Memory is bounded by the block, whatever the number of queries: only one number per query and metric is kept.
+    Memory is bounded, whatever the number of queries: only one number per query and metric is kept.
     Queries with no relevant item are left out; `left_out` counts them.
 
     Args:
-        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8"; any cutoff from 1.
+        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8", any cutoff from 1; "NMI",
+            "covering_radius", "inter_class_distance", of embeddings and gallery together, with their defaults.
 
     >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
     >>> evaluate(vectors, [0, 0, 1, 1], ["R@1", "MAP@R", "R@2"])
@@ -84,18 +97,44 @@ def evaluate(
     """
     wanted = [parse(name) for name in names(metrics)]
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    ranked = [metric for metric in wanted if not metric.whole]
+    values = {name: float(each.mean()) for name, each in of_queries(task, ranked).scores.items()} if ranked else {}
+    vectors, groups = task.vectors, task.labels
+    if len(ranked) < len(wanted) and not task.leave_one_out:
+        common = torch.promote_types(task.vectors.dtype, task.items.dtype)
+        vectors = torch.cat([task.vectors.to(common), task.items.to(common)])
+        groups = torch.cat([task.labels, task.item_labels])
+    for metric in wanted:
+        if metric.whole:
+            values[metric.name] = SETS[metric.kind](vectors, groups, distance=distance)
+    return {metric.name: values[metric.name] for metric in wanted}
+
+
+class QueryScores(NamedTuple):
+    """Each metric for each query that has something to find, on the CPU."""
+
+    queries: Tensor  # (Q,) ascending
+    scores: dict[str, Tensor]  # float64 (Q,) each
+
+
+def of_queries(task: Search, metrics: Sequence[Metric], see: Callable[[Found], None] | None = None) -> QueryScores:
+    """Run a search and score every query; `see` is shown all results on their way."""
     if int(task.relevant.max()) < 1:
         raise ValueError(_nobody(len(task.labels)))
-    fixed = max((metric.cutoff or 1) for metric in wanted)
-    by_class = any(metric.cutoff is None for metric in wanted)
+    fixed = max((metric.cutoff or 1) for metric in metrics)
+    by_class = any(metric.cutoff is None for metric in metrics)
     depth = task.relevant.clamp(min=fixed) if by_class else torch.full_like(task.relevant, fixed)
     queries: list[Tensor] = []
     values: list[list[Tensor]] = []
     for found in task.run(depth):
         queries.append(found.queries.cpu())
-        values.append([_score(metric, found.hits, found.relevant).cpu() for metric in wanted])
-    order = torch.cat(queries).argsort()
-    return {metric.name: float(torch.cat(column)[order].mean()) for metric, column in zip(wanted, zip(*values))}
+        values.append([_score(metric, found.hits, found.relevant).cpu() for metric in metrics])
+        if see is not None:
+            see(found)
+    rows = torch.cat(queries)
+    order = rows.argsort()
+    columns = [torch.cat(column)[order] for column in zip(*values)]
+    return QueryScores(rows[order], {metric.name: column for metric, column in zip(metrics, columns)})
 
 
 def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:

@@ -5,13 +5,18 @@ import torch
 from torch import Tensor
 
 
+def in_numpy(values: Tensor) -> bool:
+    """NumPy can work on the memory of these values."""
+    return values.device.type == "cpu"
+
+
 def above(scores: Tensor, bar: Tensor) -> Tensor:
     """Flat indices, ascending, of the entries of (R, C) above a bar (R, 1) or (1, C).
 
     >>> above(torch.tensor([[1.0, 5.0], [4.0, 2.0]]), torch.tensor([[2.0], [2.0]]))
     tensor([1, 2])
     """
-    if scores.device.type == "cpu":
+    if in_numpy(scores):
         return torch.from_numpy(np.flatnonzero(scores.numpy() > bar.numpy()))
     return (scores > bar).flatten().nonzero().flatten()
 
@@ -22,7 +27,7 @@ def places(mask: Tensor) -> Tensor:
     >>> places(torch.tensor([False, True, True]))
     tensor([1, 2])
     """
-    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if in_numpy(mask) else mask.nonzero().flatten()
 
 
 def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
@@ -33,7 +38,7 @@ def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
     """
     width = scores.shape[1]
     place = k.clamp(1, width)
-    if scores.device.type == "cpu":
+    if in_numpy(scores):
         ascending = torch.from_numpy(np.sort(scores.numpy(), axis=1))
         found = ascending.gather(1, width - place[:, None])
     else:
@@ -47,7 +52,7 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([[1.0, 5.0, 3.0]]), 2)[1]
     tensor([[1, 2]])
     """
-    if scores.device.type != "cpu":
+    if not in_numpy(scores):
         values, columns = scores.topk(k, dim=1)
         return values, columns
     negative = np.negative(scores.numpy())
@@ -62,7 +67,7 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def argsort(keys: Tensor) -> Tensor:
     """The order that sorts whole numbers, equal ones in any order."""
-    return torch.from_numpy(np.argsort(keys.numpy())) if keys.device.type == "cpu" else keys.argsort()
+    return torch.from_numpy(np.argsort(keys.numpy())) if in_numpy(keys) else keys.argsort()
 
 
 def lexsort(*keys: Tensor) -> Tensor:

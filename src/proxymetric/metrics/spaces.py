@@ -13,6 +13,7 @@ Products are taken of z = (x - centre) scale where that helps: with z_q.z_g - |z
 errors are small against the spread of the vectors, not against their distance from the origin.
 """
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class Space(ABC):
     offset: Tensor | None = None  # (G,) float64, to be taken off the product of a query with each item
     centre: Tensor | None = None  # (D,) float64
     scale: float = 1.0
+    unit_of_rows: float = 1.0  # distances between rows are so many times those of the vectors
     reach: Tensor  # (N,) |z| of the queries, where centred
     farthest: float  # the largest |z| of an item, where centred
 
@@ -160,6 +162,7 @@ class Euclidean(Space):
         together = [queries] if items is queries else [queries, items]
         largest = [part.abs().max() for vectors in together for part in vectors.split(ROWS)]
         self.shift = splitting.power_of_two(torch.stack(largest).max())
+        self.unit_of_rows = float(self.shift)
         self.queries = self._side(queries)
         self.items = self.queries if items is queries else self._side(items)
         centre = self._mean(self.items)
@@ -282,3 +285,10 @@ def _sliced(side: Side, index: Index) -> list[Tensor]:
 
 
 SPACES: dict[str, type[Space]] = {"cosine": Cosine, "euclidean": Euclidean}
+
+
+def check_distance(name: str) -> None:
+    """Refuse a distance there is not."""
+    if name not in SPACES:
+        near = difflib.get_close_matches(str(name), SPACES, n=1, cutoff=0.0)[0]
+        raise ValueError(f"distance: got {name!r}, wanted one of {', '.join(SPACES)}; did you mean {near!r}?")
