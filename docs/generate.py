@@ -57,15 +57,43 @@ def mlrc_table() -> str:
     return "\n".join(rows)
 
 
+def metrics_table() -> str:
+    """The recorded runs of benchmarks/metrics.py: CPU time and extra memory beside the peer's, and the GPU's time."""
+    rows = [
+        "| points | machine | here | pytorch-metric-learning, faiss | time | extra memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    folder = ROOT / "benchmarks" / "results"
+    for size in json.loads((folder / "metrics-cpu.json").read_text())["cpu"].values():
+        for threads in (1, 2):
+            run = size[f"{threads} threads"]
+            ours, theirs = run["proxymetric"], run["pytorch-metric-learning"]
+            rows.append(
+                f"| {size['points']:,} | CPU, threads: {threads} | {_cost(ours)} | {_cost(theirs)} | "
+                f"{run['cpu_ratio']:.2f} x | {run['memory_ratio']:.2f} x |"
+            )
+    cuda = json.loads((folder / "metrics-cuda.json").read_text())
+    seconds = cuda["cuda"]["on the GPU"]["seconds"]
+    rows.append(f"| {cuda['cuda']['points']:,} | {cuda['machine']['gpu']} | {seconds:.2f} s | | | |")
+    return "\n".join(rows)
+
+
+def _cost(side: dict) -> str:
+    return f"{side['cpu']:.1f} s CPU, {side['extra_mb']:,.0f} MB"
+
+
 def _spread(values: list[float]) -> str:
     mean = f"{100 * statistics.mean(values):.1f}"
     low, high = f"{100 * min(values):.1f}", f"{100 * max(values):.1f}"
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
+PARTS = {"methods": methods_table, "results": results_table, "mlrc": mlrc_table, "metrics": metrics_table}
+
+
 def filled(text: str) -> str:
     """The README with its generated parts made anew."""
-    for name, make in (("methods", methods_table), ("results", results_table), ("mlrc", mlrc_table)):
+    for name, make in PARTS.items():
         part = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.S)
         assert part.search(text), name
         text = part.sub(lambda found, make=make: f"{found[1]}{make()}\n{found[2]}", text)
