@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oracles import metrics as oracle
-from proxymetric.metrics import breakdown, estimate, evaluate, interval
+from proxymetric.metrics import breakdown, estimate, evaluate, interval, rank
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,9 @@ def one_thread() -> Iterator[None]:
 def points() -> dict[str, np.ndarray]:
     draw = np.random.default_rng(7)
     labels = np.array([5, -3, 5, 9, 9, -3, 5, 9, 40, -3] * 5)
-    return {"embeddings": draw.normal(size=(50, 3)) + labels[:, None] / 20, "labels": labels}
+    vectors = draw.normal(size=(50, 3)) + labels[:, None] / 20
+    vectors[30:] = vectors[10:30]  # ties, also between results of one class
+    return {"embeddings": vectors, "labels": labels}
 
 
 @pytest.mark.parametrize("parted", [False, True])
@@ -64,6 +66,16 @@ def test_like_the_oracle(points: dict, parted: bool) -> None:
         queries = [q for q, label in enumerate(points["labels"]) if label == each.label]
         looked = sum(sum(item_labels[j] == each.label for j in lists[q]) for q in queries)
         assert each.share == pytest.approx(each.times / looked)
+
+
+def test_what_is_shown_is_ranked_exactly_also_where_scores_need_not_be() -> None:
+    """Ties between results of one class change no score, but the order that is shown."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(30, 5, generator=generator)[torch.randint(30, (500,), generator=generator)]
+    labels = torch.arange(500) % 2
+    ranking = rank(vectors, labels, 5)
+    found = breakdown(vectors, labels, worst=500)
+    assert {each.query: each.neighbours for each in found.worst} == dict(enumerate(ranking.neighbours.tolist()))
 
 
 def test_it_is_ready_for_json(points: dict) -> None:

@@ -54,13 +54,16 @@ class Search:
         """Items that can be found for a query."""
         return len(self.item_labels) - self.leave_one_out
 
-    def run(self, wanted: Tensor) -> Iterator[Found]:
-        """The first `wanted` (N,) results of each query that has something to find, similar numbers together."""
+    def run(self, wanted: Tensor, *, only_hits: bool = False) -> Iterator[Found]:
+        """The first `wanted` (N,) results of each query that has something to find, similar numbers together.
+
+        only_hits: the hits are exact, but neighbours that are all hits or all misses may stand in another order.
+        """
         wanted = torch.where(self.relevant > 0, wanted.clamp(max=self.candidates), 0)
         if not wanted.any():
             return
         with full_precision(self.vectors.device.type):
-            steps = self._searcher(int(wanted.max())).run(wanted)
+            steps = self._searcher(int(wanted.max()), only_hits).run(wanted)
         while True:
             # Not around the loop: between two results the precision is the caller's.
             with full_precision(self.vectors.device.type):
@@ -69,7 +72,7 @@ class Search:
                 return
             yield from self._tables(best)
 
-    def _searcher(self, deepest: int) -> Searcher:
+    def _searcher(self, deepest: int, only_hits: bool = False) -> Searcher:
         groups = self._groups()
         space = SPACES[self.distance](self.vectors, self.items)
         listed = torch.arange(len(self.items), device=self.items.device)
@@ -80,7 +83,8 @@ class Search:
         if self.leave_one_out:
             itself = torch.full_like(self.labels, -1)
             itself[listed] = torch.arange(len(listed), device=listed.device)
-        return Searcher(space, Settler(space, groups), listed, itself, self.block)
+        labels = (self.labels, self.item_labels) if only_hits else None
+        return Searcher(space, Settler(space, groups, labels), listed, itself, self.block)
 
     def _groups(self) -> tuple[Tensor, Tensor] | None:
         """Numbers of the distinct rows of queries and items; None where all rows of each differ."""

@@ -126,7 +126,7 @@ def of_queries(task: Search, metrics: Sequence[Metric], see: Callable[[Found], N
     depth = task.relevant.clamp(min=fixed) if by_class else torch.full_like(task.relevant, fixed)
     queries: list[Tensor] = []
     values: list[list[Tensor]] = []
-    for found in task.run(depth):
+    for found in task.run(depth, only_hits=see is None):
         queries.append(found.queries.cpu())
         values.append([_score(metric, found.hits, found.relevant).cpu() for metric in metrics])
         if see is not None:

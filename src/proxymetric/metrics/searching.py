@@ -12,7 +12,7 @@ from proxymetric.metrics.settling import Settler
 from proxymetric.metrics.spaces import Space, parts
 
 MEMORY = 256 * 2**20  # bytes of scores held at once
-TILE = {"cpu": 1024, "cuda": 4096}  # queries and items of one float32 product
+TILE = {"cpu": 1536, "cuda": 4096}  # queries and items of one float32 product
 SHARE = 16  # queries that want more than this part of the items are ranked by whole rows
 ENTRY = 48  # bytes a candidate takes while the pool is sorted
 
@@ -88,7 +88,8 @@ class Searcher:
                         continue  # the pair (i, j) is also (j, i)
                     columns = blocks[(i + distance) % len(blocks)]
                     self._tile_of_two(pool, room, left, rows, columns)
-            pool.clear()
+            if until > 0 or half == 0:  # the bars of the diagonal tiles are as high as they can be
+                pool.clear()
         return pool
 
     def _tile_of_two(self, pool: Pool, room: Tensor, left: Tensor, rows: slice, columns: slice) -> None:

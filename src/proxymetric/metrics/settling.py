@@ -16,10 +16,14 @@ class Settler:
         space: what scores are.
         group: distinct-row numbers of the queries and of the items; pairs of equal rows are computed once. None where
             all rows differ.
+        labels: of queries and items, where only hits and misses matter: runs of nothing but hits, or nothing but
+            misses, are then left as they are. None to settle all.
     """
 
-    def __init__(self, space: Space, group: tuple[Tensor, Tensor] | None) -> None:
-        self.space, self.group = space, group
+    def __init__(
+        self, space: Space, group: tuple[Tensor, Tensor] | None, labels: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        self.space, self.group, self.labels = space, group, labels
 
     def settle(self, near: Tensor, query_of: Callable[[Tensor], Tensor], items: Tensor) -> None:
         """Reorder `items` in place.
@@ -33,6 +37,11 @@ class Settler:
         if len(slots) == 0:
             return
         q, g = query_of(slots), items[slots]
+        if self.labels is not None:
+            mixed = places(_mixed(run, self.labels[0][q] == self.labels[1][g]))
+            if len(mixed) == 0:
+                return
+            slots, run, q, g = slots[mixed], run[mixed], q[mixed], g[mixed]
         values, slack = self._once(self.space.pairs, q, g)
         order = lexsort(run, -values, g)
         g, values, slack = g[order], values[order], slack[order]
@@ -56,6 +65,17 @@ class Settler:
         one[inverse] = torch.arange(len(queries), device=keys.device)
         a, b = score(queries[one], items[one])
         return a[inverse], b[inverse]
+
+
+def _mixed(run: Tensor, hit: Tensor) -> Tensor:
+    """Whether the run of each place holds hits as well as misses; runs are numbered from 1.
+
+    >>> _mixed(torch.tensor([1, 1, 2, 2, 2]), torch.tensor([True, True, False, True, False]))
+    tensor([False, False,  True,  True,  True])
+    """
+    size = torch.bincount(run)
+    hits = torch.bincount(run[hit], minlength=len(size))
+    return ((hits > 0) & (hits < size))[run]
 
 
 def _runs(near: Tensor) -> tuple[Tensor, Tensor]:
