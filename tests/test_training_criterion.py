@@ -154,8 +154,7 @@ def call(criterion: pm.Criterion, **given: Any) -> None:
     if "epochs" in given:
         criterion.epoch(given["epochs"])
     criterion(*batch(), images=images)
-    pool = given.get("pool", (None, None))
-    criterion.boundary(given.get("validation"), *pool)
+    criterion.boundary(given.get("validation"), given.get("pool"))
 
 
 GIVEN: dict[str, Any] = {

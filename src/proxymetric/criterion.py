@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Progress, Source
+from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",
     "images": "criterion(embeddings, labels, images=images)",
     "validation": "criterion.boundary(score=...) after each evaluation",
-    "pool": "criterion.boundary(..., pool_embeddings=..., pool_labels=...)",
+    "pool": "criterion.boundary(..., pool=...): a function (count) -> (embeddings, labels) of that many random training "
+    "images of each class, or those two tensors for all of them",
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
@@ -142,18 +143,35 @@ class Criterion(nn.Module):
         self.objective.bind(encoder)
         return self
 
-    def boundary(
-        self,
-        score: float | None = None,
-        pool_embeddings: Tensor | None = None,
-        pool_labels: Tensor | None = None,
-    ) -> None:
-        """Tell the method how an evaluation went; some schemes turn to their next problem here."""
+    def boundary(self, score: float | None = None, pool: Pool | tuple[Tensor, Tensor] | None = None) -> None:
+        """Tell the method how an evaluation went; some schemes turn to their next problem here.
+
+        Call it once before the first step and after each evaluation. score: of held-out classes, higher is better.
+        pool: a function (count) -> (embeddings, labels) of `count` random training images of each class, asked only
+        when it is needed; or the embeddings and labels of all training images as two tensors.
+        """
         if "validation" in self.needs and score is None:
             self._lacks("validation")
-        if "pool" in self.needs and (pool_embeddings is None or pool_labels is None):
+        if "pool" in self.needs and pool is None:
             self._lacks("pool")
-        self.objective.boundary(Boundary(score, pool_embeddings, pool_labels))
+        self.objective.boundary(Boundary(score, drawn_from(*pool) if isinstance(pool, tuple) else pool))
+
+    def figures(self) -> dict[str, float]:
+        """What the method's memory looks like now, by name: worth a line in a log."""
+        return {
+            name: value
+            for module in self.modules()
+            for name, value in getattr(module, "figures", dict)().items()
+            if module is not self
+        }
+
+    def uncertainty(self, draws: int = 1000) -> Tensor:
+        """How unsure the method is of each training class, (C,): VCPA, Eq. 30 (`VariationalProxies.uncertainty`)."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "uncertainty"):
+                found: Tensor = module.uncertainty(draws)
+                return found
+        raise ValueError(f"{self.name} does not know how unsure it is of a class; vcpa does")
 
     def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:
         """Groups for an optimiser: `lr` for the proxies, `network_lr` for any network the method owns.
@@ -230,3 +248,17 @@ class Criterion(nn.Module):
 
     def _lacks(self, need: str) -> None:
         raise ValueError(f"{self.name} needs {need}: {NEEDS[need]}")
+
+
+def drawn_from(embeddings: Tensor, labels: Tensor) -> Pool:
+    """A pool that draws from embeddings of all training images, anew at each call."""
+
+    def pool(count: int) -> tuple[Tensor, Tensor]:
+        order = torch.randperm(len(labels)).to(labels.device)
+        order = order[labels[order].argsort(stable=True)]
+        of = labels[order]
+        first = torch.searchsorted(of, of)
+        rows = order[torch.arange(len(of), device=of.device) - first < count]
+        return embeddings[rows], labels[rows]
+
+    return pool

@@ -38,7 +38,7 @@ def unit(vectors: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return nn.functional.normalize(vectors, dim=-1, eps=1e-12)
+    return nn.functional.normalize(vectors, dim=-1, eps=LEAST["l2"])
 
 
 def ball(vectors: Tensor) -> Tensor:
@@ -48,9 +48,11 @@ def ball(vectors: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    return nn.functional.normalize(vectors, dim=-1, eps=1.0)
+    return nn.functional.normalize(vectors, dim=-1, eps=LEAST["ball"])
 
 
+LEAST = {"l2": 1e-12, "ball": 1.0}
+"""normalising divides a vector by its length, but by no less than this"""
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": ball}
 
 
@@ -116,12 +118,15 @@ class Outcome(NamedTuple):
         return torch.stack(list(self.terms.values())).sum()
 
 
+Pool = Callable[[int], tuple[Tensor, Tensor]]
+"""`pool(count)`: embeddings and labels of `count` random training images of each class, by the encoder as it is now"""
+
+
 class Boundary(NamedTuple):
-    """What is known after an evaluation: the validation score, and a pool of embeddings to pick proxies from."""
+    """What is known after an evaluation: the validation score, and where to get embeddings to pick proxies from."""
 
     score: float | None = None
-    pool_embeddings: Tensor | None = None
-    pool_labels: Tensor | None = None
+    pool: Pool | None = None
 
 
 class Steps(NamedTuple):
@@ -147,6 +152,11 @@ class Steps(NamedTuple):
         return value
 
 
+    def of(self, classes: Tensor) -> Steps:
+        """The rules of these classes, one for each column of a similarity matrix: all of them, a chunk, or a few."""
+        return Steps(self.edges[classes], self.levels[classes])
+
+
 class Weight(NamedTuple):
     """The weight of every pair as a rule per class: one for its positives, one for its negatives."""
 
@@ -165,8 +175,38 @@ class Loss(Protocol):
     ) -> Tensor: ...
 
 
-Energy = Callable[[References], Tensor]
-"""The loss of this batch as a function of the references alone, queries detached: what a source may minimise itself."""
+class Energy(NamedTuple):
+    """The loss of this batch as a function of the references alone, queries detached: what a source may minimise itself.
+
+    Called with references it gives the loss; `newton` gives the closed forms that second-order steps need.
+    """
+
+    loss: Loss
+    queries: Tensor
+    """(B, D) normalised, without gradient"""
+    labels: Tensor
+    normalise: str = "l2"
+
+    def __call__(self, refs: References) -> Tensor:
+        return self.loss(self.queries, self.labels, self._normalised(refs))
+
+    def newton(self, refs: References) -> tuple[Tensor, Tensor]:
+        """Gradient and diagonal curvature (R, D) in the vectors, whose lengths are held constant (VCPA, Eqs. 24, 25).
+
+        The loss offers both in the normalised vectors, `curvature(queries, labels, refs)`; with the length held, the
+        chain rule is a division by it.
+        """
+        if not hasattr(self.loss, "curvature"):
+            raise ValueError(
+                f"newton_steps: {type(self.loss).__name__} offers no closed-form curvature; wanted a loss that does "
+                "(ProxyAnchor), or newton_steps=0, which trains mu and sigma by gradient"
+            )
+        length = refs.vectors.to(self.queries).norm(dim=1, keepdim=True).clamp(min=LEAST[self.normalise])
+        gradient, curvature = self.loss.curvature(self.queries, self.labels, self._normalised(refs))
+        return gradient / length, curvature / length.square()
+
+    def _normalised(self, refs: References) -> References:
+        return refs._replace(vectors=NORMALISATIONS[self.normalise](refs.vectors.to(self.queries)))
 
 
 class Source(nn.Module):
@@ -185,6 +225,10 @@ class Source(nn.Module):
         """What to compare this batch with, and what to remember of it. Asked once per step."""
         raise NotImplementedError
 
+    def seated(self) -> Tensor:
+        """The seats' vectors as they are, (C * seats, D), without gradient."""
+        raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot read its vectors")
+
     def reseed(self, vectors: Tensor) -> None:
         """Replace the seats' vectors, (C * seats, D)."""
         raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot re-pick its vectors")
@@ -193,7 +237,8 @@ class Source(nn.Module):
 class Weighting(nn.Module):
     """Makes the weight of this batch's pairs from what it remembers of the classes."""
 
-    def forward(self, ctx: Context, refs: References) -> tuple[Weight, Commit]:
+    def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[Weight, Commit]:
+        """`queries` (B, D) and `refs.vectors` (R, D) come normalised, without gradient."""
         raise NotImplementedError
 
 
@@ -245,16 +290,12 @@ class Compare(Objective):
         labels = ctx.batch.labels
         queries = normal(ctx.embeddings)
         still = queries.detach()
-
-        def energy(refs: References) -> Tensor:
-            return self.loss(still, labels, refs._replace(vectors=normal(refs.vectors)))
-
-        refs, remember = self.source(ctx, energy)
+        refs, remember = self.source(ctx, Energy(self.loss, still, labels, self.normalise))
         refs = refs._replace(vectors=normal(refs.vectors.to(queries.dtype)))
         if self.weighting is None:
             weight, commit = None, remember
         else:
-            weight, weighed = self.weighting(ctx, refs)
+            weight, weighed = self.weighting(ctx, still, refs._replace(vectors=refs.vectors.detach()))
 
             def commit() -> None:
                 remember()

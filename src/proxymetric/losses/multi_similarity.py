@@ -58,7 +58,7 @@ class MultiSimilarity:
             positive, negative = positive & both, negative & both
         pull, push = -self.alpha * (s - self.base), self.beta * (s - self.base)
         if weight is not None:
-            pull, push = weight.positive(s) * pull, weight.negative(s) * push
+            pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push
         pulled = log1p_exp(torch.logsumexp(pull.masked_fill(~positive, NONE), 1)) / self.alpha
         pushed = log1p_exp(torch.logsumexp(push.masked_fill(~negative, NONE), 1)) / self.beta
         return (pulled + pushed).mean()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxymetric.metrics.distinct import copies_before, distinct
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
-from proxymetric.metrics.precision import full_precision
+from proxymetric.precision import full_precision
 from proxymetric.metrics.searching import Best, Searcher
 from proxymetric.metrics.settling import Settler
 from proxymetric.metrics.spaces import SPACES, check_distance

@@ -1,6 +1,6 @@
 """The two reductions every proxy loss is written on: over the batch for each class, over the classes for each query."""
 
 from proxymetric.ops.reductions import Line, Reduced, log1p_exp, over_batch, over_classes
-from proxymetric.ops.similarity import Similarity, similarities
+from proxymetric.ops.similarity import Columns, Similarity, similarities
 
-__all__ = ["Line", "Reduced", "Similarity", "log1p_exp", "over_batch", "over_classes", "similarities"]
+__all__ = ["Columns", "Line", "Reduced", "Similarity", "log1p_exp", "over_batch", "over_classes", "similarities"]

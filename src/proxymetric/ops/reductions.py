@@ -71,13 +71,13 @@ def _reduce(
     of_class: Similarity | None,
     weight: Weight | None,
 ) -> Reduced:
-    s, is_positive, is_negative = similarities(queries, labels, refs, of_class)
+    s, is_positive, is_negative, classes = similarities(queries, labels, refs, of_class)
     up, down = positive(s), negative(s)
     if weight is None:
         up_weight, down_weight = is_positive.any(dim).to(s), is_negative.any(dim).to(s)
     else:
         # Weights come before the mask: 0 * -inf is not a number.
-        up_each, down_each = weight.positive(s), weight.negative(s)
+        up_each, down_each = weight.positive.of(classes)(s), weight.negative.of(classes)(s)
         up, down = up_each * up, down_each * down
         up_weight, down_weight = _mean(up_each, is_positive, dim), _mean(down_each, is_negative, dim)
     # An empty sum is -inf and its gradient not a number; masked_fill's own backward puts the zero there.

@@ -27,16 +27,35 @@ class Similarity(NamedTuple):
             raise ValueError(f"gamma: got {self.gamma}, wanted a number above 0")
         return self
 
+    def __call__(self, grouped: Tensor) -> Tensor:
+        """Similarities (..., K) to the references of a class -> (...) to the class."""
+        if grouped.shape[-1] == 1:
+            return grouped.squeeze(-1)
+        if self.kind == "soft":
+            return (torch.softmax(grouped / self.gamma, -1) * grouped).sum(-1)
+        return grouped.amax(-1) if self.kind == "max" else grouped.mean(-1)
 
-def similarities(
-    queries: Tensor, labels: Tensor, refs: References, of_class: Similarity | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+
+class Columns(NamedTuple):
+    """What queries were compared with, column by column."""
+
+    similarity: Tensor
+    """(B, columns)"""
+    positive: Tensor
+    """(B, columns) bool: a pair of one class"""
+    negative: Tensor
+    """(B, columns) bool: a pair of two classes"""
+    labels: Tensor
+    """(columns,) class of each"""
+
+
+def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Similarity | None = None) -> Columns:
     """Similarities (B, columns) with the masks of their positive and negative pairs.
 
     A column is a reference row, or a class where `of_class` says how its K rows become one similarity.
 
     >>> refs = References(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]), per_class=2)
-    >>> s, positive, negative = similarities(torch.eye(2), torch.tensor([0, 1]), refs, Similarity("max"))
+    >>> s, positive, negative, _ = similarities(torch.eye(2), torch.tensor([0, 1]), refs, Similarity("max"))
     >>> s
     tensor([[1., 0.],
             [1., 0.]])
@@ -46,17 +65,8 @@ def similarities(
     """
     s = queries @ refs.vectors.T
     if of_class is None:
-        return s, *refs.positives(labels)
+        return Columns(s, *refs.positives(labels), refs.labels)
     if refs.per_class is None:
         raise ValueError("this loss compares with classes of K references each; this source has no such structure")
-    grouped = s.unflatten(1, (-1, refs.per_class))
     columns = References(refs.vectors[:: refs.per_class], refs.labels[:: refs.per_class])
-    if refs.per_class == 1:
-        s = grouped.squeeze(2)
-    elif of_class.kind == "soft":
-        s = (torch.softmax(grouped / of_class.gamma, 2) * grouped).sum(2)
-    elif of_class.kind == "max":
-        s = grouped.amax(2)
-    else:
-        s = grouped.mean(2)
-    return s, *columns.positives(labels)
+    return Columns(of_class(s.unflatten(1, (-1, refs.per_class))), *columns.positives(labels), columns.labels)

@@ -54,6 +54,9 @@ class LearnedProxies(Source):
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         return References(self.vectors, self.labels, self.per_class), nothing
 
+    def seated(self) -> Tensor:
+        return self.vectors.detach().clone()
+
     @torch.no_grad()
     def reseed(self, vectors: Tensor) -> None:
         self.vectors.copy_(vectors)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
-from proxymetric.seam import Batch
+from proxymetric.seam import Batch, Pool
 from proxymetric.training.log import Log
 from proxymetric.training.optim import clipped, decayed, make_optimizer, set_rates
 from proxymetric.training.track import TensorBoard
@@ -55,7 +55,7 @@ class Trainer:
         folder: Path,
         watcher: Watcher,
         score: Callable[[], dict[str, float]] | None = None,
-        pool: Callable[[], tuple[Tensor, Tensor]] | None = None,
+        pool: Pool | None = None,
         stop_after: int | None = None,
         world: World = World(),  # noqa: B008 - a tuple
         device: torch.device = torch.device("cpu"),  # noqa: B008
@@ -249,8 +249,7 @@ class Trainer:
         self.log.add(event="evaluation", **record, **scores)
         value = scores.get(self.options.monitor)
         criterion = self.learner.criterion
-        embeddings, labels = self.pool() if self.pool is not None and "pool" in criterion.needs else (None, None)
-        criterion.boundary(value, embeddings, labels)
+        criterion.boundary(value, self.pool)
         if value is None:
             return
         better = self.epoch > 0 and (self.best is None or value > self.best[0])
