@@ -196,7 +196,9 @@ def test_everything_that_is_given_arrives() -> None:
     assert ctx.encode is GIVEN["encoder"]
     assert ctx.progress.epoch == 0
     assert told.score == 0.5
-    assert told.pool_embeddings is GIVEN["pool"][0]
+    vectors, labels = told.pool(5)
+    assert vectors.shape == (2, DIM)
+    assert labels.tolist() == [0, 1]
 
 
 class WithNetwork(Compare):

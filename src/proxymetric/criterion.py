@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",
     "images": "criterion(embeddings, labels, images=images)",
     "validation": "criterion.boundary(score=...) after each evaluation",
-    "pool": "criterion.boundary(..., pool=...): a function (count) -> (embeddings, labels) of that many random training "
-    "images of each class, or those two tensors for all of them",
+    "pool": "criterion.boundary(..., pool=...): a function (count) -> (embeddings, labels) of that many random "
+    "training images of each class, or those two tensors for all of them",
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
@@ -158,19 +158,15 @@ class Criterion(nn.Module):
 
     def figures(self) -> dict[str, float]:
         """What the method's memory looks like now, by name: worth a line in a log."""
-        return {
-            name: value
-            for module in self.modules()
-            for name, value in getattr(module, "figures", dict)().items()
-            if module is not self
-        }
+        parts = list(self.modules())[1:]
+        return {name: value for part in parts for name, value in getattr(part, "figures", dict)().items()}
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
         """How unsure the method is of each training class, (C,): VCPA, Eq. 30 (`VariationalProxies.uncertainty`)."""
         for module in self.modules():
-            if module is not self and hasattr(module, "uncertainty"):
-                found: Tensor = module.uncertainty(draws)
-                return found
+            ask: Callable[[int], Tensor] | None = getattr(module, "uncertainty", None)
+            if ask is not None and module is not self:
+                return ask(draws)
         raise ValueError(f"{self.name} does not know how unsure it is of a class; vcpa does")
 
     def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:

@@ -151,7 +151,6 @@ class Steps(NamedTuple):
             value = torch.where(similarity >= edge, level, value)
         return value
 
-
     def of(self, classes: Tensor) -> Steps:
         """The rules of these classes, one for each column of a similarity matrix: all of them, a chunk, or a few."""
         return Steps(self.edges[classes], self.levels[classes])
@@ -176,7 +175,7 @@ class Loss(Protocol):
 
 
 class Energy(NamedTuple):
-    """The loss of this batch as a function of the references alone, queries detached: what a source may minimise itself.
+    """The loss of this batch as a function of the references alone, queries detached: what a source may minimise.
 
     Called with references it gives the loss; `newton` gives the closed forms that second-order steps need.
     """

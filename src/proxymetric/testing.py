@@ -17,7 +17,7 @@ from torch import Tensor
 from proxymetric.criterion import Criterion
 
 Build = Callable[[int, int], Criterion]
-CLASSES, DIM, SIZE = 5, 6, 12
+CLASSES, DIM, SIZE, PIXELS = 5, 6, 12, 3
 
 
 def check_method(method: str | Build, **options: object) -> None:
@@ -43,17 +43,34 @@ def builder(method: str | Build, **options: object) -> Build:
     return build
 
 
-def sample(seed: int = 0, size: int = SIZE, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Embeddings with some class structure, and labels: every class but the last is present."""
+def sample(
+    seed: int = 0, size: int = SIZE, dtype: torch.dtype = torch.float32, classes: int = CLASSES - 1
+) -> tuple[Tensor, Tensor]:
+    """Embeddings with some class structure, and labels: of a batch, every class but the last is present."""
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(size) % (CLASSES - 1)
+    labels = torch.arange(size) % classes
     centres = torch.randn(CLASSES, DIM, generator=generator, dtype=dtype)
     return centres[labels] + 0.7 * torch.randn(size, DIM, generator=generator, dtype=dtype), labels
 
 
 def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
+    """A criterion with all it needs: an encoder where it wants one, and the evaluation that stands before training."""
     torch.manual_seed(0)
-    return build(CLASSES, DIM).to(dtype)
+    criterion = build(CLASSES, DIM)
+    if "encoder" in criterion.needs:
+        criterion.bind(torch.nn.Linear(PIXELS, DIM).requires_grad_())
+    criterion.to(dtype)
+    if {"validation", "pool"} & criterion.needs:
+        criterion.boundary(0.0, pool=sample(9, 8 * CLASSES, dtype, classes=CLASSES))
+    return criterion
+
+
+def run(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The loss, with images where the method wants them."""
+    generator = torch.Generator().manual_seed(len(labels))
+    images = torch.rand(len(labels), PIXELS, generator=generator).to(embeddings)
+    loss: Tensor = criterion(embeddings, labels, images=images if "images" in criterion.needs else None)
+    return loss
 
 
 def snapshot(criterion: Criterion) -> dict[str, Tensor]:
@@ -67,7 +84,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, seed: int) -> Tensor:
     torch.manual_seed(seed)
     embeddings, labels = sample(seed)
-    loss = criterion(embeddings.requires_grad_(), labels)
+    loss = run(criterion, embeddings.requires_grad_(), labels)
     loss.backward()
     if optimizer is not None:
         optimizer.step()
@@ -83,18 +100,27 @@ def optimizer_of(criterion: Criterion) -> torch.optim.Optimizer | None:
 
 
 def check_gradient(build: Build) -> None:
-    """The gradient in the embeddings and in every parameter is that of the value (float64, random state fixed)."""
-    criterion = make(build, torch.float64)
+    """The gradient in the embeddings and in every parameter is that of the value (float64, random state fixed).
+
+    In eval mode, where nothing settles on the batch; where training gives the same value, it gives the same gradient.
+    """
+    criterion = make(build, torch.float64).eval()
     embeddings, labels = sample(dtype=torch.float64)
-    parameters = [p for p in criterion.parameters() if p.requires_grad]
+    inputs = [embeddings.requires_grad_(), *(p for p in criterion.parameters() if p.requires_grad)]
 
     def value(embeddings: Tensor, *_: Tensor) -> Tensor:
         torch.manual_seed(1)
-        loss = criterion(embeddings, labels)
+        loss = run(criterion, embeddings, labels)
         criterion.discard()
         return loss
 
-    assert torch.autograd.gradcheck(value, (embeddings.requires_grad_(), *parameters), eps=1e-6, atol=1e-5)
+    assert torch.autograd.gradcheck(value, tuple(inputs), eps=1e-6, atol=1e-5)
+    still = value(*inputs)
+    moving = (criterion.train(), value(*inputs))[1]
+    if torch.equal(still, moving):
+        wanted, found = (torch.autograd.grad(loss, inputs, allow_unused=True) for loss in (still, moving))
+        for one, other in zip(wanted, found, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def check_batch_of_one(build: Build) -> None:
@@ -102,7 +128,7 @@ def check_batch_of_one(build: Build) -> None:
     criterion = make(build)
     embeddings, labels = sample()
     one = embeddings[:1].clone().requires_grad_()
-    loss = criterion(one, labels[:1])
+    loss = run(criterion, one, labels[:1])
     assert loss.ndim == 0
     assert loss.isfinite()
     if loss.requires_grad:
@@ -116,7 +142,7 @@ def check_zero_embedding(build: Build) -> None:
     embeddings, labels = sample()
     embeddings[0] = 0
     embeddings[4] = embeddings[8]
-    criterion(embeddings.requires_grad_(), labels).backward()
+    run(criterion, embeddings.requires_grad_(), labels).backward()
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()
 
@@ -150,9 +176,9 @@ def check_order(build: Build) -> None:
     embeddings, labels = sample(dtype=torch.float64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
     torch.manual_seed(1)
-    straight = criterion(embeddings, labels)
+    straight = run(criterion, embeddings, labels)
     torch.manual_seed(1)
-    torch.testing.assert_close(criterion(embeddings[order], labels[order]), straight)
+    torch.testing.assert_close(run(criterion, embeddings[order], labels[order]), straight)
 
 
 def check_half(build: Build) -> None:
@@ -160,9 +186,9 @@ def check_half(build: Build) -> None:
     criterion = make(build).eval()
     embeddings, labels = sample()
     torch.manual_seed(1)
-    full = criterion(embeddings.bfloat16().float(), labels)
+    full = run(criterion, embeddings.bfloat16().float(), labels)
     torch.manual_seed(1)
-    half = criterion(embeddings.bfloat16(), labels)
+    half = run(criterion, embeddings.bfloat16(), labels)
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, full)
 
@@ -172,7 +198,7 @@ def check_commit(build: Build) -> None:
     criterion = make(build)
     embeddings, labels = sample()
     before = snapshot(criterion)
-    criterion(embeddings.clone().requires_grad_(), labels).backward()
+    run(criterion, embeddings.clone().requires_grad_(), labels).backward()
     criterion.zero_grad(set_to_none=True)
     assert criterion.pending == 1
     assert same(before, snapshot(criterion)), "state changed in forward"
@@ -180,12 +206,12 @@ def check_commit(build: Build) -> None:
     criterion.commit(lr=1e-2)
     assert same(before, snapshot(criterion)), "a discarded step left a trace"
     with torch.no_grad():
-        criterion(embeddings, labels)
-    criterion.eval()(embeddings, labels)
+        run(criterion, embeddings, labels)
+    run(criterion.eval(), embeddings, labels)
     assert criterion.pending == 0, "pending in eval or no-grad mode"
     criterion.train()
     for part in (slice(0, 6), slice(6, 12)):
-        criterion(embeddings[part].clone().requires_grad_(), labels[part])
+        run(criterion, embeddings[part].clone().requires_grad_(), labels[part])
     criterion.commit(lr=1e-2)
     assert criterion.step == 1
     assert all(not value.requires_grad for name, value in criterion.state_dict().items())
@@ -197,7 +223,8 @@ def check_resume(build: Build) -> None:
     moves = optimizer_of(straight)
     for seed in range(3):
         train_step(straight, moves, seed)
-    again = build(CLASSES, DIM)
+    torch.manual_seed(5)
+    again = make(build)
     again.load_state_dict(load(save({k: v.contiguous() for k, v in straight.state_dict().items()})))
     moves_again = optimizer_of(again)
     if moves is not None and moves_again is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, at_least_zero, number
+from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.losses.pairs import distances, mean_where, unweighted
 from proxymetric.seam import References, Weight
 

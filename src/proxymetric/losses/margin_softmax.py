@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, at_least_zero
+from proxymetric.checks import above_zero, at_least_zero
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, over_classes
 from proxymetric.seam import References, Weight

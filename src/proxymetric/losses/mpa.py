@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, number
+from proxymetric.checks import above_zero, number
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, Similarity, log1p_exp, over_batch, over_classes
 from proxymetric.seam import References, Weight

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, at_least_zero, number
+from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import log1p_exp
 from proxymetric.ops.reductions import NONE
 from proxymetric.seam import References, Weight

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, number
-from proxymetric.ops import Line, log1p_exp, over_batch
+from proxymetric.checks import above_zero, number
+from proxymetric.ops import NONE, Line, log1p_exp, over_batch, similarities
 from proxymetric.seam import References, Weight
 
 
@@ -51,3 +52,25 @@ class ProxyAnchor:
         present = count if self.positive_norm == "all" else sums.positive_weight.sum().clamp(min=1e-12)
         everyone = count if weight is None else sums.negative_weight.sum().clamp(min=1e-12)
         return log1p_exp(sums.positive).sum() / present + log1p_exp(sums.negative).sum() / everyone
+
+    def curvature(self, queries: Tensor, labels: Tensor, refs: References) -> tuple[Tensor, Tensor]:
+        """Gradient and diagonal of the Hessian in the references' vectors, (R, D) each (VCPA, Eqs. 24 and 25).
+
+        The similarities are linear in the vectors. A logarithm of summed exponentials has as its gradient the mean of
+        its exponents' gradients, and as its curvature their variance, both over the shares of the sum.
+        """
+        s, is_positive, is_negative, _ = similarities(queries, labels, refs)
+        pulled = _shares((self.scale * (self.margin - s)).masked_fill(~is_positive, NONE))
+        pushed = _shares((self.scale * (self.margin + s)).masked_fill(~is_negative, NONE))
+        moments = torch.cat([pulled, pushed], 1).T @ torch.cat([queries, queries.square()], 1)
+        mean, square = moments.chunk(2, 1)
+        (pull, push), (pull_spread, push_spread) = mean.chunk(2), (square - mean.square()).clamp(min=0).chunk(2)
+        count = len(refs.labels)
+        present = count if self.positive_norm == "all" else is_positive.any(0).sum().clamp(min=1)
+        gradient = self.scale * (push / count - pull / present)
+        return gradient, self.scale**2 * (push_spread / count + pull_spread / present)
+
+
+def _shares(z: Tensor) -> Tensor:
+    """`exp(z_i) / (1 + sum_j exp(z_j))` down each column."""
+    return torch.exp(z - log1p_exp(torch.logsumexp(z, 0)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero, number
+from proxymetric.checks import above_zero, number
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, Similarity, over_classes
 from proxymetric.seam import References, Weight

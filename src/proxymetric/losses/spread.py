@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import at_least_zero
+from proxymetric.checks import at_least_zero
 from proxymetric.seam import References
 
 

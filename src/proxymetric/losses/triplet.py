@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.losses.checks import above_zero
+from proxymetric.checks import above_zero
 from proxymetric.losses.pairs import distances, unweighted
 from proxymetric.seam import References, Weight
 

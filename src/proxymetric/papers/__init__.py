@@ -5,17 +5,23 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 from proxymetric.criterion import Criterion
 from proxymetric.papers.about import About, Method
+from proxymetric.papers.base import base_needs
+from proxymetric.papers.ccp import ccp
 from proxymetric.papers.contrastive import contrastive, margin_contrastive
 from proxymetric.papers.margin_softmax import arcface, cosface, norm_softmax
+from proxymetric.papers.moco import moco
 from proxymetric.papers.mpa import mpa, mpa_ap, mpa_dw
 from proxymetric.papers.multi_similarity import multi_similarity
 from proxymetric.papers.proxy_anchor import proxy_anchor
+from proxymetric.papers.proxy_isa import proxy_isa
 from proxymetric.papers.proxy_nca import proxy_nca, proxy_nca_pp
 from proxymetric.papers.soft_triple import soft_triple
 from proxymetric.papers.triplet import triplet
+from proxymetric.papers.vcpa import vcpa
 from proxymetric.papers.xbm import xbm
 
 CATALOGUE: dict[str, Method] = {
@@ -33,10 +39,14 @@ CATALOGUE: dict[str, Method] = {
     "margin-contrastive": margin_contrastive,
     "triplet": triplet,
     "multi-similarity": multi_similarity,
+    "proxy-isa": proxy_isa,
+    "vcpa": vcpa,
+    "ccp": ccp,
     "xbm": xbm,
+    "moco": moco,
 }
 
-__all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "options"]
+__all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "needs", "options"]
 
 
 def methods() -> list[str]:
@@ -64,6 +74,18 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
     }
 
 
+def needs(name: str, arguments: Mapping[str, Any]) -> frozenset[str]:
+    """What a method told these arguments needs beyond embeddings and labels: its own needs and its base's.
+
+    >>> sorted(needs("ccp", {"base": "proxy-isa"}))
+    ['encoder', 'epochs', 'pool', 'validation']
+    """
+    own = frozenset(lookup(name).about.needs)
+    known = options(name)
+    base = arguments.get("base", known["base"].default) if "base" in known else None
+    return own | base_needs(base) if isinstance(base, str | dict) else own  # multi-similarity has a number there
+
+
 def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = None, **arguments: object) -> Criterion:
     """A method of the catalogue as a criterion for a training loop of your own.
 
@@ -82,5 +104,5 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise ValueError(f"{key}: {name} takes no such argument; {hint}")
     return Criterion(
-        build(classes, dim, **arguments), needs=build.about.needs, steps_per_epoch=steps_per_epoch, name=name
+        build(classes, dim, **arguments), needs=needs(name, arguments), steps_per_epoch=steps_per_epoch, name=name
     )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from proxymetric.papers.about import about
-from proxymetric.papers.base import base_objective
+from proxymetric.papers.base import Base, base_objective, compares_with_rows
 from proxymetric.references.memory import Memory
-from proxymetric.seam import Compare, Objective, References, Sum
+from proxymetric.seam import Compare, Objective, Sum
 
 
 @about(
@@ -21,7 +17,7 @@ def xbm(
     classes: int,
     dim: int,
     *,
-    base: str | dict[str, Any] = "contrastive",
+    base: Base = "contrastive",
     memory: int = 4096,
     start: int = 1000,
     weight: float = 1.0,
@@ -33,8 +29,6 @@ def xbm(
     100 or 400 on In-Shop, 400 or 1,400 on SOP. start: steps of the base loss alone before that. weight: of the term.
     """
     first = base_objective(base, classes, dim)
-    # A loss that cannot be compared with loose rows says so now, not when the memory starts.
-    rows = torch.zeros(2, dim)
-    first.loss(rows, torch.arange(2), References(rows, torch.arange(2)))
+    compares_with_rows(first.loss, dim)
     again = Compare(first.loss, Memory(memory, dim, start, first.normalise), normalise=first.normalise)
     return Sum(base=(1.0, first), memory=(weight, again))

@@ -5,11 +5,23 @@ from __future__ import annotations
 from proxymetric.references.in_batch import InBatch
 from proxymetric.references.learned import INITIALISATIONS, LearnedProxies
 from proxymetric.references.memory import Memory
+from proxymetric.references.queue import Queue
 from proxymetric.references.row_proxies import RowProxies
 from proxymetric.references.rows import RowTable
+from proxymetric.references.variational import VariationalProxies
 from proxymetric.seam import Source
 
-__all__ = ["INITIALISATIONS", "InBatch", "LearnedProxies", "Memory", "RowProxies", "RowTable", "proxies"]
+__all__ = [
+    "INITIALISATIONS",
+    "InBatch",
+    "LearnedProxies",
+    "Memory",
+    "Queue",
+    "RowProxies",
+    "RowTable",
+    "VariationalProxies",
+    "proxies",
+]
 
 
 def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str = "all") -> Source:

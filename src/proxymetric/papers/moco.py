@@ -1,0 +1,28 @@
+"""Proxy methods with a momentum encoder and a queue, as VCPA compares with (Kim et al. 2022, section 4.7)."""
+
+from __future__ import annotations
+
+from proxymetric.papers.about import about
+from proxymetric.papers.base import Base, base_objective
+from proxymetric.schemes import MomentumQueue
+from proxymetric.seam import Objective
+
+
+@about(
+    paper="He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning",
+    choose="a comparison for the methods with a memory; it did not beat its base in VCPA's study",
+    needs=("encoder", "images"),
+)
+def moco(
+    classes: int,
+    dim: int,
+    *,
+    base: Base = "proxy-anchor",
+    memory: int = 900,
+    momentum: float = 0.999,
+) -> Objective:
+    """A proxy method that sees the batch and a queue of a momentum encoder's embeddings. Scheme: `MomentumQueue`.
+
+    base: a method's name, or a table of its name and arguments. memory: embeddings kept. momentum: of the encoder.
+    """
+    return MomentumQueue(base_objective(base, classes, dim), dim, memory, momentum)
