@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
-from proxymetric.precision import full_precision
 from proxymetric.metrics.spaces import SPACES, Space, check_distance, parts
+from proxymetric.precision import full_precision
 
 MEMORY = 64 * 2**20  # bytes of distances held at once
 ROUNDS = 128  # of seeding

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
-from proxymetric.precision import full_precision
 from proxymetric.metrics.spaces import SPACES, Space, check_distance, parts
+from proxymetric.precision import full_precision
 
 NUMBERS = 2**22  # held at once
 TILE = 1024
