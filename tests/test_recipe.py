@@ -72,6 +72,8 @@ def test_defaults_are_those_of_the_signatures():
         ({"train": {"optimizer": "lion"}}, "train.optimizer: got 'lion', wanted one of adamw, adam, sgd"),
         ({"train": {"epochs": 0}}, "train.epochs: got 0, wanted at least 1"),
         ({"train": {"patience": 0}}, "train.patience: got 0, wanted at least 1"),
+        ({"train": {"evaluate_steps": 0}}, "train.evaluate_steps: got 0, wanted at least 1"),
+        ({"train": {"evaluate_steps": 2.5}}, "train.evaluate_steps: got 2.5, wanted a whole number or none"),
         ({"train": {"lr": -1}}, "train.lr: got -1.0, wanted at least 0"),
         ({"train": {"lr": float("nan")}}, "train.lr: got nan, wanted at least 0"),
         ({"train": {"lr": float("inf")}}, "train.lr: got inf, wanted at least 0"),

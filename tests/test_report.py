@@ -204,6 +204,29 @@ def test_a_curve_with_gaps() -> None:
     assert len(curve_svg([{"epoch": 1, "loss": 1.0}])) == 1
 
 
+def ticks(curve: list[dict]) -> list[str]:
+    """What stands at the axis of the epochs."""
+    (picture,) = curve_svg(curve)
+    axis = picture[
+        picture.index('"training-loss-matplotlib.axis_1"') : picture.index('"training-loss-matplotlib.axis_2"')
+    ]
+    return re.findall(r">([\d.]+)</text>", axis)
+
+
+def test_a_curve_over_fractions_of_epochs() -> None:
+    short = [{"epoch": step / 40, "step": step, "loss": 1.0, "figures": {"radius": 0.5}} for step in range(5, 26, 5)]
+    assert {"0.2", "0.4", "0.6"} <= set(ticks(short)), "whole numbers alone would leave the axis bare"
+    long = [{"epoch": step / 40, "loss": 1.0} for step in range(0, 401, 25)]
+    assert ticks(long) == ["0", "2", "4", "6", "8", "10"]
+    assert ticks([{"epoch": epoch, "loss": 1.0} for epoch in range(3)]) == ["0", "1", "2"]
+
+
+def test_a_chosen_fraction_is_said_shortly(tmp_path: Path) -> None:
+    curve = [{"epoch": 7 / 3, "loss": 1.0, "MAP@R": 0.5, "chosen": True}, {"epoch": 3, "loss": 0.9, "MAP@R": 0.4}]
+    path = write_report(tmp_path / "r.html", **content() | {"curve": curve})
+    assert "Epoch 2.33 was chosen on validation classes: MAP@R 50.0 %." in Page(path.read_text()).text
+
+
 def test_imports_are_light_and_drawing_leaves_pyplot_and_settings_alone() -> None:
     program = """
 import sys

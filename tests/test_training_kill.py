@@ -19,6 +19,7 @@ KINDS = {
     "in the batch, no parameters": {"method": "triplet"},
     "momentum": {"train__optimizer": "sgd", "train__lr": 0.01, "train__proxy_lr": 0.1},
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
+    "evaluated on the way": {"train__evaluate_steps": 3},
 }
 
 

@@ -94,6 +94,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows that step themselves": {"loss__touched": "batch"},
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
     "frozen": {"train__frozen": True},
+    "evaluated on the way": {"train__evaluate_steps": 3},
 }
 
 

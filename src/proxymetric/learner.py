@@ -36,6 +36,9 @@ class Learner(nn.Module):
         self.criterion = criterion
         self.frozen = frozen
         self.world = world
+        if frozen:
+            # Before the criterion meets it: what copies trainable parameters copies the head alone.
+            encoder.set_backbone_trainable(False)
         criterion.bind(encoder)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -46,10 +46,10 @@ class Terminal:
         facts = f"loss {tick.loss:.3f}, {tick.images_per_second:,.0f} images/s, {clock(tick.seconds_left)} left"
         self._bar(f"epoch {tick.epoch}/{tick.epochs}", tick.step, tick.steps, facts)
 
-    def evaluated(self, epoch: int, scores: dict[str, float], best: bool) -> None:
+    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
         self._drop()
         text = "  ".join(f"{name} {100 * scores[name]:5.1f}" for name in scores if name in SHOWN)
-        when = f"epoch {epoch:3d}" if epoch else "untrained"
+        when = f"epoch {round(epoch, 2):3}" if epoch else "untrained"
         self.say(f"{when:>9}  held-out classes: {text}{'  best' if best else ''}")
 
     def close(self) -> None:
@@ -132,11 +132,13 @@ def result_lines(result: dict[str, Any]) -> str:
         None: "no classes were held out, so there are no scores; `proxymetric evaluate` measures on other images",
     }[result["evaluated_on"]]
     how = f"chosen by {result['chosen_by']}" if result["chosen_by"] != "last" else "is the last one"
-    lines = [f"epoch {result['chosen_epoch']} of {result['epochs']} {how}; {where}"]
+    lines = [f"epoch {round(result['chosen_epoch'], 2)} of {round(result['epochs'], 2)} {how}; {where}"]
     if result["skipped_steps"]:
         lines.append(f"{result['skipped_steps']} of {result['steps']} steps skipped: loss or gradient not finite")
     if result["bad_images"]:
         lines.append(f"images that could not be read and were left out: {len(result['bad_images'])} (see result.json)")
     if result.get("refit"):
-        lines.append(f"refitted on all {result['refit']['classes']} classes, epochs: {result['refit']['epochs']}")
+        lines.append(
+            f"refitted on all {result['refit']['classes']} classes, epochs: {round(result['refit']['epochs'], 2)}"
+        )
     return "\n".join(lines)

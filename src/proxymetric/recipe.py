@@ -68,11 +68,13 @@ class TrainOptions:
     1e-4, or 1e-3 with frozen). proxy_lr: the proxies' (None: 100 x lr). warmup: epochs in which only head and proxies
     move. decay: "none", "step" (x decay_by every decay_every epochs) or "cosine" (over decay_every epochs, None: all).
     clip_value, clip_norm: gradient clipping. amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16", "off".
-    metrics: what an evaluation computes; monitor: the one that chooses the best epoch. evaluate_every: epochs.
-    patience: evaluations without a better one before training stops (None: never). save_every: steps between
-    checkpoints. frozen: train head and proxies on cached features of the backbone. refit: afterwards train on all
-    classes for the number of epochs that the held-out ones chose. deterministic: bit-equal runs on a GPU too. track:
-    "tensorboard" writes the curves to the run's folder `tensorboard` as well (needs the extra `track`).
+    metrics: what an evaluation computes; monitor: the one that chooses the best. evaluate_every: epochs from one
+    evaluation to the next. evaluate_steps: optimiser steps from one to the next instead, also in the middle of an epoch
+    (None: by epochs); in any case the end of training is evaluated. patience: evaluations without a better one before
+    training stops (None: never). save_every: steps between checkpoints. frozen: train head and proxies on cached
+    features of the backbone. refit: afterwards train on all classes for the number of epochs that the held-out ones
+    chose. deterministic: bit-equal runs on a GPU too. track: "tensorboard" writes the curves to the run's folder
+    `tensorboard` as well (needs the extra `track`).
     """
 
     epochs: int = 40
@@ -95,6 +97,7 @@ class TrainOptions:
     metrics: tuple[str, ...] = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R", "nDCG@8")
     monitor: str = "MAP@R"
     evaluate_every: int = 1
+    evaluate_steps: int | None = None
     patience: int | None = 10
     save_every: int = 200
     frozen: bool = False
@@ -104,7 +107,9 @@ class TrainOptions:
     track: str | None = None
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch", "accumulate", "evaluate_every", "save_every", "decay_every", "patience")
+        counts = (
+            "epochs", "batch", "accumulate", "evaluate_every", "evaluate_steps", "save_every", "decay_every", "patience"
+        )  # fmt: skip
         amounts = ("lr", "proxy_lr", "weight_decay", "warmup", "per_class")
         for least, names in ((1, counts), (0, amounts)):
             for name in names:

@@ -25,7 +25,8 @@ from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.seam import Batch
 
 CACHES = ("none", "memory", "device")
-_VIEWS = 1  # tells the random numbers of the views from those of the sampler, when both have the same seed
+# Tell the random numbers of views, of looks taken beside an epoch, and of the sampler apart, all of one seed.
+_VIEWS, _LOOKS, _CHOICE = 1, 2, 3
 
 OnBad = Callable[[str, str], None]
 
@@ -179,8 +180,31 @@ class TrainFeed:
         if self.cache == "device":
             yield from map(self._cut, jobs)
             return
-        pin = self.device.type == "cuda"
-        for made in self._maker.run(jobs, self.workers, pin):
+        yield from self._made(jobs)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(N,) of all images, readable or not."""
+        return self.images.labels
+
+    def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]:
+        """Random views of the images `rows`, `batch` at a time: a pure function of seed, rows and key.
+
+        A row that is named twice is seen twice, each time otherwise. Images that cannot be read are left out.
+
+        >>> from proxymetric.data import digits
+        >>> images = digits()
+        >>> feed = TrainFeed(images, Batches(images.labels, batch=64), TrainView(32, resize=32), cache="device")
+        >>> [len(part.labels) for part in feed.views(np.array([5, 5, 9]), key=0, batch=2)]
+        [2, 1]
+        """
+        self._fill()
+        draws = self.view.draw(len(rows), np.random.default_rng([self.seed, key, 0, _LOOKS]))
+        jobs = (_Job(rows[i : i + batch], draws[i : i + batch]) for i in range(0, len(rows), batch))
+        yield from map(self._cut, jobs) if self.cache == "device" else self._made(jobs)
+
+    def _made(self, jobs: Iterator[_Job]) -> Iterator[Batch]:
+        for made in self._maker.run(jobs, self.workers, self.device.type == "cuda"):
             _note(made.bad, self.bad, self.on_bad)
             yield _moved(Batch(made.images, self._labels[made.rows]), self.device)
 
@@ -274,6 +298,23 @@ class EvalFeed:
         self.kept = np.concatenate(kept) if kept else self.kept
         if self.cache != "none":
             self._stored = stored_now
+
+
+def drawn(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
+    """Rows of `count` random members of each class, class after class: a pure function of its arguments.
+
+    Without replacement, unless a class has fewer members: then all of them take turns.
+
+    >>> rows = drawn(np.array([7, 3, 7, 7, 3]), count=3, seed=0, key=0)
+    >>> sorted(rows[3:].tolist()), sorted(set(rows[:3].tolist()))
+    ([0, 2, 3], [1, 4])
+    """
+    if count < 1:
+        raise ValueError(f"count must be 1 or more, got {count}")
+    order = np.random.default_rng([seed, key, 0, _CHOICE]).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    _, first, members = np.unique(labels[order], return_index=True, return_counts=True)
+    return order[(first[:, None] + np.arange(count) % members[:, None]).ravel()]
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

@@ -13,19 +13,20 @@ _METRICS = ("#0a0b0c", "#0d0e0f", "#101112")
 _PAGE = {_INK: "var(--soft)", _GRID: "var(--line)", _LOSS: "var(--second)"} | {
     colour: f"var(--series-{number})" for number, colour in enumerate(_METRICS)
 }
+_OTHERS = ("epoch", "step", "loss", "figures", "chosen")
 
 
 def metric_columns(curve: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys of the records that are metrics, in the order met: all but epoch, loss and chosen."""
+    """The keys of the records that are metrics, in the order met: what is left without `_OTHERS`."""
     keys = dict.fromkeys(key for record in curve for key in record)
-    return [key for key in keys if key not in ("epoch", "loss", "chosen")]
+    return [key for key in keys if key not in _OTHERS]
 
 
 def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
     """Inline SVGs, loss and metrics, of records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
 
-    Metrics are fractions, drawn in per cent (at most three); a record may lack any key but epoch; what is not finite
-    is left out, and a picture without a point too.
+    Metrics are fractions, drawn in per cent (at most three); a record may lack any key but epoch, which may be a
+    fraction; what is not finite is left out, and a picture without a point too.
     """
     metrics = [key for key in metric_columns(curve) if _points(curve, key)[0]][: len(_METRICS)]
     series = {key: (colour, 100) for key, colour in zip(metrics, _METRICS)}
@@ -49,7 +50,10 @@ def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[
             _line(axes, curve, key, colour, times)
         axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
         axes.set_xlabel("epoch", color=_INK, fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        epochs = [record["epoch"] for record in curve]
+        # Of an epoch or two that were looked at on the way, whole numbers alone would leave the axis bare.
+        whole = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.tick_params(colors=_INK, labelsize=9, length=0)
         axes.grid(color=_GRID, linewidth=0.8)

@@ -171,4 +171,6 @@ def _chosen(curve: Sequence[dict[str, Any]]) -> str:
         return ""
     metrics = [key for key in metric_columns(curve) if isinstance(chosen[0].get(key), float)]
     values = ", ".join(f"{key} {100 * chosen[0][key]:.1f}" for key in metrics)
-    return f"Epoch {chosen[0]['epoch']} was chosen on validation classes" + (f": {values} %." if values else ".")
+    return f"Epoch {round(chosen[0]['epoch'], 2)} was chosen on validation classes" + (
+        f": {values} %." if values else "."
+    )

@@ -41,10 +41,22 @@ def stored(folder: Path) -> dict[str, Any] | None:
     return read_json(file) if file.is_file() else None
 
 
-def epochs_done(folder: Path) -> int:
-    """How many epochs the run in `folder` has behind it."""
+def has_more_than(folder: Path, epochs: float) -> bool:
+    """Whether the run in `folder` has more steps behind it than so many epochs make."""
     file = folder / "last.safetensors"
-    return Checkpoint.read(file).state["epoch"] if file.is_file() else 0
+    if not file.is_file():
+        return False
+    state = Checkpoint.read(file).state
+    return state["step"] > steps_in(epochs, state["steps_per_epoch"])
+
+
+def steps_in(epochs: float, steps_per_epoch: int) -> int:
+    """The steps that so many epochs make, at least one.
+
+    >>> steps_in(2, 8), steps_in(2.4, 8)
+    (16, 19)
+    """
+    return max(1, round(epochs * steps_per_epoch))
 
 
 def checkpoint(last: Path) -> Checkpoint:

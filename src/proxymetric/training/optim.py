@@ -77,3 +77,12 @@ def clipped(parameters: list[Tensor], rows: list[Tensor], options: TrainOptions)
     if options.clip_value is not None:
         torch.nn.utils.clip_grad_value_(found, options.clip_value)
     return True
+
+
+def autocast_type(amp: str, device: torch.device) -> torch.dtype | None:
+    """The type that the encoder computes in under autocast; None for plain float32."""
+    if amp == "off" or device.type != "cuda":
+        return None
+    if amp == "fp16" or (amp == "auto" and not torch.cuda.is_bf16_supported()):
+        return torch.half
+    return torch.bfloat16

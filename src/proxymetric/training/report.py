@@ -58,7 +58,7 @@ def draw_report(
         "backbone": recipe["encoder"]["backbone"],
         "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
-        "chosen epoch": str(result["chosen_epoch"]),
+        "chosen epoch": str(round(result["chosen_epoch"], 2)),
         "trained parameters": f"{trained['parameters']['trained']:,} of {trained['parameters']['total']:,}",
         "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
         "seed": str(recipe["seed"]),

@@ -31,6 +31,7 @@ from proxymetric.training.setup import (
     eval_view,
     make_encoder,
     make_learner,
+    make_pool,
     open_split,
     pixels_of,
     scored,
@@ -163,17 +164,16 @@ class _Sitting:
         best = self.folder / "best.safetensors"
         if best.is_file():
             Checkpoint.read(best).load_into(encoder, "encoder.", what="this run's encoder")
-        chosen = trainer.epoch if trainer.best is None else trainer.best[1]
-        result = self._result(trainer, images, parts, chosen)
+        result = self._result(trainer, images, parts)
         if recipe.train.refit and parts.validation is not None:
-            encoder, result["refit"] = self._refit(images, chosen, shown if parts.test is not None else None)
+            encoder, result["refit"] = self._refit(images, result["chosen_epoch"])
         result = self.desk.world.from_first(lambda: self._measured(result, encoder, trainer, shown, parts))
         return Run(self.folder, result)
 
     def _can_serve(self, needs: Iterable[str]) -> None:
         """Refuse what the method cannot do without, before anything is opened."""
         recipe = self.recipe
-        if recipe.train.frozen and {"images", "encoder"} & set(needs):
+        if recipe.train.frozen and "images" in needs:
             raise ValueError(f"frozen: {recipe.method} runs the encoder on images, and features are all there is")
         if "validation" in needs and (not recipe.data.validation or recipe.train.refit):
             raise ValueError(f"{recipe.method} needs held-out classes all the way: data.validation above 0, no refit")
@@ -185,7 +185,7 @@ class _Sitting:
         validation: ImageSet | None,
         images: ImageSet,
         shown: ImageSet | None,
-        stop_after: int | None = None,
+        stop_after: float | None = None,
     ) -> tuple[Encoder, Trainer]:
         """Encoder and trainer, ready to run or to go on."""
         recipe, desk = self.recipe, self.desk
@@ -209,13 +209,11 @@ class _Sitting:
                 vectors, labels, kept = held_out("vectors")
                 return scored(validation, (learner.criterion.normalised(vectors), labels, kept), recipe.train.metrics)
 
-        def pool() -> tuple[torch.Tensor, torch.Tensor]:
-            vectors, labels, _ = embedder(desk, encoder, training, "training images")("vectors")
-            return vectors, labels.to(vectors.device)
-
         trainer = Trainer(
-            learner, feed, recipe.train, folder, self.watcher, score, pool, stop_after, desk.world, desk.device
+            learner, feed, recipe.train, folder, self.watcher, score, None, stop_after, desk.world, desk.device
         )
+        if "pool" in learner.criterion.needs:
+            trainer.pool = make_pool(desk, encoder, feed, lambda: trainer.step)
         baselines = None
         if shown is not None and not begun:
             baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
@@ -259,13 +257,14 @@ class _Sitting:
         rows["untrained encoder"] = scored(shown, features, metrics)
         return rows
 
-    def _refit(self, images: ImageSet, epochs: int, test: ImageSet | None) -> tuple[Encoder, dict[str, Any]]:
+    def _refit(self, images: ImageSet, epochs: float) -> tuple[Encoder, dict[str, Any]]:
         """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
         everything = split(images, 0.0, self.recipe.data.test, self.recipe.seed).train
-        self.watcher.say(f"refit: {len(everything)} images of {len(everything.classes)} classes, {epochs} epochs")
+        counts = f"{len(everything)} images of {len(everything.classes)} classes"
+        self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
         folder, world = self.folder / "refit", self.desk.world
-        if world.first and folders.epochs_done(folder) > epochs:
-            folders.clear(folder)  # of an earlier sitting, before the held-out classes chose an earlier epoch
+        if world.first and folders.has_more_than(folder, epochs):
+            folders.clear(folder)  # of an earlier sitting, before the held-out classes chose fewer
         world.wait()
         encoder, trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
         trainer.run()
@@ -285,8 +284,8 @@ class _Sitting:
             "skipped_steps": trainer.skipped,
         }
 
-    def _result(self, trainer: Trainer, images: ImageSet, parts: Split, chosen: int) -> dict[str, Any]:
-        recipe = self.recipe
+    def _result(self, trainer: Trainer, images: ImageSet, parts: Split) -> dict[str, Any]:
+        recipe, chosen = self.recipe, trainer.chosen
         counted = zip(("train", "validation", "test"), parts)
         return {
             "recipe": recipe.as_dict(),
@@ -296,10 +295,11 @@ class _Sitting:
             "machine": results.machine(self.desk.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **self._cost(trainer),
-            "epochs": trainer.epoch,
-            "chosen_epoch": chosen,
+            "epochs": trainer.passed,
+            "chosen_epoch": chosen["epoch"],
+            "chosen_step": chosen["step"],
             "chosen_by": recipe.train.monitor if trainer.best is not None else "last",
-            "validation": next((c for c in trainer.curve if c["epoch"] == chosen), {}),
+            "validation": chosen,
             "curve": trainer.curve,
         }
 

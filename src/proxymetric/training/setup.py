@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
+from proxymetric.data.feeds import drawn
 from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
 from proxymetric.learner import Learner
@@ -21,8 +22,8 @@ from proxymetric.metrics import evaluate
 from proxymetric.papers import lookup
 from proxymetric.papers import method as make_method
 from proxymetric.recipe import Recipe
-from proxymetric.seam import Batch
-from proxymetric.training.trainer import Feed
+from proxymetric.seam import Batch, Pool
+from proxymetric.training import trainer
 from proxymetric.training.watch import Watcher
 from proxymetric.training.world import World
 
@@ -119,27 +120,42 @@ def make_batches(desk: Desk, labels: np.ndarray) -> Batches:
         raise ValueError(f"{error} (--batch, --set train.per_class=...)") from None
 
 
+class Feed(trainer.Feed, Protocol):
+    """What a run trains on; it also shows any of its images beside the epochs."""
+
+    @property
+    def labels(self) -> np.ndarray: ...
+
+    def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]: ...
+
+
 class FeatureFeed:
     """Batches of cached features: what `--frozen` trains on."""
 
     def __init__(self, vectors: Tensor, labels: np.ndarray, batches: Batches, device: torch.device) -> None:
-        self.vectors, self.labels = vectors.to(device), torch.from_numpy(labels).to(device)
-        self.batches = batches
+        self.vectors, self.labels, self.batches = vectors.to(device), labels, batches
+        self._labels = torch.from_numpy(labels).to(device)
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        for rows in self.batches.epoch(number, start):
-            index = torch.from_numpy(rows).to(self.vectors.device)
-            yield Batch(self.vectors[index], self.labels[index])
+        yield from map(self._rows, self.batches.epoch(number, start))
+
+    def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]:
+        """The features of `rows`: they were made of one view, whatever the key."""
+        yield from (self._rows(rows[i : i + batch]) for i in range(0, len(rows), batch))
+
+    def _rows(self, rows: np.ndarray) -> Batch:
+        index = torch.from_numpy(rows).to(self.vectors.device)
+        return Batch(self.vectors[index], self._labels[index])
 
 
 class NotNothing:
     """A feed that ends a run on images of which not one can be read, instead of training on nothing."""
 
     def __init__(self, feed: Feed, images: int) -> None:
-        self.feed, self.images = feed, images
+        self.feed, self.images, self.labels, self.views = feed, images, feed.labels, feed.views
 
     def __len__(self) -> int:
         return len(self.feed)
@@ -187,6 +203,41 @@ def train_feed(desk: Desk, encoder: Encoder, images: ImageSet) -> Feed:
     )
     # Of several processes one alone may have met nothing but bad images: the others go on.
     return NotNothing(feed, len(images)) if desk.world.size == 1 else feed
+
+
+def make_pool(desk: Desk, encoder: Encoder, feed: Feed, step: Callable[[], int]) -> Pool:
+    """Embeddings of random training images as training sees them, by the encoder as it is now.
+
+    A pure function of the recipe's seed, the step and the encoder; the same in every process.
+    """
+    encode = encoder.head if desk.recipe.train.frozen else encoder
+    between = desk.device if desk.world.size == 1 else torch.device("cpu")
+
+    @torch.no_grad()
+    def embedded(count: int) -> tuple[Tensor, Tensor]:
+        rows = drawn(feed.labels, count, desk.recipe.seed, step())
+        vectors, labels, size = [], [], 256
+        for number, batch in enumerate(feed.views(rows, step(), size), 1):
+            assert batch.images is not None
+            if len(batch.labels):
+                vectors.append(encode(batch.images).float())
+                labels.append(batch.labels)
+            desk.watcher.work("embedding a pool", min(number * size, len(rows)), len(rows))
+        if not vectors:
+            raise ValueError(f"data: not one of {len(rows)} random training images can be read")
+        return torch.cat(vectors).to(between), torch.cat(labels).to(between)
+
+    def pool(count: int) -> tuple[Tensor, Tensor]:
+        training = encoder.training
+        encoder.eval()
+        try:
+            # Rounding differs from device to device, and all processes must pick the same.
+            vectors, labels = desk.world.from_first(lambda: embedded(count))
+        finally:
+            encoder.train(training)
+        return vectors.to(desk.device), labels.to(desk.device)
+
+    return pool
 
 
 def embedder(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Callable[[str], Embedded]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import time
@@ -17,8 +18,9 @@ from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, o
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
 from proxymetric.seam import Batch, Pool
+from proxymetric.training.folder import steps_in
 from proxymetric.training.log import Log
-from proxymetric.training.optim import clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.optim import autocast_type, clipped, decayed, make_optimizer, set_rates
 from proxymetric.training.track import TensorBoard
 from proxymetric.training.watch import Tick, Watcher
 from proxymetric.training.world import World
@@ -42,9 +44,9 @@ class Trainer:
     """Trains a learner on a feed.
 
     learner: encoder and criterion. feed: the training batches. options: how. folder: where checkpoints and the log go.
-    score: evaluates the learner on the held-out classes, None where there are none. pool: embeddings and labels of the
-    training images, for methods that pick proxies among them. stop_after: epochs to train, where the held-out classes
-    have chosen already (a refit).
+    score: evaluates the learner on the held-out classes, None where there are none. pool: embeddings and labels of
+    random training images, for methods that pick proxies among them. stop_after: epochs to train, perhaps a fraction,
+    where the held-out classes have chosen already (a refit).
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Trainer:
         watcher: Watcher,
         score: Callable[[], dict[str, float]] | None = None,
         pool: Pool | None = None,
-        stop_after: int | None = None,
+        stop_after: float | None = None,
         world: World = World(),  # noqa: B008 - a tuple
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
@@ -64,18 +66,20 @@ class Trainer:
             raise ValueError("data: not one batch can be made of the training images")
         self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
-        self.epochs = options.epochs if stop_after is None else stop_after
         self.optimizer = make_optimizer(learner, options)
         only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
         if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
             raise ValueError(
                 f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; wanted 0"
             )
-        self.precision = _precision(options.amp, device)
+        self.precision = autocast_type(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
         self.log = Log(folder / "log.jsonl", writes=world.first, also=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
+        self.steps = steps_in(options.epochs if stop_after is None else stop_after, self.steps_per_epoch)
+        self.epochs = -(-self.steps // self.steps_per_epoch)
+        """of which the last may be cut short"""
         learner.criterion.steps_per_epoch = self.steps_per_epoch
         learner.criterion.check_labels = False
         self.epoch = 0
@@ -85,12 +89,12 @@ class Trainer:
         self.skipped = 0
         self.unread = 0
         """steps of this sitting of which not one image could be read"""
-        self.best: tuple[float, int] | None = None
+        self.best: tuple[float, float] | None = None
         """score and epoch of the best evaluation"""
         self.stale = 0
         self.losses = [0.0, 0]
         """sum and number of the losses since the last evaluation"""
-        self.curve: list[dict[str, float]] = []
+        self.curve: list[dict[str, Any]] = []
         self.done = False
         self.seconds = 0.0
         """spent training, over all sittings"""
@@ -107,6 +111,18 @@ class Trainer:
         """running averages of the encoder that a forward pass changes"""
         self._before: list[Tensor] = []
 
+    @property
+    def passed(self) -> float:
+        """Epochs so far, a fraction in the middle of one."""
+        return self.epoch if self.position == 0 else self.step / self.steps_per_epoch
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The record of the best evaluation; of the last one where there are no scores."""
+        if self.best is None:
+            return self.curve[-1]
+        return next(record for record in self.curve if record["epoch"] == self.best[1])
+
     def run(self) -> None:
         """Train until the epochs are over or patience is; asked to stop, it saves and raises Interrupted."""
         if self.tracker is not None:
@@ -121,11 +137,12 @@ class Trainer:
     def _one_epoch(self) -> None:
         options = self.options
         self._begin_epoch()
-        started, images, begun = time.perf_counter(), 0, self.position
+        end = min(len(self.feed), (self.steps - self.epoch * self.steps_per_epoch) * options.accumulate)
+        started, images, begun = time.perf_counter(), 0, self.step
         micro: list[Batch] = []
-        for batch in self.feed.epoch(self.epoch, self.position):
+        for batch in itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position):
             micro.append(batch)
-            last = self.position + len(micro) == len(self.feed)
+            last = self.position + len(micro) == end
             if len(micro) < options.accumulate and not last:
                 continue
             unread = self.unread
@@ -134,28 +151,35 @@ class Trainer:
             images += sum(len(part.labels) for part in micro)
             micro = []
             spent = time.perf_counter() - started
-            self._tell(loss, unread, images / max(spent, 1e-9), spent / (self.position - begun))
+            self._tell(loss, unread, images / max(spent, 1e-9), spent / (self.step - begun))
+            due = options.evaluate_steps is not None and self.step % options.evaluate_steps == 0 and not last
+            if due:
+                self.seconds += time.perf_counter() - started
+                self._evaluate()
+                self._to_training()
+                started = time.perf_counter()
             stop = self.world.any(self._stop)
-            if stop or (self.step % options.save_every == 0 and not last):
+            if stop or due or (self.step % options.save_every == 0 and not last):
                 self.seconds += time.perf_counter() - started
                 self.save()
-                started, images, begun = time.perf_counter(), 0, self.position
+                started, images, begun = time.perf_counter(), 0, self.step
+                if self.done:
+                    return
                 if stop:
                     raise Interrupted
         self.seconds += time.perf_counter() - started
-        self.epoch, self.position = self.epoch + 1, 0
-        if self.epoch % options.evaluate_every == 0 or self.epoch >= self.epochs:
+        if end == len(self.feed):
+            self.epoch, self.position = self.epoch + 1, 0
+        whole = options.evaluate_every * self.steps_per_epoch
+        if self.step >= self.steps or self.step % (options.evaluate_steps or whole) == 0:
             self._evaluate()
-        self.done = self.epoch >= self.epochs or (options.patience is not None and self.stale >= options.patience)
         self.save()
         if self.world.any(self._stop) and not self.done:
             raise Interrupted
 
     def _begin_epoch(self) -> None:
         learner, warm = self.learner, self.epoch < self.options.warmup
-        learner.train()
-        if learner.frozen:
-            learner.encoder.eval()
+        self._to_training()
         learner.encoder.set_backbone_trainable(not (warm or learner.frozen))
         moving = [part for part in learner.encoder.modules() if part.training]
         self._statistics = [value for part in moving for value in part.buffers(recurse=False)]
@@ -165,6 +189,12 @@ class Trainer:
         if self.world.size > 1:
             # Which parameters take part is fixed when the wrapper is made. Memories are kept equal by `commit`.
             self._module = nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False)
+
+    def _to_training(self) -> None:
+        """An evaluation leaves the encoder in evaluation mode."""
+        self.learner.train()
+        if self.learner.frozen:
+            self.learner.encoder.eval()
 
     def _step(self, micro: list[Batch]) -> float | None:
         """One optimiser step over the micro-batches; None where it had to be skipped."""
@@ -215,7 +245,7 @@ class Trainer:
             with self._module.no_sync():
                 yield
 
-    def _tell(self, loss: float | None, unread: int, rate: float, seconds_a_batch: float) -> None:
+    def _tell(self, loss: float | None, unread: int, rate: float, seconds_a_step: float) -> None:
         if loss is None and self.unread > unread:
             self.log.add(event="unread", step=self.step, epoch=self.epoch)
             return
@@ -228,16 +258,15 @@ class Trainer:
         if self.step % LOG_EVERY == 0:
             lr = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
             self.log.add(event="step", step=self.step, epoch=self.epoch, loss=loss, lr=lr)
-        left = (self.epochs - self.epoch) * len(self.feed) - self.position
         self.watcher.tick(
             Tick(
-                self.step, self.epochs * self.steps_per_epoch, self.epoch + 1, self.epochs,
-                loss, rate * self.world.size, left * seconds_a_batch,
+                self.step, self.steps, self.epoch + 1, self.epochs,
+                loss, rate * self.world.size, (self.steps - self.step) * seconds_a_step,
             )
         )  # fmt: skip
 
     def _evaluate(self) -> None:
-        record: dict[str, float] = {"epoch": self.epoch, "step": self.step}
+        record: dict[str, Any] = {"epoch": self.passed, "step": self.step}
         if self.losses[1]:
             record["loss"] = self.losses[0] / self.losses[1]
         self.losses = [0.0, 0]
@@ -245,27 +274,37 @@ class Trainer:
             for statistic in self.learner.encoder.buffers():
                 torch.distributed.broadcast(statistic, 0)
         scores = {} if self.score is None else self.world.from_first(self.score)
-        self.curve.append(record | scores)
-        self.log.add(event="evaluation", **record, **scores)
         value = scores.get(self.options.monitor)
-        criterion = self.learner.criterion
-        criterion.boundary(value, self.pool)
-        if value is None:
-            return
-        better = self.epoch > 0 and (self.best is None or value > self.best[0])
+        better = value is not None and self.step > 0 and (self.best is None or value > self.best[0])
         if better:
-            self.best, self.stale = (value, self.epoch), 0
+            assert value is not None
+            self.best, self.stale = (value, self.passed), 0
+            # What was measured, before the method turns to something else.
             if self.world.first:
                 self._model().write(self.folder / "best.safetensors")
-        elif self.epoch > 0:
+        elif value is not None and self.step > 0:
             self.stale += 1
-        self.watcher.evaluated(self.epoch, scores, better)
+        criterion = self.learner.criterion
+        criterion.boundary(value, self.pool)
+        figures = criterion.figures()
+        record |= scores | ({"figures": figures} if figures else {})
+        self.curve.append(record)
+        self.log.add(event="evaluation", **record)
+        self.done = self._over()
+        if value is not None:
+            self.watcher.evaluated(self.passed, scores, better)
+
+    def _over(self) -> bool:
+        patience = self.options.patience
+        # Stopped at its very last step, a run still lacks the evaluation of it.
+        ended = self.epoch >= self.epochs or self.curve[-1]["step"] >= self.steps
+        return ended or (patience is not None and self.stale >= patience)
 
     def _model(self) -> Checkpoint:
         tensors = module_tensors(self.learner.encoder, "encoder.") | module_tensors(
             self.learner.criterion, "criterion."
         )
-        return Checkpoint(tensors, {"epoch": self.epoch, "step": self.step})
+        return Checkpoint(tensors, {"epoch": self.passed, "step": self.step})
 
     def save(self) -> None:
         """Write everything to `last.safetensors`."""
@@ -277,7 +316,9 @@ class Trainer:
         if self.device.type == "cuda":
             checkpoint.tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         checkpoint.state |= {
+            "epoch": self.epoch,
             "position": self.position,
+            "steps_per_epoch": self.steps_per_epoch,
             "skipped": self.skipped,
             "best": self.best,
             "stale": self.stale,
@@ -311,8 +352,7 @@ class Trainer:
         self.losses = state["losses"]
         self.best = None if state["best"] is None else (state["best"][0], state["best"][1])
         self.seconds, self.facts = state["seconds"], state["facts"]
-        patience = self.options.patience
-        self.done = self.epoch >= self.epochs or (patience is not None and self.stale >= patience)
+        self.done = self._over()
         self.log.cut(state["log"])
         return True
 
@@ -346,12 +386,3 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _copy(into: list[Tensor], values: list[Tensor]) -> None:
     for place, value in zip(into, values, strict=True):
         place.copy_(value)
-
-
-def _precision(amp: str, device: torch.device) -> torch.dtype | None:
-    """The type that the encoder computes in under autocast; None for plain float32."""
-    if amp == "off" or device.type != "cuda":
-        return None
-    if amp == "fp16" or (amp == "auto" and not torch.cuda.is_bf16_supported()):
-        return torch.half
-    return torch.bfloat16

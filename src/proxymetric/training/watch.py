@@ -29,8 +29,8 @@ class Watcher(Protocol):
     def tick(self, tick: Tick) -> None:
         """After each training step."""
 
-    def evaluated(self, epoch: int, scores: dict[str, float], best: bool) -> None:
-        """After each evaluation on the held-out classes."""
+    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
+        """After each evaluation on the held-out classes; epoch: a fraction in the middle of one."""
 
     def close(self) -> None:
         """The run is over."""
@@ -45,6 +45,6 @@ class Silent:
 
     def tick(self, tick: Tick) -> None: ...
 
-    def evaluated(self, epoch: int, scores: dict[str, float], best: bool) -> None: ...
+    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None: ...
 
     def close(self) -> None: ...
