@@ -95,6 +95,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
     "frozen": {"train__frozen": True},
     "evaluated on the way": {"train__evaluate_steps": 3},
+    "proxies from a pool": {"method": "ccp", "train__evaluate_steps": 2, "loss__patience": 1, "train__per_class": 2},
 }
 
 
