@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -40,8 +41,13 @@ class Started:
 
     def __init__(self, words: list[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "proxymetric", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-m", "proxymetric", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
+        self.text = ""
 
     def running(self) -> bool:
         return self.process.poll() is None
@@ -50,8 +56,22 @@ class Started:
         self.process.send_signal(number)
 
     def finish(self) -> int:
-        self.process.communicate(timeout=60)
+        self.text, _ = self.process.communicate(timeout=60)
         return self.process.returncode
+
+
+class Group(Started):
+    """The same with the processes that it started itself, which a batch system or a terminal signals all at once."""
+
+    def send(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def left(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 def test_killed_and_resumed_on_the_command_line(photos: Path, straight: Path, tmp_path: Path) -> None:
@@ -91,6 +111,21 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     stopped = state(out)
     assert stopped["step"] > 0
     assert not stopped["done"]
+    run(photos, out, resume=True)
+    same_run(out, straight)
+
+
+def test_workers_leave_it_to_the_main_process_to_stop(
+    photos: Path, straight: Path, tmp_path: Path, no_page: None
+) -> None:
+    out = tmp_path / "run"
+    words = command(photos, out, **OFTEN, data__workers=2)
+    stopped = kill_in_epoch(lambda: Group(words), out, signal.SIGTERM, epoch=0)
+    assert stopped.finish() == 130, stopped.text
+    assert "--resume" in stopped.text
+    assert "Traceback" not in stopped.text
+    assert not stopped.left(), "no worker outlives the run"
+    assert not state(out)["done"]
     run(photos, out, resume=True)
     same_run(out, straight)
 

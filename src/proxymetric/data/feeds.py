@@ -7,7 +7,10 @@ had come. A batch in which no image could be read comes with 0 images.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -81,14 +84,26 @@ class _Maker(Dataset):
             num_workers=workers,
             pin_memory=pin,
             generator=torch.Generator(),  # otherwise each epoch takes a number from the global generator
-            worker_init_fn=_leave_interrupts_alone,
+            worker_init_fn=_obey_the_main_process,
         )
         yield from loader
 
 
-def _leave_interrupts_alone(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; the main one decides what happens."""
+def _obey_the_main_process(worker: int) -> None:
+    """Ctrl-C and a batch system's SIGTERM reach all processes of a group; the main one decides what happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main = multiprocessing.parent_process()
+    if main is None or not hasattr(signal, "sigwaitinfo"):
+        return
+    # Ignored altogether, SIGTERM could not serve the main process to end a worker: who sent it must be looked at.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main.pid:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class _Cached:
