@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from proxymetric.metrics import Ranking, per_query, rank
-from proxymetric.plots import GalleryHit, GalleryRow, Scatter, pick_queries, tsne, write_report
+from proxymetric.plots import Certainty, ClassSamples, GalleryHit, GalleryRow, Scatter, pick_queries, tsne, write_report
 from proxymetric.plots.curve import curve_svg
 from proxymetric.plots.gallery import data_uri
 from proxymetric.plots.scatter import _apart, scatter_svg
@@ -143,6 +143,21 @@ def test_empty_parts_are_left_out(tmp_path: Path) -> None:
         tmp_path / "r.html", title="t", facts={}, table=[], curve=[], gallery=[], scatter=None, notes=[]
     )
     assert Page(path.read_text()).tags.count("section") == 0
+
+
+def test_classes_at_both_ends_of_certainty(tmp_path: Path) -> None:
+    sure = [ClassSamples(NASTY, 1.2345, [picture(shade) for shade in (1, 2, 3, 4)])]
+    unsure = [ClassSamples("owl", 20.5, [picture(5)]), ClassSamples("gone", 22.6, [])]
+    path = write_report(tmp_path / "r.html", **content(), certainty=Certainty(sure, unsure, "A note & more."))
+    text = path.read_text(encoding="utf-8")
+    read = Page(text)
+    assert read.tags.count("section") == 6
+    assert read.tags.count("img") == 13 + 5
+    assert "<b>" not in text
+    part = read.text[read.text.index("How sure it is of its classes") :]
+    assert part.index("most certain") < part.index(NASTY) < part.index("uncertainty 1.23")
+    assert part.index("uncertainty 1.23") < part.index("least certain") < part.index("owl") < part.index("20.5")
+    assert "A note & more." in part
 
 
 def test_the_same_input_gives_the_same_page(tmp_path: Path, page: str) -> None:

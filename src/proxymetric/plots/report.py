@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import replacing
+from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
 from proxymetric.plots.gallery import GalleryRow, gallery_html
@@ -31,6 +32,7 @@ def write_report(
     gallery_note: str = PICKED,
     confused: Sequence[ConfusedPair] = (),
     hardest: Sequence[GalleryRow] = (),
+    certainty: Certainty | None = None,
 ) -> Path:
     """Write the page at once or not at all: where writing fails, the file that was there stays.
 
@@ -47,8 +49,9 @@ def write_report(
         gallery_note: how the queries were chosen; by default as `pick_queries` does it.
         confused: pairs of classes that are taken for each other, most often first.
         hardest: the queries that find least, as `gallery`.
+        certainty: the training classes that the method is most and least sure of.
 
-    An empty table, curve, gallery, confused, hardest or notes, or no scatter, leaves that part out.
+    An empty table, curve, gallery, confused, hardest or notes, or no scatter or certainty, leaves that part out.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -60,7 +63,7 @@ def write_report(
     >>> folder.cleanup()
     """
     path = Path(path)
-    page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest)
+    page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty)
     with replacing(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="replace")
     return path
@@ -77,6 +80,7 @@ def _page(
     gallery_note: str,
     confused: Sequence[ConfusedPair],
     hardest: Sequence[GalleryRow],
+    certainty: Certainty | None,
 ) -> str:
     parts = []
     if table:
@@ -93,6 +97,9 @@ def _page(
     pictures = curve_svg(curve)
     if pictures:
         parts.append(_section("Training", _chosen(curve), f'<div class="chart">{"".join(pictures)}</div>'))
+    if certainty is not None:
+        hint = f"Some training images of the classes that the method knows best and least. {certainty.note}".strip()
+        parts.append(_section("How sure it is of its classes", hint, certainty_html(certainty)))
     if scatter is not None:
         hint = f"{scatter.caption}. Near points are images that the encoder takes for alike (t-SNE)."
         parts.append(_section("Map of the unseen classes", hint, f'<div class="wide">{scatter_svg(scatter)}</div>'))

@@ -8,7 +8,7 @@ import numpy as np
 
 from proxymetric.files import read_json
 from proxymetric.training.report import draw_report
-from proxymetric.training.unseen import unseen_vectors
+from proxymetric.training.unseen import seen_set, unseen_vectors
 from proxymetric.training.watch import Silent, Watcher
 
 
@@ -36,4 +36,5 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
         vectors=vectors,
         kept=np.arange(len(images)),
         seed=result["recipe"]["seed"],
+        seen=seen_set(folder) if "uncertainty" in result else None,
     )

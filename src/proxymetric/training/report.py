@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from proxymetric.data import ImageSet
+from proxymetric.data import BadImage, ImageSet
 from proxymetric.metrics import breakdown, rank
 
 if TYPE_CHECKING:
-    from proxymetric.plots import GalleryRow
+    from proxymetric.plots import Certainty, GalleryRow
 
 TSNE_LIMIT = 2000
 GALLERY = 10
 HARDEST = 6
 CONFUSED = 10
+SAMPLES = 4
 
 
 def draw_report(
@@ -31,10 +33,12 @@ def draw_report(
     vectors: Tensor,
     kept: np.ndarray,
     seed: int,
+    seen: ImageSet | None = None,
 ) -> Path:
     """Write the page: results, training curve, retrieval gallery and t-SNE of classes never seen in training.
 
-    images: the evaluated set; vectors (N, D): its embeddings, normalised; kept (N,): which image each belongs to.
+    images: the evaluated set; vectors (N, D): its embeddings, normalised; kept (N,): which image each belongs to. seen:
+    the images that were trained on, for the classes that the method knows best and least, where it can tell.
     """
     from proxymetric.plots import ConfusedPair, gallery_rows, pick_queries, tsne, write_report
 
@@ -89,6 +93,31 @@ def draw_report(
             for pair in parts.confused
         ],
         hardest=gallery([row_of[bad.query] for bad in parts.worst]),
+        certainty=None if seen is None or "uncertainty" not in result else _certainty(result["uncertainty"], seen),
         scatter=tsne(vectors, labels, images.classes, limit=TSNE_LIMIT, seed=seed),
         notes=notes,
     )
+
+
+def _certainty(found: dict[str, Any], seen: ImageSet) -> Certainty:
+    from proxymetric.plots import Certainty, ClassSamples
+
+    note = f"The mean uncertainty is {found['mean']:.3g}."
+    if "correlation" in found:
+        note += f" Its correlation with how near a class's images lie to its proxy is {found['correlation']:.2f}."
+
+    def shown(pairs: list[tuple[str, float]]) -> list[ClassSamples]:
+        return [ClassSamples(name, value, _samples(seen, name)) for name, value in pairs]
+
+    return Certainty(shown(found["least"]), shown(found["most"]), note)
+
+
+def _samples(images: ImageSet, name: str) -> list[Image.Image]:
+    """The first readable images of a class."""
+    found: list[Image.Image] = []
+    for row in np.flatnonzero(images.labels == images.classes.index(name)):
+        if len(found) == SAMPLES:
+            break
+        with contextlib.suppress(BadImage):
+            found.append(images.read(int(row)))
+    return found

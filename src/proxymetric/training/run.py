@@ -17,13 +17,13 @@ from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
-from proxymetric.learner import Model, load
+from proxymetric.learner import Learner, Model, load
 from proxymetric.metrics import left_out
 from proxymetric.papers import lookup
 from proxymetric.recipe import Recipe
-from proxymetric.seam import NORMALISATIONS
 from proxymetric.training import folder as folders
 from proxymetric.training import results
+from proxymetric.training.certainty import class_uncertainty, knows_uncertainty
 from proxymetric.training.report import draw_report
 from proxymetric.training.setup import (
     Desk,
@@ -159,15 +159,16 @@ class _Sitting:
         if alone:
             self.watcher.say(f"classes with a single image: {len(alone)}, such as {alone[0]}; they are never held out")
         shown = parts.test if parts.test is not None else parts.validation
-        encoder, trainer = self._begin(self.folder, parts.train, parts.validation, images, shown)
+        trainer = self._begin(self.folder, parts.train, parts.validation, images, shown)
         trainer.run()
-        best = self.folder / "best.safetensors"
-        if best.is_file():
-            Checkpoint.read(best).load_into(encoder, "encoder.", what="this run's encoder")
-        result = self._result(trainer, images, parts)
+        result, learner, seen = self._result(trainer, images, parts), trainer.learner, parts.train
         if recipe.train.refit and parts.validation is not None:
-            encoder, result["refit"] = self._refit(images, result["chosen_epoch"])
-        result = self.desk.world.from_first(lambda: self._measured(result, encoder, trainer, shown, parts))
+            learner, seen, result["refit"] = self._refit(images, result["chosen_epoch"])
+        elif (self.folder / "best.safetensors").is_file():
+            best = Checkpoint.read(self.folder / "best.safetensors")
+            best.load_into(learner.encoder, "encoder.", what="this run's encoder")
+            best.load_into(learner.criterion, "criterion.", what="this run's method")
+        result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))
         return Run(self.folder, result)
 
     def _can_serve(self, needs: Iterable[str]) -> None:
@@ -186,8 +187,8 @@ class _Sitting:
         images: ImageSet,
         shown: ImageSet | None,
         stop_after: float | None = None,
-    ) -> tuple[Encoder, Trainer]:
-        """Encoder and trainer, ready to run or to go on."""
+    ) -> Trainer:
+        """A trainer, ready to run or to go on."""
         recipe, desk = self.recipe, self.desk
         torch.manual_seed(recipe.seed)
         last = folder / "last.safetensors"
@@ -233,7 +234,7 @@ class _Sitting:
                 folders.clear(folder)
             # Also of a run that goes on: it may have been told of more epochs, or that its images lie elsewhere now.
             write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
-        return encoder, trainer
+        return trainer
 
     def _about(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
         """`run.json`: all that is needed to go on with the run, or to use its model."""
@@ -257,7 +258,7 @@ class _Sitting:
         rows["untrained encoder"] = scored(shown, features, metrics)
         return rows
 
-    def _refit(self, images: ImageSet, epochs: float) -> tuple[Encoder, dict[str, Any]]:
+    def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
         everything = split(images, 0.0, self.recipe.data.test, self.recipe.seed).train
         counts = f"{len(everything)} images of {len(everything.classes)} classes"
@@ -266,12 +267,12 @@ class _Sitting:
         if world.first and folders.has_more_than(folder, epochs):
             folders.clear(folder)  # of an earlier sitting, before the held-out classes chose fewer
         world.wait()
-        encoder, trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
+        trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
         trainer.run()
         facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)} | self._cost(trainer)
         if self.desk.world.first:
             write_json(folder / "result.json", facts)
-        return encoder, facts
+        return trainer.learner, everything, facts
 
     def _cost(self, trainer: Trainer) -> dict[str, Any]:
         """What a training took and what it trained."""
@@ -304,17 +305,27 @@ class _Sitting:
         }
 
     def _measured(
-        self, result: dict[str, Any], encoder: Encoder, trainer: Trainer, shown: ImageSet | None, parts: Split
+        self,
+        result: dict[str, Any],
+        learner: Learner,
+        trainer: Trainer,
+        shown: ImageSet | None,
+        parts: Split,
+        seen: ImageSet,
     ) -> dict[str, Any]:
         """The result with the scores on the unseen classes, written down, and the page that shows them."""
+        encoder, criterion = learner.encoder, learner.criterion
         result["rows"] = dict(trainer.facts.get("before", {}))
         result["evaluated_on"] = None if shown is None else "test" if parts.test is not None else "validation"
         result["queries_left_out"] = 0
         if shown is not None and not (result.get("refit") and parts.test is None):
             vectors, labels, kept = embedder(self.desk, encoder, shown, "unseen classes")("vectors")
-            vectors = NORMALISATIONS[trainer.learner.criterion.normalise](vectors)
+            vectors = criterion.normalised(vectors)
             result["rows"]["trained encoder"] = scored(shown, (vectors, labels, kept), self.recipe.train.metrics)
             result["queries_left_out"] = left_out(labels) if shown.gallery is None else 0
+        if knows_uncertainty(criterion):
+            embed = embedder(self.desk, encoder, seen, "training images")
+            result["uncertainty"] = class_uncertainty(criterion, seen.classes, lambda: embed("vectors")[:2])
         result["bad_images"] = dict(self.desk.bad)
         # From opening the images to here: features, training, evaluations, refit; of all sittings that were saved.
         result["seconds"] = round(trainer.facts["seconds"] + time.perf_counter() - self.begun, 1)
@@ -333,6 +344,7 @@ class _Sitting:
                 vectors=vectors.cpu(),
                 kept=kept,
                 seed=self.recipe.seed,
+                seen=seen,
             )
         write_json(self.folder / "result.json", result)
         return result

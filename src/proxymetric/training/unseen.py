@@ -48,6 +48,15 @@ def evaluation_set(
     return chosen, "all of them trained on" if own and seen else "none of them trained on" if own else ""
 
 
+def seen_set(run: str | Path) -> ImageSet:
+    """The images that a run's model was trained on, of all classes but the test's where it was refitted."""
+    about = described(run)
+    options = about["recipe"]["data"]
+    validation = 0.0 if is_refitted(run) else options["validation"]
+    images = open_data(options["path"], options["layout"])
+    return split(images, validation, options["test"], about["recipe"]["seed"]).train
+
+
 def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> tuple[Tensor, ImageSet]:
     """What a run's model makes of its test (or validation) images: vectors (N, D), and the N images."""
     images, _ = evaluation_set(run, part=part)
