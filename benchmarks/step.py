@@ -1,0 +1,339 @@
+"""One training step of Proxy-ISA, VCPA and CCP, against the same step of Proxy-Anchor in the same run.
+
+    python benchmarks/step.py                    small sizes on the CPU, one thread; some minutes
+    python benchmarks/step.py --device cuda      ResNet-50, 224 pixels, batch 180; about a minute
+
+A step is the trainer's own: forward under its autocast, backward, clipping, optimiser, commit. Images lie on the device
+already, the network has random weights. The sides take turns, round by round; times are medians of the rounds: wall
+clock on a GPU, CPU time of the process on a CPU. Each method is in its costly phase: Proxy-ISA with memory and filter
+on and 55,000 rows in the queue, VCPA with ten Newton steps, CCP after its first picks. What CCP does between its
+problems is timed apart: picking from a pool of given embeddings, and picking with the pass that embeds the pool.
+Writes results/step-cpu.json or results/step-cuda.json beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.recipe import check
+from proxymetric.seam import Batch, unit
+from proxymetric.training.setup import Desk, make_encoder, make_learner
+from proxymetric.training.trainer import Trainer
+from proxymetric.training.watch import Silent
+from proxymetric.training.world import World
+
+TARGETS = {"proxy-isa": 1.05, "vcpa": 1.10, "ccp": 1.08}
+"""times a step of Proxy-Anchor, at most; the papers' own figures: VCPA 1.38, CCP 1.08"""
+MEMORY = 55_000
+SEATS, POOL = 8, 12
+BETWEEN = 25
+"""steps from one evaluation of CCP to the next"""
+TOGETHER = 256
+"""images of a pool that are embedded at once, as in a run"""
+
+
+class Side(NamedTuple):
+    """A method with its arguments, and the sides whose step it is measured against."""
+
+    method: str
+    arguments: dict[str, Any]
+    against: tuple[str, ...] = ()
+
+
+PAIRS = "margin-contrastive"
+SIDES = {
+    "proxy-anchor": Side("proxy-anchor", {}),
+    "proxy-isa": Side("proxy-isa", {"memory": MEMORY}, ("proxy-anchor",)),
+    "vcpa": Side("vcpa", {"newton_steps": 10}, ("proxy-anchor",)),
+    PAIRS: Side(PAIRS, {}),
+    # One evaluation without a better score ends a problem, so that picking can be asked for.
+    "ccp": Side("ccp", {"base": PAIRS, "per_class": SEATS, "pool": POOL, "patience": 1}, ("proxy-anchor", PAIRS)),
+    "ccp of proxy-anchor": Side(
+        "ccp", {"base": "proxy-anchor", "per_class": SEATS, "pool": POOL, "patience": 1}, ("proxy-anchor",)
+    ),
+}
+
+
+class Setting(NamedTuple):
+    """What all sides of a comparison share."""
+
+    backbone: str
+    size: int
+    batch: int
+    dim: int
+    classes: int
+    sides: tuple[str, ...] = tuple(SIDES)
+    frozen_bn: bool = True
+    pooling: str = "avg+max"
+    steps: int = 8
+    """in a round"""
+
+
+TWO = ("proxy-anchor", "proxy-isa")
+SETTINGS = {
+    "cuda": {
+        "resnet50, 100 classes": Setting("resnet50", 224, 180, 512, 100),
+        "resnet50, 11318 classes": Setting("resnet50", 224, 180, 512, 11_318, TWO),
+    },
+    "cpu": {
+        "resnet50, 100 classes": Setting("resnet50", 64, 16, 512, 100, steps=1),
+        "small, 100 classes": Setting("small", 32, 128, 128, 100, frozen_bn=False, pooling="auto", steps=5),
+    },
+}
+
+
+class Given:
+    """A feed of batches that are there already."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        return iter(self.batches[start:])
+
+
+class Running:
+    """One side, ready to step."""
+
+    def __init__(self, side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path) -> None:
+        torch.manual_seed(0)
+        recipe = check(
+            {
+                "method": side.method,
+                "view": {"size": setting.size},
+                "encoder": {
+                    "backbone": setting.backbone,
+                    "dim": setting.dim,
+                    "pooling": setting.pooling,
+                    "freeze_bn": setting.frozen_bn,
+                    "pretrained": False,
+                },
+                "loss": side.arguments,
+                "train": {"batch": setting.batch, "lr": 1e-4, "proxy_lr": 1e-2, "warmup": 0, "decay": "none"},
+            }
+        )
+        encoder = make_encoder(recipe)
+        for module in encoder.modules():
+            # Branches that begin at zero and stay there would leave most of the network without gradients.
+            if isinstance(module, nn.BatchNorm2d) and not bool(module.weight.any()):
+                nn.init.constant_(module.weight, 0.25)
+        self.learner = make_learner(Desk(recipe, device, World(), Silent(), {}), encoder, setting.classes)
+        criterion = self.learner.criterion
+        self.trainer = Trainer(self.learner, Given(batches), recipe.train, folder, Silent(), device=device)
+        self.trainer.epoch = 10  # any in which memory and filter of Proxy-ISA are on
+        self.trainer._begin_epoch()
+        self._batches = itertools.cycle(batches)
+        if side.method == "proxy-isa":
+            rows = unit(torch.randn(MEMORY, setting.dim, device=device))
+            of = torch.randint(setting.classes, (MEMORY,), device=device)
+            weighting: Any = criterion.objective.weighting
+            weighting.queue.remember(rows, of)
+        if side.method == "ccp":
+            criterion.boundary(0.0, lambda count: grouped(setting.classes, count, setting.dim, device))
+
+    def step(self) -> None:
+        self.trainer._step([next(self._batches)])
+
+    def check(self) -> None:
+        """That what was timed is what was meant."""
+        criterion = self.learner.criterion
+        assert self.trainer.skipped == 0
+        assert criterion.step == self.trainer.step > 0
+        weighting = getattr(criterion.objective, "weighting", None)
+        assert weighting is None or len(weighting.queue) == MEMORY
+        assert criterion.name != "ccp" or float(criterion.terms["proximal"]) > 0
+
+    def held_mb(self) -> float:
+        """What the side keeps between steps, gradients apart: weights, moments, memories."""
+        own = [*self.learner.parameters(), *self.learner.buffers()]
+        state = self.trainer.optimizer.state.values()
+        own += [value for each in state for value in each.values() if isinstance(value, Tensor)]
+        return sum(value.numel() * value.element_size() for value in own) / 2**20
+
+
+def grouped(classes: int, count: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`count` random embeddings of each class."""
+    labels = torch.arange(classes, device=device).repeat_interleave(count)
+    return torch.randn(len(labels), dim, device=device), labels
+
+
+def pictures(count: int, setting: Setting, device: torch.device) -> Tensor:
+    return torch.randint(256, (count, 3, setting.size, setting.size), dtype=torch.uint8, device=device)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once all that was asked for is done: of the CPU's work, or of the wall where a GPU works."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def spent_ms(act: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    start = clock(device)
+    for _ in range(times):
+        act()
+    return 1000 * (clock(device) - start) / times
+
+
+def extra_mb(act: Callable[[], object], device: torch.device) -> float:
+    """The most memory that was taken at any moment beyond what was held before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        act()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        act()
+    assert profiler.profiler is not None
+    found = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes, initial=0)) / 2**20
+
+
+def kernels(act: Callable[[], object], device: torch.device) -> int | None:
+    """How many kernels and copies run on the GPU; None on a CPU, or where the profiler cannot see them."""
+    if device.type != "cuda":
+        return None
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profiler:
+        act()
+        torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    return sum(event.device_type == cuda for event in profiler.events() or ()) or None
+
+
+def projections(running: Running, setting: Setting, device: torch.device, repeats: int) -> dict[str, Any]:
+    """What it costs CCP to pick new proxies: from embeddings that are given, and with the pass that makes them."""
+    encoder, criterion = running.learner.encoder, running.learner.criterion
+    given = grouped(setting.classes, POOL, setting.dim, device)
+    images = pictures(TOGETHER, setting, device)
+
+    @torch.no_grad()
+    def embedded(count: int) -> tuple[Tensor, Tensor]:
+        encoder.eval()
+        sizes = [len(part) for part in given[1].split(TOGETHER)]
+        vectors = torch.cat([encoder(images[:size]).float() for size in sizes])
+        running.trainer._to_training()
+        return vectors, given[1]
+
+    def once(pool: Callable[[int], tuple[Tensor, Tensor]]) -> float:
+        criterion.boundary(1.0, pool)  # better than the problem was: nothing is picked
+        before = criterion.figures()["problem"]
+        spent = spent_ms(lambda: criterion.boundary(0.0, pool), device)
+        assert criterion.figures()["problem"] == before + 1
+        return spent
+
+    once(lambda count: given)
+    ways: dict[str, tuple[Callable[[int], tuple[Tensor, Tensor]], int]] = {
+        "given embeddings": (lambda count: given, repeats),
+        f"with the embedding of {len(given[1])} images": (embedded, 1 if device.type == "cpu" else repeats),
+    }
+    if device.type == "cuda":
+        once(embedded)  # kernels loaded
+    return {name: statistics.median(once(pool) for _ in range(times)) for name, (pool, times) in ways.items()}
+
+
+def compared(setting: Setting, device: torch.device, rounds: int, folder: Path) -> dict[str, Any]:
+    torch.manual_seed(0)
+    batches = [
+        Batch(pictures(setting.batch, setting, device), torch.randint(setting.classes, (setting.batch,), device=device))
+        for _ in range(4)
+    ]
+    running = {name: Running(SIDES[name], setting, batches, device, folder) for name in setting.sides}
+    precision = str(running["proxy-anchor"].trainer.precision or torch.float32)
+    result: dict[str, Any] = dict(setting._asdict(), rounds=rounds, precision=precision.removeprefix("torch."))
+    for side in running.values():
+        for _ in range(5 if device.type == "cuda" else 1):
+            side.step()
+    spent: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(rounds):
+        for name, side in running.items():
+            spent[name].append(spent_ms(side.step, device, setting.steps))
+    medians = {name: statistics.median(found) for name, found in spent.items()}
+    result["sides"] = {}
+    for name, side in running.items():
+        side.check()
+        side.trainer.optimizer.zero_grad(set_to_none=True)
+        extra, held = extra_mb(side.step, device), side.held_mb()
+        found: dict[str, Any] = {"step_ms": round(medians[name], 3), "rounds_ms": [round(x, 3) for x in spent[name]]}
+        for other in SIDES[name].against:
+            each = sorted(mine / theirs for mine, theirs in zip(spent[name], spent[other], strict=True))
+            found[f"times {other}"] = round(medians[name] / medians[other], 4)
+            found[f"times {other}, lowest and highest round"] = [round(each[0], 4), round(each[-1], 4)]
+        found |= {"held_mb": round(held, 1), "peak_mb": round(held + extra, 1), "kernels": kernels(side.step, device)}
+        result["sides"][name] = found
+        print(f"{setting.backbone}, {setting.classes} classes, {name}: {json.dumps(found)}", flush=True)
+    if "ccp" in running:
+        costs = projections(running["ccp"], setting, device, 5)
+        result["projection"] = {
+            name: {"ms": round(ms, 3), f"share of {BETWEEN} steps": round(ms / (BETWEEN * medians["ccp"]), 4)}
+            for name, ms in costs.items()
+        }
+        print(json.dumps(result["projection"]), flush=True)
+    return result
+
+
+def machine(threads: int) -> dict[str, Any]:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*:\s*(.+)", info)
+    return {
+        "processor": model[1] if model else platform.processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": version("timm")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=None, help="default: 7 on a GPU, 9 on a CPU")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU, with --device cpu")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # as a run has it
+    else:
+        torch.set_num_threads(options.threads)
+    rounds = options.rounds or (7 if device.type == "cuda" else 9)
+    begun = time.perf_counter()
+    record: dict[str, Any] = {"benchmark": "step", "device": options.device}
+    record["machine"] = machine(torch.get_num_threads())
+    record["targets"] = {f"{name} times proxy-anchor": most for name, most in TARGETS.items()}
+    record["settings"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, setting in SETTINGS[options.device].items():
+            record["settings"][name] = compared(setting, device, rounds, Path(folder))
+    record["seconds"] = round(time.perf_counter() - begun, 1)
+    file = options.out or Path(__file__).parent / "results" / f"step-{options.device}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written to {file}; {record['seconds']} s")
+
+
+if __name__ == "__main__":
+    main()
