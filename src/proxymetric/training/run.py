@@ -19,7 +19,7 @@ from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
 from proxymetric.learner import Learner, Model, load
 from proxymetric.metrics import left_out
-from proxymetric.papers import lookup
+from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.training import folder as folders
 from proxymetric.training import results
@@ -151,7 +151,7 @@ class _Sitting:
 
     def run(self) -> Run:
         recipe = self.recipe
-        self._can_serve(lookup(recipe.method).about.needs)
+        self._can_serve(needs_of(recipe.method, recipe.loss))
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
             folders.same_data(images.identity(), self.before, self.folder)
