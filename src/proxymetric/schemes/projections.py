@@ -105,10 +105,11 @@ class AlternatingProjections(Objective):
         self.objective.bind(encoder)
 
     def forward(self, ctx: Context) -> Outcome:
+        if not self.problem:
+            raise ValueError("boundary: the first proxies are picked there; wanted one call before the first step")
         outcome: Outcome = self.objective(ctx)
         lam = self.first_lam if self.problem <= 1 else self.lam
-        copies = dict(self.theta.named_buffers())
-        moving = [(value, copies[name]) for name, value in self._trained() if name in copies]
+        moving = list(self._beside(self.theta))
         if not lam or not moving:
             return outcome
         term = proximal([value for value, _ in moving], [copy for _, copy in moving], lam)
@@ -142,8 +143,8 @@ class AlternatingProjections(Objective):
                 value.copy_(self.best_theta.get_buffer(name))
             self.rho.copy_(self.best_rho)
             if self.roll_back:
-                for name, value in self._trained():
-                    value.copy_(self.theta.get_buffer(name))
+                for value, copy in self._beside(self.theta):
+                    value.copy_(copy)
         else:
             self._keep(self.theta)
             self.rho.copy_(source.seated())
@@ -164,6 +165,15 @@ class AlternatingProjections(Objective):
     def _grouped(self, embeddings: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """A pool as (C, count, D), smaller classes repeated; and which classes have any sample."""
         assert self.classes is not None
+        if embeddings.shape != (len(labels), self.rho.shape[1]) or not len(labels):
+            raise ValueError(
+                f"pool: got embeddings {tuple(embeddings.shape)} and {len(labels)} labels, "
+                f"wanted (n, {self.rho.shape[1]}) and n of them"
+            )
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            raise ValueError(
+                f"pool: got labels from {int(labels.min())} to {int(labels.max())}, wanted 0 to {self.classes - 1}"
+            )
         vectors = embeddings.to(self.rho)
         labels = labels.to(vectors.device)
         order = labels.argsort(stable=True)
@@ -186,9 +196,20 @@ class AlternatingProjections(Objective):
             if value.requires_grad:
                 yield name.replace(".", "/") + "*", value
 
-    def _keep(self, copies: nn.Module) -> None:
+    def _beside(self, copies: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """The encoder's trained parameters with their copies."""
+        known = dict(copies.named_buffers())
         for name, value in self._trained():
-            copies.get_buffer(name).copy_(value.detach())
+            if name not in known:
+                raise ValueError(
+                    f"bind: {name[:-1].replace('/', '.')} has become trainable since; "
+                    "wanted bind(encoder) with all that will be trained"
+                )
+            yield value, known[name]
+
+    def _keep(self, copies: nn.Module) -> None:
+        for value, copy in self._beside(copies):
+            copy.copy_(value.detach())
 
     def get_extra_state(self) -> Tensor:
         state = [self.problem, self.stale, self.best_score, self.radius, self.apart]
