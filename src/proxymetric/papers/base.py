@@ -40,7 +40,7 @@ def _told(base: Base, advised: dict[str, object]) -> Base:
     told = {key: value for key, value in advised.items() if key in known} | arguments
     inner = told.get("base", known["base"].default) if "base" in known else None
     if isinstance(inner, str | dict):
-        told["base"] = _told(inner, advised)
+        told["base"] = _told(inner, {key: told.get(key, value) for key, value in advised.items()})
     return {"method": name, **told}
 
 

@@ -25,4 +25,10 @@ def moco(
 
     base: a method's name, or a table of its name and arguments. memory: embeddings kept. momentum: of the encoder.
     """
-    return MomentumQueue(base_objective(base, classes, dim), dim, memory, momentum)
+    objective = base_objective(base, classes, dim)
+    if objective.weighting is not None:
+        raise ValueError(
+            f"base: got {base!r}, which would count the queue's samples anew at every step; "
+            "wanted a method without a weighting"
+        )
+    return MomentumQueue(objective, dim, memory, momentum)

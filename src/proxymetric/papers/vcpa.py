@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_objective
+from proxymetric.papers.base import Base, base_objective, named
 from proxymetric.references import VariationalProxies
 from proxymetric.seam import Compare, Objective, References
 
@@ -63,6 +63,9 @@ def vcpa(
         first = base_objective(base, classes, dim)
         if first.source.classes is None:
             raise ValueError(f"base: got {base!r}, which has no proxies; wanted a proxy method, such as 'proxy-anchor'")
+        if hasattr(first.source, "uncertainty"):
+            raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; wanted another method")
+        _leaves_proxies_to_us(base, per_class=per_class, init=init, touched="all")
     if newton_steps and not hasattr(first.loss, "curvature"):
         raise ValueError(
             f"newton_steps: got {newton_steps}, but {type(first.loss).__name__} offers no closed-form curvature; "
@@ -71,6 +74,16 @@ def vcpa(
     terms = [term for term in (first.regulariser, None if source.settles else source.divergence) if term is not None]
     regulariser = terms[0] if len(terms) == 1 else Together(tuple(terms)) if terms else None
     return Compare(first.loss, source, first.weighting, regulariser, first.normalise)
+
+
+def _leaves_proxies_to_us(base: Base, **ours: object) -> None:
+    """Refuse a base that is told of proxies what vcpa's own are not: they would be put aside in silence."""
+    name, told = named(base)
+    for key, own in ours.items():
+        if told.get(key, own) != own:
+            raise ValueError(f"base: {name} got {key}={told[key]!r}, but its proxies are vcpa's; wanted {key} there")
+    if isinstance(told.get("base"), str | dict):
+        _leaves_proxies_to_us(told["base"], **ours)
 
 
 @dataclass(frozen=True)
