@@ -15,7 +15,7 @@ def proximal(parameters: list[Tensor], anchors: list[Tensor], lam: float) -> Ten
     >>> theta = torch.tensor([1.0, 3.0], requires_grad=True)
     >>> term = proximal([theta], [torch.tensor([1.0, 1.0])], lam=0.5)
     >>> term.backward()
-    >>> float(term), theta.grad
+    >>> term.item(), theta.grad
     (1.0, tensor([0., 1.]))
     """
     term: Tensor = _Proximal.apply(lam, len(parameters), *parameters, *anchors)

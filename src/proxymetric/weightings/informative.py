@@ -32,8 +32,9 @@ class InformativeSamples(Weighting):
         w-    = 1 / max(1, E)  where s < S - eta, else 1
 
     w multiplies the exponent of the loss and carries no gradient. Positive weights are 1 until the filter starts; from
-    then on outliers (s < S - eta) are neither counted nor remembered. With K proxies a class, s is the class similarity
-    and decides for all of them. A class without remembered samples keeps its S.
+    then on outliers (s < S - eta) are neither counted nor remembered. With K proxies a class, s is the class similarity;
+    a loss that compares with each of them alone weighs each by its own s, and the nearest one judges outliers and S. A
+    class without remembered samples keeps its S.
 
     volume: V > 1, 100 in the paper. h: 0.15. k: 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop). lam: 0.1. tau: 1.5.
     memory: T embeddings kept (the paper names none; its code 55,000). memory_epoch, filter_epoch: epochs before each
