@@ -10,12 +10,10 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import Similarity
-from proxymetric.references.queue import Queue
 from proxymetric.seam import Commit, Context, References, Steps, Weight, Weighting
+from proxymetric.weightings.class_means import AT_ONCE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
-ROWS = 2**22
-"""numbers of stored embeddings and proxies that are multiplied at once"""
 
 
 class InformativeSamples(Weighting):
@@ -32,9 +30,9 @@ class InformativeSamples(Weighting):
         w-    = 1 / max(1, E)  where s < S - eta, else 1
 
     w multiplies the exponent of the loss and carries no gradient. Positive weights are 1 until the filter starts; from
-    then on outliers (s < S - eta) are neither counted nor remembered. With K proxies a class, s is the class similarity;
-    a loss that compares with each of them alone weighs each by its own s, and the nearest one judges outliers and S. A
-    class without remembered samples keeps its S.
+    then on outliers (s < S - eta) are neither counted nor remembered. With K proxies a class, s is the class similarity
+    (a loss that compares with each proxy alone weighs each by its own s; outliers and S go by the nearest). A class
+    without remembered samples keeps its S.
 
     volume: V > 1, 100 in the paper. h: 0.15. k: 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop). lam: 0.1. tau: 1.5.
     memory: T embeddings kept (the paper names none; its code 55,000). memory_epoch, filter_epoch: epochs before each
@@ -84,7 +82,7 @@ class InformativeSamples(Weighting):
         self.register_buffer("count", torch.zeros(classes, dtype=torch.int64))
         self.register_buffer("effective", torch.zeros(classes))
         self.register_buffer("hardness", torch.full((classes,), float(initial_hardness)))
-        self.queue = Queue(memory, dim)
+        self.queue = ClassQueue(memory, dim, classes)
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[Weight, Commit]:
         if refs.per_class is None:
@@ -95,15 +93,16 @@ class InformativeSamples(Weighting):
         assert epoch is not None
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels, proxies = ctx.batch.labels, _Proxies(refs, len(self.count), self.of_class)
-        kept = labels == labels
+        kept = None
         if filtering:
             kept = proxies.similarity(queries, labels) >= (self.hardness - self.band())[labels]
 
         @torch.no_grad()
         def commit() -> None:
-            self._count(labels[kept])
+            rows = slice(None) if kept is None else kept.nonzero().squeeze(1)  # the one wait for the device
+            self._count(labels[rows])
             if remembering:
-                self.queue.remember(queries[kept], labels[kept])
+                self.queue.remember(queries[rows], labels[rows])
                 self._measure(labels, proxies)
 
         return self.rule(filtering), commit
@@ -144,18 +143,24 @@ class InformativeSamples(Weighting):
         self.effective.copy_(grown)
 
     def _measure(self, labels: Tensor, proxies: _Proxies) -> None:
-        """S of the batch's classes, against the proxies that this step's loss saw."""
-        stored = len(self.queue)
+        """S of the batch's classes that have remembered samples, against the proxies that this step's loss saw."""
+        if proxies.single and self.queue.has_sums:
+            # A class that is in the batch twice is measured twice, alike: cheaper than to wait for the distinct ones.
+            mean = proxies.similarity(self.queue.means(labels), labels)
+            measured = torch.where(
+                self.queue.number[labels] > 0, self.h * mean.to(self.hardness), self.hardness[labels]
+            )
+            self.hardness[labels] = measured
+            return
         present = torch.zeros(len(self.count), dtype=torch.bool, device=labels.device)
         present[labels] = True
-        rows = present[self.queue.labels[:stored]].nonzero().squeeze(1)
-        total, number = torch.zeros_like(self.hardness), torch.zeros_like(self.hardness)
-        for some in rows.split(max(1, ROWS // proxies.numbers)):
+        rows = present[self.queue.labels[: len(self.queue)]].nonzero().squeeze(1)
+        total = torch.zeros_like(self.hardness)
+        for some in rows.split(max(1, AT_ONCE // proxies.numbers)):
             of = self.queue.labels[some]
-            similarity = proxies.similarity(self.queue.vectors[some], of).to(total)
-            total.index_add_(0, of, similarity)
-            number.index_add_(0, of, torch.ones_like(similarity))
-        self.hardness.copy_(torch.where(number > 0, self.h * total / number.clamp(min=1), self.hardness))
+            total.index_add_(0, of, proxies.similarity(self.queue.vectors[some], of).to(total))
+        there = present & (self.queue.number > 0)
+        self.hardness.copy_(torch.where(there, self.h * total / self.queue.number.clamp(min=1), self.hardness))
 
     def figures(self) -> dict[str, float]:
         return {
@@ -175,7 +180,7 @@ class _Proxies:
         there = refs.labels[:: refs.per_class]
         self.place = torch.zeros(classes, dtype=torch.int64, device=there.device)
         self.place[there] = torch.arange(len(there), device=there.device)
-        self.numbers = refs.per_class * refs.vectors.shape[1]
+        self.single, self.numbers = refs.per_class == 1, refs.per_class * refs.vectors.shape[1]
 
     def similarity(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """Of each vector to its own class, (N,)."""
