@@ -1,13 +1,14 @@
 """Methods put together that were not invented for each other: they run, learn, resume, or refuse with a sentence."""
 
 import copy
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
@@ -18,7 +19,7 @@ from proxymetric.references import VariationalProxies
 from proxymetric.seam import unit
 from proxymetric.testing import same, snapshot
 from proxymetric.weightings import InformativeSamples
-from test_training_parallel import STILL, Pair, close
+from test_training_parallel import STILL, Pair, close, free_port
 from training_runs import command, run
 
 CLASSES, DIM, PIXELS = 6, 8, 10
@@ -272,6 +273,27 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
     settings = STILL | PARALLEL[kind]
     Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
     close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
+
+
+def draw(rank: int, port: int, file: str) -> None:
+    """The noise of one of two processes whose random states differ."""
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    save_file({"noise": VariationalProxies(2, 3)._noise()}, file)
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_draw_the_same_noise_whatever_their_random_states(tmp_path: Path) -> None:
+    port, files = free_port(), [str(tmp_path / f"{rank}") for rank in (0, 1)]
+    forks = multiprocessing.get_context("forkserver")
+    ranks = [forks.Process(target=draw, args=(rank, port, files[rank])) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    first, second = (load_file(file)["noise"] for file in files)
+    assert torch.equal(first, second)
 
 
 def test_a_criterion_in_a_loop_of_ones_own_needs_no_more_than_it_says() -> None:
