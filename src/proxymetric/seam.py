@@ -177,7 +177,7 @@ class Loss(Protocol):
 class Energy(NamedTuple):
     """The loss of this batch as a function of the references alone, queries detached: what a source may minimise.
 
-    Called with references it gives the loss; `newton` gives the closed forms that second-order steps need.
+    Called with references it gives the loss; `closed_forms` gives what second-order steps need.
     """
 
     loss: Loss
@@ -189,20 +189,26 @@ class Energy(NamedTuple):
     def __call__(self, refs: References) -> Tensor:
         return self.loss(self.queries, self.labels, self._normalised(refs))
 
-    def newton(self, refs: References) -> tuple[Tensor, Tensor]:
-        """Gradient and diagonal curvature (R, D) in the vectors, whose lengths are held constant (VCPA, Eqs. 24, 25).
+    def closed_forms(self, refs: References) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Gradient and diagonal curvature (R, D) as a function of the vectors, their lengths held (VCPA, Eqs. 24, 25).
 
-        The loss offers both in the normalised vectors, `curvature(queries, labels, refs)`; with the length held, the
+        The loss offers both in the normalised vectors, `closed_forms(queries, labels, refs)`; with the length held, the
         chain rule is a division by it.
         """
-        if not hasattr(self.loss, "curvature"):
+        if not hasattr(self.loss, "closed_forms"):
             raise ValueError(
                 f"newton_steps: {type(self.loss).__name__} offers no closed-form curvature; wanted a loss that does "
                 "(ProxyAnchor), or newton_steps=0, which trains mu and sigma by gradient"
             )
-        length = refs.vectors.to(self.queries).norm(dim=1, keepdim=True).clamp(min=LEAST[self.normalise])
-        gradient, curvature = self.loss.curvature(self.queries, self.labels, self._normalised(refs))
-        return gradient / length, curvature / length.square()
+        of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
+        least = LEAST[self.normalise]
+
+        def at(vectors: Tensor) -> tuple[Tensor, Tensor]:
+            shrink = vectors.norm(dim=1, keepdim=True).clamp(min=least).reciprocal()
+            gradient, curvature = of_normalised(vectors * shrink)
+            return gradient * shrink, curvature * shrink.square()
+
+        return at
 
     def _normalised(self, refs: References) -> References:
         return refs._replace(vectors=NORMALISATIONS[self.normalise](refs.vectors.to(self.queries)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from proxymetric.checks import above_zero, number
-from proxymetric.ops import NONE, Line, log1p_exp, over_batch, similarities
+from proxymetric.ops import NONE, Line, log1p_exp, over_batch
 from proxymetric.seam import References, Weight
 
 
@@ -53,24 +55,30 @@ class ProxyAnchor:
         everyone = count if weight is None else sums.negative_weight.sum().clamp(min=1e-12)
         return log1p_exp(sums.positive).sum() / present + log1p_exp(sums.negative).sum() / everyone
 
-    def curvature(self, queries: Tensor, labels: Tensor, refs: References) -> tuple[Tensor, Tensor]:
-        """Gradient and diagonal of the Hessian in the references' vectors, (R, D) each (VCPA, Eqs. 24 and 25).
+    def closed_forms(
+        self, queries: Tensor, labels: Tensor, refs: References
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Gradient and diagonal of the Hessian, (R, D) each, as a function of the vectors (VCPA, Eqs. 24 and 25).
 
         The similarities are linear in the vectors. A logarithm of summed exponentials has as its gradient the mean of
-        its exponents' gradients, and as its curvature their variance, both over the shares of the sum.
+        its exponents' gradients, and as its curvature their variance, both over the shares of the sum. What does not
+        depend on the vectors is made once for the batch: one more query of zeros stands for the 1 in the logarithm.
         """
-        s, is_positive, is_negative, _ = similarities(queries, labels, refs)
-        pulled = _shares((self.scale * (self.margin - s)).masked_fill(~is_positive, NONE))
-        pushed = _shares((self.scale * (self.margin + s)).masked_fill(~is_negative, NONE))
-        moments = torch.cat([pulled, pushed], 1).T @ torch.cat([queries, queries.square()], 1)
-        mean, square = moments.chunk(2, 1)
-        (pull, push), (pull_spread, push_spread) = mean.chunk(2), (square - mean.square()).clamp(min=0).chunk(2)
-        count = len(refs.labels)
-        present = count if self.positive_norm == "all" else is_positive.any(0).sum().clamp(min=1)
-        gradient = self.scale * (push / count - pull / present)
-        return gradient, self.scale**2 * (push_spread / count + pull_spread / present)
+        is_pair = torch.stack(refs.positives(labels))
+        offset = queries.new_full((), self.scale * self.margin).where(is_pair, queries.new_full((), NONE))
+        offset = functional.pad(offset, (0, 0, 0, 1))
+        padded = functional.pad(queries, (0, 0, 0, 1))
+        slope = torch.stack([-self.scale * padded, self.scale * padded])
+        moments = torch.cat([padded, padded.square()], 1).expand(2, -1, -1)
+        count = queries.new_full((), len(refs.labels))
+        present = count if self.positive_norm == "all" else is_pair[0].any(0).sum().clamp(min=1).to(queries)
+        share = self.scale / torch.stack([-present, count])[:, None, None]
+        bend = self.scale * share.abs()
 
+        def at(vectors: Tensor) -> tuple[Tensor, Tensor]:
+            shares = torch.softmax(torch.baddbmm(offset, slope, vectors.T.expand(2, -1, -1)), 1)
+            mean, square = torch.bmm(shares.mT, moments).chunk(2, 2)
+            variance = torch.addcmul(square, mean, mean, value=-1).clamp(min=0)
+            return (share * mean).sum(0), (bend * variance).sum(0)
 
-def _shares(z: Tensor) -> Tensor:
-    """`exp(z_i) / (1 + sum_j exp(z_j))` down each column."""
-    return torch.exp(z - log1p_exp(torch.logsumexp(z, 0)))
+        return at

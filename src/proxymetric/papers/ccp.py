@@ -44,10 +44,10 @@ def ccp(
 
     Scheme: `schemes.AlternatingProjections`. base: any pair or proxy loss, a name or a table of its name and arguments;
     a pair loss is compared with proxies instead of with the batch. per_class: K proxies (CUB, Cars 8; SOP, In-Shop 4);
-    a proxy base gets them too unless its table says otherwise. pool: b samples a class to pick from (12; 7). in_batch:
-    weight of the same loss inside the batch (the paper 0, its released code 0.1). memory, memory_start, memory_weight:
-    a memory of past embeddings as one more term, as in `xbm`. normalise: "ball" (`v / max(|v|, 1)`, the paper) or "l2".
-    The rest are arguments of the scheme.
+    a proxy base that takes several gets them too unless its table says otherwise. pool: b samples a class to pick from
+    (12; 7). in_batch: weight of the same loss inside the batch (the paper 0, its released code 0.1). memory,
+    memory_start, memory_weight: a memory of past embeddings as one more term, as in `xbm`. normalise: "ball" (`v /
+    max(|v|, 1)`, the paper) or "l2". The rest are arguments of the scheme.
 
     The paper's training: Adam 1e-5, weight decay 1e-4, proxies x1, no warm-up, 8 classes x 4 images, an evaluation
     every 25 steps (SOP, In-Shop: 250), 60 of them without a better one end the run.

@@ -46,9 +46,10 @@ def vcpa(
     """Proxy-Anchor against Gaussian proxies that settle on each batch. Source: `references.VariationalProxies`.
 
     scale, margin: of Proxy-Anchor, both terms divided by C (Eq. 4). base: another method's loss instead, a name or a
-    table of its name and arguments; losses without a closed-form curvature want newton_steps=0. The rest are arguments
-    of the source. Ablations: `sample=False`; `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates a batch:
-    `sample=False, tau=0` with `newton_steps=M, damping=1e-3` or `newton_steps=0, gradient_steps=M`.
+    table of its name and arguments; losses without a closed-form curvature want newton_steps=0, and of a weighted one
+    Newton's steps see the loss without its weights. The rest are arguments of the source. Ablations: `sample=False`;
+    `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates a batch: `sample=False, tau=0` with
+    `newton_steps=M, damping=1e-3` or `newton_steps=0, gradient_steps=M`.
 
     The paper's training: Proxy-Anchor's, with tau 0.01 (CUB, Cars), 0.001 and no Newton steps (SOP, In-Shop).
     """
@@ -66,7 +67,7 @@ def vcpa(
         if hasattr(first.source, "uncertainty"):
             raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; wanted another method")
         _leaves_proxies_to_us(base, per_class=per_class, init=init, touched="all")
-    if newton_steps and not hasattr(first.loss, "curvature"):
+    if newton_steps and not hasattr(first.loss, "closed_forms"):
         raise ValueError(
             f"newton_steps: got {newton_steps}, but {type(first.loss).__name__} offers no closed-form curvature; "
             "wanted 0, which trains mu and sigma by gradient"

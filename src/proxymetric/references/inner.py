@@ -48,19 +48,20 @@ def newton(
         sigma -= (tau (sigma / sigma'^2 - 1 / sigma) + eps g) / (tau (1 / sigma'^2 + 1 / sigma^2) + eps^2 h)
     """
     mu, sigma = q
-    precision = prior.sigma.reciprocal().square()
-    clamps = torch.zeros((), dtype=torch.int64, device=mu.device)
+    firmness = tau * prior.sigma.reciprocal().square()
+    clamped = []
     for _ in range(steps):
-        eps = noise()
-        gradient, curvature = closed_forms(mu + sigma * eps)
-        pull = tau * (mu - prior.mu) * precision + gradient
-        stretch = tau * (sigma * precision - 1 / sigma) + eps * gradient
-        mu = mu - pull / (tau * precision + curvature + damping)
-        moved = sigma - stretch / (tau * (precision + 1 / sigma.square()) + eps.square() * curvature + damping)
-        least = (sigma / 2).clamp(min=floor) if halving else torch.full_like(sigma, floor)
-        clamps += (moved < least).sum()
+        eps, inverse = noise(), sigma.reciprocal()  # each line below is one kernel: launching them is what this costs
+        gradient, curvature = closed_forms(torch.addcmul(mu, sigma, eps))
+        pull = torch.addcmul(gradient, mu - prior.mu, firmness)
+        stretch = torch.addcmul(torch.sub(sigma * firmness, inverse, alpha=tau), eps, gradient)
+        stiffness = torch.addcmul(firmness + damping, eps.square(), curvature).addcmul_(inverse, inverse, value=tau)
+        mu = torch.addcdiv(mu, pull, firmness + damping + curvature, value=-1)
+        moved = torch.addcdiv(sigma, stretch, stiffness, value=-1)
+        least = (sigma / 2).clamp(min=floor) if halving else sigma.new_full((), floor)
+        clamped.append(moved < least)
         sigma = torch.maximum(moved, least)
-    return Gaussian(mu, sigma), clamps
+    return Gaussian(mu, sigma), torch.stack(clamped).sum()
 
 
 class Moments(NamedTuple):

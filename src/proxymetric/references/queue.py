@@ -37,12 +37,16 @@ class Queue(nn.Module):
     @torch.no_grad()
     def remember(self, vectors: Tensor, labels: Tensor) -> None:
         """Put rows in the places of the oldest; of more rows than there are places, the last ones."""
-        size = len(self.labels)
-        vectors, labels = vectors[-size:], labels[-size:]
-        places = (self._seen + torch.arange(len(labels), device=self.labels.device)) % size
+        vectors, labels = vectors[-len(self.labels) :], labels[-len(self.labels) :]
+        places = self.places(len(labels))
         self.vectors[places] = vectors.to(self.vectors)
         self.labels[places] = labels.to(self.labels)
         self._seen += len(labels)
+
+    def places(self, count: int) -> Tensor:
+        """Where the next `count` rows will go; a place that was never filled has the label -1."""
+        size = len(self.labels)
+        return (self._seen + torch.arange(min(count, size), device=self.labels.device)) % size
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self._seen)

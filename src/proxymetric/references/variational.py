@@ -114,7 +114,7 @@ class VariationalProxies(Source):
             mu, sigma = self.q()
             return Gaussian(mu.detach(), sigma.detach())
         oldest = self.turn % (self.prior_lag - 1)
-        return Gaussian(self.past_mu[oldest], self.past_sigma[oldest])
+        return Gaussian(self.past_mu[oldest].clone(), self.past_sigma[oldest].clone())
 
     def divergence(self, refs: References | None = None) -> Tensor:
         """`tau KL(q || prior)`: a regulariser for `Compare` where the run's optimiser moves q."""
@@ -147,12 +147,9 @@ class VariationalProxies(Source):
 
         prior = self.prior()
         if self.newton_steps:
-
-            def closed_forms(vectors: Tensor) -> tuple[Tensor, Tensor]:
-                gradient, curvature = energy.newton(refs(vectors))
-                return gradient.to(vectors), curvature.to(vectors)
-
+            energy = energy._replace(queries=energy.queries.to(before.mu))
             with full_precision(before.mu.device.type):
+                closed_forms = energy.closed_forms(refs(before.mu))
                 settled, clamps = newton(
                     before, prior, self._noise, closed_forms, steps=self.newton_steps, tau=self.tau,
                     floor=self.floor, halving=self.halving, damping=self.damping,

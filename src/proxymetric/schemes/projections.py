@@ -35,10 +35,10 @@ class AlternatingProjections(Objective):
 
     lam: >= 0, 2e-4 in the paper. first_lam: of the first problem (None: lam; released code 0). pool: b samples a class,
     at least the seats; equal to them, or 1: random proxies. patience: 3. anchor: theta* and rho* are the problem's
-    "last" (the paper) or its "best" ones (released code). roll_back: the network goes on from theta* instead of from
-    where it is (with anchor="best"). start: the first converged proxies are "random" samples (the paper) or "zero"
-    (released code: the largest sample is picked first). alternate: False solves one problem only, with the first picks
-    (the paper's Loss-Proxy ablation).
+    "last" (the paper) or its "best" ones (released code). roll_back: the network's parameters (not the averages of a
+    BatchNorm that is not frozen) go on from theta* instead of from where they are (with anchor="best"). start: the
+    first converged proxies are "random" samples (the paper) or "zero" (released code: the largest sample is picked
+    first). alternate: False solves one problem only, with the first picks (the paper's Loss-Proxy ablation).
     """
 
     rho: Tensor

@@ -295,7 +295,7 @@ def pixels_of(desk: Desk, images: ImageSet) -> Embedded:
 
 def make_learner(desk: Desk, encoder: Encoder, classes: int) -> Learner:
     criterion = make_criterion(desk.recipe, classes, encoder.dim)
-    learner = Learner(encoder, criterion, desk.recipe.train.frozen, desk.world.size).to(desk.device)
     if desk.device.type == "cuda":
-        learner.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return learner
+        # Before a scheme copies the weights: copies laid out otherwise are slow to compare with.
+        encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Learner(encoder, criterion, desk.recipe.train.frozen, desk.world.size).to(desk.device)

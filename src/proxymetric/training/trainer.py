@@ -153,13 +153,15 @@ class Trainer:
             spent = time.perf_counter() - started
             self._tell(loss, unread, images / max(spent, 1e-9), spent / (self.step - begun))
             due = options.evaluate_steps is not None and self.step % options.evaluate_steps == 0 and not last
+            better = False
             if due:
                 self.seconds += time.perf_counter() - started
-                self._evaluate()
+                better = self._evaluate()
                 self._to_training()
                 started = time.perf_counter()
             stop = self.world.any(self._stop)
-            if stop or due or (self.step % options.save_every == 0 and not last):
+            # A best model without the checkpoint that goes with it could outlive the training that made it.
+            if stop or better or self.done or (self.step % options.save_every == 0 and not last):
                 self.seconds += time.perf_counter() - started
                 self.save()
                 started, images, begun = time.perf_counter(), 0, self.step
@@ -265,7 +267,8 @@ class Trainer:
             )
         )  # fmt: skip
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Score the held-out classes and tell the method; whether they never scored higher."""
         record: dict[str, Any] = {"epoch": self.passed, "step": self.step}
         if self.losses[1]:
             record["loss"] = self.losses[0] / self.losses[1]
@@ -293,6 +296,7 @@ class Trainer:
         self.done = self._over()
         if value is not None:
             self.watcher.evaluated(self.passed, scores, better)
+        return better
 
     def _over(self) -> bool:
         patience = self.options.patience
