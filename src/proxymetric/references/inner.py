@@ -49,16 +49,17 @@ def newton(
     """
     mu, sigma = q
     firmness = tau * prior.sigma.reciprocal().square()
+    solid, lowest = firmness + damping, sigma.new_full((), floor)
     clamped = []
     for _ in range(steps):
         eps, inverse = noise(), sigma.reciprocal()  # each line below is one kernel: launching them is what this costs
         gradient, curvature = closed_forms(torch.addcmul(mu, sigma, eps))
         pull = torch.addcmul(gradient, mu - prior.mu, firmness)
         stretch = torch.addcmul(torch.sub(sigma * firmness, inverse, alpha=tau), eps, gradient)
-        stiffness = torch.addcmul(firmness + damping, eps.square(), curvature).addcmul_(inverse, inverse, value=tau)
-        mu = torch.addcdiv(mu, pull, firmness + damping + curvature, value=-1)
+        stiffness = torch.addcmul(solid, eps.square(), curvature).addcmul_(inverse, inverse, value=tau)
+        mu = torch.addcdiv(mu, pull, solid + curvature, value=-1)
         moved = torch.addcdiv(sigma, stretch, stiffness, value=-1)
-        least = (sigma / 2).clamp(min=floor) if halving else sigma.new_full((), floor)
+        least = torch.maximum(sigma / 2, lowest) if halving else lowest
         clamped.append(moved < least)
         sigma = torch.maximum(moved, least)
     return Gaussian(mu, sigma), torch.stack(clamped).sum()
