@@ -3,6 +3,7 @@
 from proxymetric.plots.certainty import Certainty, ClassSamples
 from proxymetric.plots.confusion import ConfusedPair
 from proxymetric.plots.gallery import GalleryHit, GalleryRow, gallery_rows, pick_queries
+from proxymetric.plots.projections import Stage, draw_projections
 from proxymetric.plots.report import write_report
 from proxymetric.plots.scatter import Scatter, tsne
 
@@ -13,6 +14,8 @@ __all__ = [
     "GalleryHit",
     "GalleryRow",
     "Scatter",
+    "Stage",
+    "draw_projections",
     "gallery_rows",
     "pick_queries",
     "tsne",
