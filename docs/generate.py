@@ -44,6 +44,72 @@ def results_table() -> str:
     return "\n".join(rows)
 
 
+BASELINES = {
+    "proxy-isa": "proxy-anchor",
+    "vcpa": "proxy-anchor",
+    "ccp": "margin-contrastive",
+    "proxy-isa-plain": "proxy-anchor-plain",
+    "tried/vcpa-tau-0.001-halving": "proxy-anchor",
+    "tried/ccp-proxy-rate-1e-3": "margin-contrastive",
+}
+"""what each study under results/cub-160/ is held against"""
+ORDER = ("proxy-anchor", "proxy-isa", "vcpa", "proxy-anchor-plain", "proxy-isa-plain", "margin-contrastive", "ccp")
+
+
+def compare_table() -> str:
+    """The studies of results/cub-160/ beside their baselines: means over the seeds and 95 % intervals (Student's t)."""
+    folder = ROOT / "results" / "cub-160"
+    found: dict[str, dict[str, dict]] = {}
+    for file in sorted(folder.rglob("*.json")):
+        study, seed = file.relative_to(folder).with_suffix("").as_posix().rsplit("-seed", 1)
+        found.setdefault(study, {})[seed] = json.loads(file.read_text())
+    rows = [
+        "| study | seeds | held-out MAP@R | R@1 | MAP@R | against | R@1 | MAP@R | epochs chosen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for study in (*ORDER, *sorted(set(found) - set(ORDER))):
+        runs, base = found[study], BASELINES.get(study)
+        chosen = f"{100 * statistics.mean(run['validation']['MAP@R'] for run in runs.values()):.1f}"
+        gains = ["", "", ""]
+        if base is not None:
+            pairs = [(run, found[base][seed]) for seed, run in runs.items()]
+            gains = [f"`{base}`"] + [
+                _interval([_score(run, name) - _score(other, name) for run, other in pairs], sign="+")
+                for name in ("R@1", "MAP@R")
+            ]
+        cells = [_interval([_score(run, name) for run in runs.values()]) for name in ("R@1", "MAP@R")]
+        epochs = ", ".join(f"{run['chosen_epoch']:.3g}" for run in runs.values())
+        rows.append(f"| `{study}` | {len(runs)} | {chosen} | {' | '.join(cells)} | {' | '.join(gains)} | {epochs} |")
+    return "\n".join(rows)
+
+
+def _score(run: dict, name: str) -> float:
+    return run["rows"]["trained encoder"][name]
+
+
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t for a 95 % interval, by the number of runs"""
+
+
+def _interval(values: list[float], sign: str = "") -> str:
+    mean, spread = statistics.mean(values), statistics.stdev(values)
+    return f"{100 * mean:{sign}.1f} ± {100 * T95[len(values)] * spread / len(values) ** 0.5:.1f}"
+
+
+def step_table() -> str:
+    """The recorded runs of benchmarks/step.py: each method's step beside Proxy-Anchor's."""
+    rows = ["| machine | setting | method | times Proxy-Anchor's step | wanted |", "|---|---|---|---|---|"]
+    for kind in ("cuda", "cpu"):
+        study = json.loads((ROOT / "benchmarks" / "results" / f"step-{kind}.json").read_text())
+        machine = study["machine"].get("gpu") or f"CPU, {study['machine']['threads']} thread"
+        for setting, part in study["settings"].items():
+            for method, side in part["sides"].items():
+                ratio, target = side.get("times proxy-anchor"), study["targets"].get(f"{method} times proxy-anchor")
+                if ratio is not None:
+                    rows.append(f"| {machine} | {setting} | `{method}` | {ratio:.3f} | {target or ''} |")
+    return "\n".join(rows)
+
+
 def mlrc_table() -> str:
     """One row per study under results/mlrc/: the mean over the folds' models, and all of them side by side."""
     rows = ["| study | models | R@1 | P@R | MAP@R | time | machine |", "|---|---|---|---|---|---|---|"]
@@ -88,7 +154,14 @@ def _spread(values: list[float]) -> str:
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
-PARTS = {"methods": methods_table, "results": results_table, "mlrc": mlrc_table, "metrics": metrics_table}
+PARTS = {
+    "methods": methods_table,
+    "results": results_table,
+    "compare": compare_table,
+    "mlrc": mlrc_table,
+    "step": step_table,
+    "metrics": metrics_table,
+}
 
 
 def filled(text: str) -> str:
