@@ -32,7 +32,7 @@ def certainty_html(found: Certainty) -> str:
 
 
 def _row(classes: Sequence[ClassSamples]) -> str:
-    return f'<div class="pairs">{"".join(_class(shown) for shown in classes)}</div>'
+    return f'<div class="pairs five">{"".join(_class(shown) for shown in classes)}</div>'
 
 
 def _class(shown: ClassSamples) -> str:

@@ -50,6 +50,7 @@ svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var
 .right .mark { background: var(--right); }
 .wrong .mark { background: var(--wrong); }
 .pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 18px; }
+.pairs.five { grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); margin-bottom: 18px; }
 .pair { margin: 0; display: grid; grid-template-columns: 1fr 1fr; gap: 6px; min-width: 0; }
 .pair figcaption { grid-column: 1 / -1; min-width: 0; }
 .find { display: grid; grid-template-columns: 104px 1fr; gap: 22px; padding: 16px 0;
