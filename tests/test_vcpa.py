@@ -17,6 +17,7 @@ from oracles import vcpa as oracle
 from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor, ProxyNCA
 from proxymetric.references import VariationalProxies
+from proxymetric.references.inner import Gaussian, newton
 from proxymetric.seam import NORMALISATIONS, Compare, Energy, References, unit
 from proxymetric.testing import same, snapshot
 
@@ -397,3 +398,13 @@ def test_a_loss_without_closed_forms_is_refused_by_name() -> None:
     criterion = Criterion(Compare(ProxyNCA(), VariationalProxies(C, D)))
     with pytest.raises(ValueError, match="newton_steps: ProxyNCA offers no closed-form curvature"):
         criterion(torch.randn(2, D), torch.tensor([0, 1]))
+
+
+def test_halving_also_keeps_sigma_from_running_away() -> None:
+    """Steep in sigma and hardly curved: Newton would throw it far up."""
+    one, flat = Gaussian(torch.zeros(1, 2), torch.ones(1, 2)), torch.full((1, 2), 1e-9)
+    steep = {"noise": lambda: torch.full((1, 2), -1.0), "closed_forms": lambda p: (torch.ones(1, 2), flat)}
+    free, _ = newton(one, one, **steep, steps=1, tau=1e-6)
+    held, _ = newton(one, one, **steep, steps=3, tau=1e-6, halving=True)
+    assert free.sigma.min() > 1e5
+    assert held.sigma.tolist() == [[8.0, 8.0]]

@@ -22,7 +22,7 @@ from proxymetric.seam import Compare, Objective, References
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="over proxy-anchor for small batches or little data, or to know how sure it is of each class",
+    choose="to know how sure it is of each class; to fine-tune a trained network, since it learns slowly from scratch",
 )
 def vcpa(
     classes: int,

@@ -26,10 +26,10 @@ class VariationalProxies(Source):
     tau: weight of the KL, > 0 (0.01 on CUB, 0.001 on SOP and In-Shop). newton_steps: M, 10 in the paper; 0 makes mu and
     log sigma ordinary parameters, trained by the run's optimiser on tau KL + L (the paper's choice for SOP, In-Shop).
     gradient_steps, gradient_lr: instead of Newton's, so many steps of Adam on the batch. sample: False compares with mu
-    alone. floor: least sigma. halving: sigma falls to no less than its half in one step, since with a small tau the
-    first batches would drive it to the floor, where the KL holds mu fast. damping: added to the curvature. prior_lag:
-    the KL refers to q of so many batches ago (1: the paper). init: of mu, "zero" or a name of `INITIALISATIONS`; None
-    is "zero", or "kaiming" where there is no noise to tell classes apart.
+    alone. floor: least sigma. halving: one step takes sigma to no less than its half and no more than its double, since
+    with a small tau the first batches would drive it to the floor, where the KL holds mu fast, or out of sight.
+    damping: added to the curvature. prior_lag: the KL refers to q of so many batches ago (1: the paper). init: of mu,
+    "zero" or a name of `INITIALISATIONS`; None is "zero", or "kaiming" where there is no noise to tell classes apart.
 
     >>> source = VariationalProxies(classes=3, dim=2)
     >>> source.mu.shape, float(source.q().sigma.mean())
