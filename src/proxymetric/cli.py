@@ -78,6 +78,12 @@ def train(
         str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")] = None,
+    tuning: Annotated[
+        str | None,
+        typer.Option(
+            help="What of the backbone is trained: full, linear, bitfit; for ViTs vpt, adapter, lora, vpt+bitfit."
+        ),
+    ] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder; runs/<data>-<method> by default.")
@@ -110,11 +116,13 @@ def train(
     from proxymetric.progress import Terminal, result_lines, score_table
 
     terminal = Terminal()
+    # A flag like the others, before the settings that win over it; `pm.train` reaches it as a setting too.
+    said = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
     try:
         run = training.train(
             data, recipe=recipe, method=method, backbone=backbone, weights=weights, out=out, epochs=epochs, batch=batch,
             size=size, dim=dim, lr=lr, seed=seed, cache=cache, device=device, frozen=frozen, refit=refit,
-            settings=settings or (), resume=resume, overwrite=overwrite, watcher=terminal,
+            settings=said, resume=resume, overwrite=overwrite, watcher=terminal,
         )  # fmt: skip
     except training.Interrupted:
         terminal.close()

@@ -218,7 +218,8 @@ def _value(text: str) -> Any:
 def check(raw: Mapping[str, Any]) -> Recipe:
     """Check every key against the signature it stands for, and fill in the defaults."""
     from proxymetric.data.views import TrainView, named_view
-    from proxymetric.encoders import build
+    from proxymetric.encoders import TUNINGS, build
+    from proxymetric.encoders.tuning import completed
     from proxymetric.metrics import names
     from proxymetric.papers import lookup
 
@@ -239,11 +240,17 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed: got {seed!r}, wanted a whole number of at least 0")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
+    encoder["tuning"] = completed(encoder["tuning"], TUNINGS)
     named = tables["view"].pop("name", None)
     size = {"size": 32 if encoder["backbone"] == "small" else 224}
     papers = size if named is None else named_view(named, tables["view"].get("size"))["train"]
     train = complete("train", tables["train"], TrainOptions)
     names(train["metrics"])
+    if train["frozen"] and encoder["tuning"] not in ("full", "linear"):
+        raise ValueError(
+            f"train.frozen: the features are computed once, before training, and encoder.tuning={encoder['tuning']!r} "
+            "changes them; leave --frozen out, or train the head alone: --tuning linear"
+        )
     return Recipe(
         method=method,
         seed=seed,
@@ -301,6 +308,8 @@ def _in_words(hint: Any) -> str:
     ('a list of 2 numbers', 'a whole number')
     """
     inner = typing.get_args(hint)
+    if typing.get_origin(hint) is dict:
+        return "a table"
     if inner:
         what = {float: "numbers", int: "whole numbers", str: "names"}.get(inner[0], "values")
         return f"a list of {what}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {what}"

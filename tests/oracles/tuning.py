@@ -1,12 +1,12 @@
-"""A vision transformer with prompts, adapters and low-rank layers in plain float64 NumPy, written from the papers' text.
+"""A vision transformer with prompts, adapters and low-rank layers in plain NumPy, written from the papers' text.
 
-Loops over images, heads and tokens. Weights come by timm's names: `patch_embed.proj.weight`, `cls_token`, `pos_embed`,
-`blocks.0.norm1.weight`, `blocks.0.attn.qkv.weight`, `blocks.0.mlp.fc1.weight`, `norm.weight`. Legend: T tokens, D width,
-d bottleneck, r rank, n prompts.
+Loops over images, heads and tokens, in float64. Weights come by timm's names: `patch_embed.proj.weight`, `cls_token`,
+`pos_embed`, `blocks.0.norm1.weight`, `blocks.0.attn.qkv.weight`, `blocks.0.mlp.fc1.weight`, `norm.weight`.
+Legend: T tokens, D width, d bottleneck, r rank, n prompts.
 
 - ViT: Dosovitskiy et al. 2020. Each block: x + attention(norm(x)), then x + mlp(norm(x)).
-- prompts: Jia et al. 2022, VPT-deep: `[x'_cls, x'_1, ..., [ ]] = BLK([t_1 .. t_n, x_cls, x_1, ...])` (Eq. 1 of Ren et al.
-  2024): what comes out at the prompts' places is thrown away, and the next block gets prompts of its own.
+- prompts: Jia et al. 2022, VPT-deep, `[x'_cls, x'_1, .., [ ]] = BLK([t_1 .. t_n, x_cls, x_1, ..])` (Eq. 1 of VPTSP):
+  what comes out at the prompts' places is thrown away, and the next block gets prompts of its own.
 - adapter: Chen et al. 2022 (AdaptFormer): `s * (relu(x W_down) W_up)`, beside the MLP or behind it.
 - low rank: Hu et al. 2021: `W x + alpha / r * B A x`.
 """

@@ -1,12 +1,14 @@
 """Encoders: any timm backbone or a small net, pooled, with a head on top; and their features, cached."""
 
-from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts
+from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
 from proxymetric.encoders.features import Features, cached_features
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
+from proxymetric.encoders.tuning import TUNINGS
 from proxymetric.encoders.weights import WeightReport
 
 __all__ = [
+    "TUNINGS",
     "Encoder",
     "Features",
     "Pooling",
@@ -16,4 +18,5 @@ __all__ = [
     "cached_features",
     "load_weights",
     "parameter_counts",
+    "tuned_parameters",
 ]

@@ -12,9 +12,13 @@ from torch import Tensor, nn
 
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
+from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
+from proxymetric.encoders.vit import Prompts, forward_features, is_vit
 from proxymetric.encoders.weights import WeightReport, load_backbone
 
 HEADS = ("linear", "none")
+HEAD_INITS = ("kaiming", "xavier")
+PARTS = ("head", "prompts", "adapters", "lora", "biases", "backbone", "pooling")
 SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps")
 
 
@@ -25,22 +29,30 @@ class Encoder(nn.Module):
     standard deviation. These two are persistent buffers, saved with the weights: a later timm that changes its mind
     about a backbone's normalisation does not change a saved encoder.
 
-    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own) and `head` modules; `width`, the
-    number F of features; `dim`; `size`; `interpolation`, how the backbone wants its images resized, for the views;
+    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own), `head` and `tuning` modules; `width`,
+    the number F of features; `dim`; `size`; `interpolation`, how the backbone wants its images resized, for the views;
     `config`, JSON-able, with which `build(**config)` makes the same module with random weights; `source`, where the
     weights came from, in words; `report`, what of a weights file matched (None without a file); `classifiers`, names
     of the classifier modules that a weights file may hold.
     """
 
     backbone: Any
+    tuning: Joined
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, backbone: Backbone, pooling: Pooling | None, head: nn.Module, width: int, config: dict[str, Any]
+        self,
+        backbone: Backbone,
+        pooling: Pooling | None,
+        head: nn.Module,
+        tuning: Joined,
+        width: int,
+        config: dict[str, Any],
     ) -> None:
         super().__init__()
-        self.backbone, self.pooling, self.head = backbone.module, pooling, head
+        self.backbone, self.pooling, self.head, self.tuning = backbone.module, pooling, head, tuning
+        self.is_vit = is_vit(backbone.module)
         self.width, self.config = width, config
         self.dim, self.size = int(config["dim"]), int(config["size"])
         self.interpolation, self.source = backbone.interpolation, backbone.source
@@ -48,21 +60,43 @@ class Encoder(nn.Module):
         self.report: WeightReport | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
-        self._learnable = {name for name, parameter in self._feature_parameters() if parameter.requires_grad}
+        self._holds_norms = bool(config["freeze_bn"]) or not tuning.everything
+        self._learnable = {
+            name: part for name, p in self._feature_parameters() if p.requires_grad and (part := self._part(name))
+        }
         if config["freeze_bn"]:
-            self._learnable -= {f"backbone.{name}.{kind}" for name, _ in self._norms() for kind in ("weight", "bias")}
-            self.set_backbone_trainable(True)
+            for name, _ in self._norms():
+                self._learnable.pop(f"backbone.{name}.weight", None)
+                self._learnable.pop(f"backbone.{name}.bias", None)
+        self.set_backbone_trainable(True)
 
     def forward(self, images: Tensor) -> Tensor:
         """Vectors (B, dim) of `images` (B, 3, S, S)."""
         return self.head(self.features(images))
 
-    def features(self, images: Tensor) -> Tensor:
-        """The pooled features (B, F) of `images`: what the head sees."""
+    def features(self, images: Tensor, prompts: Prompts | None = None, shared: bool = False) -> Tensor:
+        """The pooled features (B, F) of `images`: what the head sees.
+
+        Args:
+            images: (B, 3, S, S).
+            prompts: tokens (B, n_i, D) for each block i of a ViT, or None there, in this pass instead of the tuning's
+                own; gradients flow to them.
+            shared: `prompts` stand behind the tuning's own instead.
+        """
         x = self.normalise(images)
+        if self.is_vit:
+            places = forward_features(self.backbone, x, self.tuning, prompts, shared, self.config["checkpointing"])
+        elif prompts is not None:
+            raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
+        else:
+            places = self.backbone.forward_features(x)
+        return self.pool(places)
+
+    def pool(self, places: Tensor) -> Tensor:
+        """The features (B, F) of the backbone's last map or tokens."""
         if self.pooling is not None:
-            return self.pooling(self.backbone.forward_features(x))
-        return self.backbone.forward_head(self.backbone.forward_features(x), pre_logits=True)
+            return self.pooling(places)
+        return self.backbone.forward_head(places, pre_logits=True)
 
     def normalise(self, images: Tensor) -> Tensor:
         """`(x - mean) / std`, x in [0, 1]; uint8 is divided by 255."""
@@ -75,17 +109,18 @@ class Encoder(nn.Module):
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Training mode; with `freeze_bn` the backbone's BatchNorm stays as in evaluation, on its stored statistics."""
+        """Training mode; the backbone's BatchNorm stays as in evaluation unless `freeze_bn` is off and tuning "full"."""
         super().train(mode)
-        if self.config["freeze_bn"]:
+        if self._holds_norms:
             for _, norm in self._norms():
                 norm.eval()
         return self
 
     def set_backbone_trainable(self, trainable: bool) -> None:
-        """Give backbone and pooling gradients, or none: for a head that warms up first. Frozen BatchNorm stays frozen.
+        """Give backbone, tuning and pooling gradients, or none: for a head that warms up first.
 
-        Only gradients are meant: BatchNorm that is not frozen keeps following the batches in training mode.
+        What the tuning or `freeze_bn` holds still never gets any. Only gradients are meant: BatchNorm that is not
+        frozen keeps following the batches in training mode.
         """
         for name, parameter in self._feature_parameters():
             parameter.requires_grad_(trainable and name in self._learnable)
@@ -95,8 +130,12 @@ class Encoder(nn.Module):
         return list(self.head.parameters())
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """The parameters that make the features (backbone, and p of a learned GeM), trainable or not."""
+        """The parameters that make the features (backbone, tuning, and p of a learned GeM), trainable or not."""
         return [parameter for _, parameter in self._feature_parameters()]
+
+    def part_of(self, name: str) -> str | None:
+        """What counts call the part that the parameter `name` belongs to; None if it is never trained."""
+        return "head" if name.startswith("head.") else self._learnable.get(name)
 
     def fingerprint(self) -> str:
         """sha256 of all that makes the features: weights and statistics of backbone and pooling, size, normalisation.
@@ -104,6 +143,8 @@ class Encoder(nn.Module):
         The head does not count: encoders that differ in nothing else share their cached features.
         """
         digest = hashlib.sha256(json.dumps({key: self.config[key] for key in SHAPES_FEATURES}).encode())
+        if self.tuning.on_blocks:
+            digest.update(json.dumps(self.config["tuning"]).encode())
         for name, value in sorted(self.state_dict().items()):
             if name.startswith("head.") or name.endswith("num_batches_tracked"):
                 continue
@@ -114,6 +155,13 @@ class Encoder(nn.Module):
 
     def _feature_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.named_parameters() if not name.startswith("head."))
+
+    def _part(self, name: str) -> str | None:
+        """What counts call the part that the parameter `name` belongs to; None if the tuning holds it still."""
+        where, _, rest = name.partition(".")
+        if where == "tuning":
+            return self.tuning.part(rest)
+        return "pooling" if where == "pooling" else self.tuning.trainer(rest)
 
     def _norms(self) -> Iterator[tuple[str, nn.Module]]:
         return (
@@ -134,6 +182,9 @@ def build(
     bn_eps: float | None = None,
     pretrained: bool = True,
     weights: str | Path | None = None,
+    tuning: str | dict[str, Any] = "full",
+    head_init: str = "kaiming",
+    checkpointing: bool = False,
 ) -> Encoder:
     """An encoder from names and numbers.
 
@@ -146,11 +197,17 @@ def build(
         gem_p: exponent p > 0 of "gem".
         learn_p: p is trained too ("gem" only).
         layer_norm: LayerNorm before the linear head.
-        head: "linear" (weights kaiming-normal by fan out, bias 0) or "none" (the features are the vectors).
+        head: "linear" or "none" (the features are the vectors).
         freeze_bn: BatchNorm of the backbone keeps its statistics, scale and shift while training.
         bn_eps: epsilon of the backbone's BatchNorm where weights were made with another than timm's.
         pretrained: weights from the model hub, unless `weights` is given; "small" has none and starts random.
         weights: a safetensors file of the backbone's weights with timm's names ("bn_inception": its port's).
+        tuning: what of the backbone is trained: "full", "linear" (nothing), "bitfit" (biases), or for ViTs "vpt",
+            "adapter", "lora", also joined: "vpt+bitfit". With arguments, which are those of the classes in
+            `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
+        head_init: weights of the head: "kaiming" (normal, by fan out) or "xavier" (uniform; VPTSP's). Its bias is 0.
+        checkpointing: ViTs only: keep little more than the tokens between blocks for the backward pass, and compute the
+            rest again there; the result is the same.
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
@@ -158,6 +215,8 @@ def build(
     """
     _choice("pooling", pooling, POOLINGS)
     _choice("head", head, HEADS)
+    _choice("head_init", head_init, HEAD_INITS)
+    tuning = completed(tuning, TUNINGS)
     if size < 1:
         raise ValueError(f"size={size}; the side of the images in pixels is wanted")
     if not gem_p > 0:
@@ -166,6 +225,8 @@ def build(
         raise ValueError(f"learn_p=True has no meaning with pooling={pooling!r}; pooling='gem' is wanted")
     if layer_norm and head == "none":
         raise ValueError("layer_norm=True stands before a linear head; head='linear' is wanted, got head='none'")
+    if head_init != "kaiming" and head == "none":
+        raise ValueError(f"head_init={head_init!r} is for a linear head; head='linear' is wanted, got head='none'")
     if bn_eps is not None and not bn_eps > 0:
         raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
 
@@ -174,6 +235,11 @@ def build(
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eps = bn_eps
+    if checkpointing and not is_vit(base.module):
+        raise ValueError(
+            f"checkpointing=True runs a timm VisionTransformer block by block, and {backbone!r} is a "
+            f"{type(base.module).__name__}; checkpointing=False is wanted"
+        )
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):
         raise ValueError(
@@ -186,9 +252,11 @@ def build(
     config = {
         "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
         "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
-        "pretrained": False, "weights": None,
+        "pretrained": False, "weights": None, "tuning": tuning, "head_init": head_init, "checkpointing": checkpointing,
     }  # fmt: skip
-    encoder = Encoder(base, pool, _head(head, width, dim, layer_norm), width, config)
+    # The head is drawn first: with one seed it starts alike whatever the tuning.
+    top = _head(head, width, dim, layer_norm, head_init)
+    encoder = Encoder(base, pool, top, made(tuning, base.module, TUNINGS, is_vit(base.module)), width, config)
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
@@ -219,6 +287,21 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
     }
 
 
+def tuned_parameters(encoder: Encoder) -> dict[str, int]:
+    """How many parameters of each part are trained: head, prompts, adapters, lora, biases, backbone, pooling.
+
+    A warm-up that holds some of them still does not change the count.
+
+    >>> tuned_parameters(build("small", dim=8, size=32, tuning="bitfit"))  # the biases of its BatchNorm
+    {'head': 2056, 'biases': 480}
+    """
+    counts = dict.fromkeys(PARTS, 0)
+    for name, parameter in encoder.named_parameters():
+        if (part := encoder.part_of(name)) is not None:
+            counts[part] += parameter.numel()
+    return {part: count for part, count in counts.items() if count}
+
+
 def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tuple[Pooling | None, int]:
     """The pooling and the width F of what it gives, by one black image in evaluation mode."""
     module.eval()
@@ -235,11 +318,14 @@ def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tup
     return pool, pooled.shape[1]
 
 
-def _head(name: str, width: int, dim: int, layer_norm: bool) -> nn.Module:
+def _head(name: str, width: int, dim: int, layer_norm: bool, init: str) -> nn.Module:
     if name == "none":
         return nn.Identity()
     linear = nn.Linear(width, dim)
-    nn.init.kaiming_normal_(linear.weight, mode="fan_out")
+    if init == "xavier":
+        nn.init.xavier_uniform_(linear.weight)
+    else:
+        nn.init.kaiming_normal_(linear.weight, mode="fan_out")
     nn.init.zeros_(linear.bias)
     return nn.Sequential(nn.LayerNorm(width), linear) if layer_norm else linear
 

@@ -1,0 +1,26 @@
+"""Tuning: what of a pre-trained backbone is trained, and what small parts are put into it for that.
+
+Named in a recipe: `[encoder] tuning = "vpt+bitfit"`, or with arguments
+`tuning = { name = "vpt+bitfit", prompts = 10, depth = 12, step = 0 }`; on the command line `--tuning vpt+bitfit`.
+"""
+
+from proxymetric.encoders.tuning.adapter import Adapter
+from proxymetric.encoders.tuning.base import Tuning
+from proxymetric.encoders.tuning.bitfit import BitFit
+from proxymetric.encoders.tuning.full import Full
+from proxymetric.encoders.tuning.joined import Joined, completed, made
+from proxymetric.encoders.tuning.linear import Linear
+from proxymetric.encoders.tuning.lora import LoRA
+from proxymetric.encoders.tuning.vpt import VPT
+
+TUNINGS: dict[str, type[Tuning]] = {
+    "full": Full,
+    "linear": Linear,
+    "vpt": VPT,
+    "adapter": Adapter,
+    "lora": LoRA,
+    "bitfit": BitFit,
+}
+"""all there are, in the order in which joined ones are named"""
+
+__all__ = ["TUNINGS", "VPT", "Adapter", "BitFit", "Full", "Joined", "Linear", "LoRA", "Tuning", "completed", "made"]
