@@ -66,6 +66,8 @@ class Criterion(nn.Module):
         self._warned = False
         self.row_lr: float | None = None
         """the rate of row tables where `commit` is given none: that of `param_groups`"""
+        self.network_lr: float | None = None
+        """the same for row tables that step at the network's rate"""
 
     @property
     def normalise(self) -> str:
@@ -90,33 +92,48 @@ class Criterion(nn.Module):
         if keep:
             self._look_for_missing_commit()
         # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
-        with torch.autocast(embeddings.device.type, enabled=False):
+        kind = embeddings.device.type
+        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        with torch.autocast(kind, enabled=False):
             full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
             encode = self._encoder[0] if self._encoder else None
-            outcome = self.objective(Context(Batch(images, labels), full, progress, encode))
+            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision))
             loss = outcome.loss
         self.terms = {name: value.detach() for name, value in outcome.terms.items()}
         if keep:
             self._pending.append(outcome.commit)
         return loss
 
-    def commit(self, lr: float | None = None, loss_scale: float = 1.0, clip: float | None = None) -> None:
+    def commit(
+        self,
+        lr: float | None = None,
+        loss_scale: float = 1.0,
+        clip: float | None = None,
+        network_lr: float | None = None,
+    ) -> None:
         """Apply what is pending since the last commit; call it after `optimizer.step()`.
 
-        Row tables (see `RowTable`) step themselves here: at `lr` (default: the one given to `param_groups`), with their
-        gradients divided by `loss_scale` and clipped by value at `clip`. Methods without them ignore all three.
+        Row tables (see `RowTable`) step themselves here: at `lr`, or at `network_lr` where they are part of a network
+        (defaults: those given to `param_groups`), with their gradients divided by `loss_scale` and clipped by value at
+        `clip`. Methods without them ignore all four.
         """
         if not self._pending:
             return
-        tables = self.row_tables()
-        rate = self.row_lr if lr is None else lr
-        if tables and rate is None:
-            raise ValueError(
-                "lr: this method's rows step themselves: call param_groups(lr=...) first, or commit(lr=...)"
-            )
+        rates = {
+            "proxies": self.row_lr if lr is None else lr,
+            "network": self.network_lr if network_lr is None else network_lr,
+        }
+        moves = [(table, rates[table.rate]) for table in self.row_tables()]
+        for table, rate in moves:
+            if rate is None:
+                name = "lr" if table.rate == "proxies" else "network_lr"
+                raise ValueError(
+                    f"{name}: this method's rows step themselves: call param_groups({name}=...) first, "
+                    f"or commit({name}=...)"
+                )
         for remember in self._pending:
             remember()
-        for table in tables:
+        for table, rate in moves:
             assert rate is not None
             table.step(rate, loss_scale, clip)
         self._pending.clear()
@@ -174,7 +191,7 @@ class Criterion(nn.Module):
 
         Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group (see `commit`).
         """
-        self.row_lr = lr
+        self.row_lr, self.network_lr = lr, network_lr
         proxies = [
             getattr(module, name)
             for module in self.modules()

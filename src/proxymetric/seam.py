@@ -105,6 +105,8 @@ class Context(NamedTuple):
     progress: Progress
     encode: Encode | None = None
     """the bound encoder, for methods that need another forward pass"""
+    precision: torch.dtype | None = None
+    """what the encoder computes in under autocast, which is off inside a method; None: in its own type"""
 
 
 class Outcome(NamedTuple):
@@ -226,6 +228,9 @@ class Source(nn.Module):
     dim: int | None = None
     """D, where embeddings must have that width"""
 
+    def bind(self, encoder: nn.Module) -> None:
+        """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         """What to compare this batch with, and what to remember of it. Asked once per step."""
         raise NotImplementedError
@@ -289,6 +294,9 @@ class Compare(Objective):
         self.regulariser = regulariser
         self.normalise = normalise
         self.classes, self.dim = source.classes, source.dim
+
+    def bind(self, encoder: nn.Module) -> None:
+        self.source.bind(encoder)
 
     def forward(self, ctx: Context) -> Outcome:
         normal = NORMALISATIONS[self.normalise]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,10 +12,13 @@ class RowTable(nn.Module):
     """(N, ...) trained rows with their optimiser state, of which one step reads and moves only a few.
 
     `take(index)` hands out the rows as a leaf that collects a gradient; `step(lr)` moves exactly those rows. A row that
-    was not taken is neither moved nor decayed, and Adam's step count is kept per row. The table may lie in host memory
-    while the rows travel to `device`. It is no parameter: an optimiser never sees it, and a checkpoint holds all of it.
+    was not taken is neither moved nor decayed, and Adam's step count is kept per row. It is no parameter: an optimiser
+    never sees it, and a checkpoint holds all of it.
 
-    optimizer: "adamw", "adam" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim.
+    optimizer: "adamw", "adam" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim. rate: that of a run at
+    which it steps, "proxies" or "network". host: the table and its state stay in host memory wherever the module is
+    sent (its floats still follow a change of type); the rows taken travel to `device`, step there, and come back, so
+    that an accelerator holds those of one batch only.
 
     >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
     >>> table.take(torch.tensor([1, 3])).sum().backward()
@@ -36,8 +41,13 @@ class RowTable(nn.Module):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         momentum: float = 0.9,
+        rate: str = "proxies",
+        host: bool = False,
     ) -> None:
         super().__init__()
+        if rate not in ("proxies", "network"):
+            raise ValueError(f"rate: got {rate!r}, wanted 'proxies' or 'network'")
+        self.rate, self.host = rate, host
         self.register_buffer("values", values.detach().clone())
         self.register_buffer("average", torch.zeros_like(values))
         self.register_buffer("square", torch.zeros_like(values))
@@ -56,7 +66,7 @@ class RowTable(nn.Module):
     def take(self, index: Tensor, device: torch.device | None = None) -> Tensor:
         """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`."""
         index = index.to(self.values.device)
-        rows = self.values[index].to(device or self.values.device)
+        rows = self._out(self.values, index, device or self.values.device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
             self._taken.append((index, rows))
@@ -67,9 +77,9 @@ class RowTable(nn.Module):
         taken = [(index, rows) for index, rows in self._taken if rows.grad is not None]
         if len(taken) > 1:
             index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
-            rows = self.values[index].requires_grad_()
-            grads = torch.cat([rows.grad.to(self.values.device) for _, rows in taken if rows.grad is not None])
-            rows.grad = torch.zeros_like(rows).index_add_(0, place, grads.to(rows.dtype))
+            grads = torch.cat([rows.grad for _, rows in taken if rows.grad is not None])
+            rows = self._out(self.values, index, grads.device).requires_grad_()
+            rows.grad = torch.zeros_like(rows).index_add_(0, place.to(grads.device), grads.to(rows.dtype))
             taken = [(index, rows)]
         self._taken = taken
         return [rows for _, rows in taken]
@@ -88,27 +98,42 @@ class RowTable(nn.Module):
             return
         ((index, leaf),) = taken
         assert leaf.grad is not None
-        grad = leaf.grad.to(self.values.device) / loss_scale
+        grad = leaf.grad / loss_scale
+        place = grad.device
         if clip is not None:
             grad.clamp_(-clip, clip)
-        rows = self.values[index]
+        rows, average = (self._out(table, index, place) for table in (self.values, self.average))
         steps = self.steps[index] + 1
         if self.optimizer != "adamw":
             grad = grad + self.weight_decay * rows
         if self.optimizer == "sgd":
-            average = self.momentum * self.average[index] + grad
+            average = self.momentum * average + grad
             rows -= lr * average
         else:
             mean, spread = self.betas
             shape = (-1,) + (1,) * (rows.ndim - 1)
             if self.optimizer == "adamw":
                 rows *= 1 - lr * self.weight_decay
-            average = mean * self.average[index] + (1 - mean) * grad
-            square = spread * self.square[index] + (1 - spread) * grad.square()
+            average = mean * average + (1 - mean) * grad
+            square = spread * self._out(self.square, index, place) + (1 - spread) * grad.square()
             # In float64: 1 - 0.999^1 keeps only four digits in float32.
             first, second = (1 - decay ** steps.double().view(shape) for decay in (mean, spread))
             rows -= lr * (average / first.to(rows)) / ((square / second.to(rows)).sqrt() + self.eps)
-            self.square[index] = square
-        self.values[index] = rows
-        self.average[index] = average
+            self.square[index] = square.to(self.square.device)
+        self.values[index] = rows.to(self.values.device)
+        self.average[index] = average.to(self.average.device)
         self.steps[index] = steps
+
+    @staticmethod
+    def _out(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
+        """A copy of these rows on `device`; from the host to an accelerator without waiting for it."""
+        if table.device.type != "cpu" or device.type != "cuda":
+            return table[index].to(device)
+        staged = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype, pin_memory=True)
+        return torch.index_select(table, 0, index, out=staged).to(device, non_blocking=True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
+        """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
+        if not self.host:
+            return super()._apply(fn, recurse)
+        return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)

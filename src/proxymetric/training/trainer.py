@@ -226,9 +226,10 @@ class Trainer:
         if fine:
             if any(p.grad is not None for p in self._trainable):
                 self.scaler.step(self.optimizer)
-            proxy_rate = self.learner.criterion.row_lr
-            factor = decayed(self.options, self.epoch)
-            self.learner.criterion.commit(lr=None if proxy_rate is None else proxy_rate * factor)
+            criterion, factor = self.learner.criterion, decayed(self.options, self.epoch)
+            first = (criterion.row_lr, criterion.network_lr)
+            lr, network_lr = (None if rate is None else rate * factor for rate in first)
+            criterion.commit(lr=lr, network_lr=network_lr)
         else:
             self.learner.criterion.discard()
             # What went through BatchNorm left its trace there: infinite activations would ruin its averages for good.
