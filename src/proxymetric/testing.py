@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,41 @@ def sample(
     return centres[labels] + 0.7 * torch.randn(size, DIM, generator=generator, dtype=dtype), labels
 
 
+class Toy(torch.nn.Module):
+    """The smallest encoder with all that a method may ask of one: `blocks` that prompts are mixed into, and a head.
+
+    `forward(images (B, 3)) -> (B, 6)`; `features(images, prompts, shared) -> (B, width)`: prompts (B, n, embed_dim) or
+    None for each block, instead of its own, or with `shared` beside them.
+    """
+
+    def __init__(self, width: int = 4, blocks: int = 2) -> None:
+        super().__init__()
+        self.width = self.embed_dim = width
+        self.embed = torch.nn.Linear(PIXELS, width)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(blocks))
+        self.own = torch.nn.Parameter(torch.randn(blocks, width))
+        self.head = torch.nn.Linear(width, DIM)
+
+    def features(self, images: Tensor, prompts: Sequence[Tensor | None] | None = None, shared: bool = False) -> Tensor:
+        x: Tensor = self.embed(images)
+        for i, block in enumerate(self.blocks):
+            given = None if prompts is None else prompts[i]
+            if prompts is None or shared:
+                x = x + self.own[i]
+            x = torch.tanh(block(x if given is None else x + given.mean(1)))
+        return x
+
+    def forward(self, images: Tensor) -> Tensor:
+        embeddings: Tensor = self.head(self.features(images))
+        return embeddings
+
+
 def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
     """A criterion with all it needs: an encoder where it wants one, and the evaluation that stands before training."""
     torch.manual_seed(0)
     criterion = build(CLASSES, DIM)
     if "encoder" in criterion.needs:
-        criterion.bind(torch.nn.Linear(PIXELS, DIM).requires_grad_())
+        criterion.bind(Toy().to(dtype))
     criterion.to(dtype)
     if {"validation", "pool"} & criterion.needs:
         criterion.boundary(0.0, pool=sample(9, 8 * CLASSES, dtype, classes=CLASSES))
@@ -89,7 +118,7 @@ def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, se
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
-    criterion.commit(lr=1e-2)
+    criterion.commit(lr=1e-2, network_lr=1e-3)
     assert embeddings.grad is not None
     return embeddings.grad
 
@@ -203,7 +232,7 @@ def check_commit(build: Build) -> None:
     assert criterion.pending == 1
     assert same(before, snapshot(criterion)), "state changed in forward"
     criterion.discard()
-    criterion.commit(lr=1e-2)
+    criterion.commit(lr=1e-2, network_lr=1e-3)
     assert same(before, snapshot(criterion)), "a discarded step left a trace"
     with torch.no_grad():
         run(criterion, embeddings, labels)
@@ -212,7 +241,7 @@ def check_commit(build: Build) -> None:
     criterion.train()
     for part in (slice(0, 6), slice(6, 12)):
         run(criterion, embeddings[part].clone().requires_grad_(), labels[part])
-    criterion.commit(lr=1e-2)
+    criterion.commit(lr=1e-2, network_lr=1e-3)
     assert criterion.step == 1
     assert all(not value.requires_grad for name, value in criterion.state_dict().items())
 
@@ -239,7 +268,7 @@ def check_groups(build: Build) -> None:
     """Every trained parameter is in exactly one group; a bound encoder's is in none and not in the state."""
     criterion = make(build)
     names = set(criterion.state_dict())
-    encoder = torch.nn.Linear(3, DIM)
+    encoder = Toy()
     criterion.bind(encoder)
     in_groups = [id(p) for group in criterion.param_groups(lr=1.0, network_lr=0.1) for p in group["params"]]
     assert sorted(in_groups) == sorted(id(p) for p in criterion.parameters() if p.requires_grad)

@@ -22,6 +22,7 @@ from proxymetric.papers.proxy_nca import proxy_nca, proxy_nca_pp
 from proxymetric.papers.soft_triple import soft_triple
 from proxymetric.papers.triplet import triplet
 from proxymetric.papers.vcpa import vcpa
+from proxymetric.papers.vptsp import vptsp_g, vptsp_m
 from proxymetric.papers.xbm import xbm
 
 CATALOGUE: dict[str, Method] = {
@@ -41,6 +42,8 @@ CATALOGUE: dict[str, Method] = {
     "multi-similarity": multi_similarity,
     "proxy-isa": proxy_isa,
     "vcpa": vcpa,
+    "vptsp-m": vptsp_m,
+    "vptsp-g": vptsp_g,
     "ccp": ccp,
     "xbm": xbm,
     "moco": moco,

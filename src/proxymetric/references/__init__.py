@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from proxymetric.references.accumulators import ACCUMULATORS, accumulator
 from proxymetric.references.in_batch import InBatch
 from proxymetric.references.learned import INITIALISATIONS, LearnedProxies
 from proxymetric.references.memory import Memory
 from proxymetric.references.queue import Queue
 from proxymetric.references.row_proxies import RowProxies
 from proxymetric.references.rows import RowTable
+from proxymetric.references.semantic import SemanticProxies
 from proxymetric.references.variational import VariationalProxies
 from proxymetric.seam import Source
 
 __all__ = [
+    "ACCUMULATORS",
     "INITIALISATIONS",
     "InBatch",
     "LearnedProxies",
@@ -19,7 +22,9 @@ __all__ = [
     "Queue",
     "RowProxies",
     "RowTable",
+    "SemanticProxies",
     "VariationalProxies",
+    "accumulator",
     "proxies",
 ]
 

@@ -1,0 +1,267 @@
+"""Semantic proxies: what a vision transformer with prompts of their own says of a class's images, accumulated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxymetric.checks import at_least_zero
+from proxymetric.references.accumulators import accumulator
+from proxymetric.references.learned import initial
+from proxymetric.references.rows import RowTable
+from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
+
+CHOICES = {
+    "source": ("prompts", "sample", "encoder", "fixed_encoder"),
+    "class_prompts": ("only", "with_shared"),
+    "normalise_every": ("step", "batch"),
+}
+"""arguments of `SemanticProxies` that are one of a few words"""
+
+
+class Turns(NamedTuple):
+    """In which order the samples of a batch are taken in: class by class side by side, one sample of each at a time."""
+
+    classes: Tensor
+    """(U,) the classes present, those with the most samples first"""
+    place: Tensor
+    """(B,) where among them the class of each sample stands"""
+    samples: list[Tensor]
+    """turn t: the sample of each class that has more than t, (U_t,); these are the first U_t classes"""
+
+
+def turns(labels: Tensor, keys: Tensor) -> Turns:
+    """The turns of a batch, the samples of a class in the order of their keys (B,).
+
+    >>> turns(torch.tensor([7, 3, 3]), keys=torch.tensor([0.1, 0.9, 0.5]))
+    Turns(classes=tensor([3, 7]), place=tensor([1, 0, 0]), samples=[tensor([2, 0]), tensor([1])])
+    """
+    present, place, counts = labels.unique(return_inverse=True, return_counts=True)
+    most_first = counts.argsort(descending=True, stable=True)
+    place = most_first.argsort()[place]
+    counts = counts[most_first]
+    order = keys.argsort(stable=True)
+    order = order[place[order].argsort(stable=True)]
+    first = counts.cumsum(0) - counts
+    longest = int(counts[0]) if len(counts) else 0
+    return Turns(present[most_first], place, [order[first[counts > t] + t] for t in range(longest)])
+
+
+class SemanticProxies(Source):
+    """Proxies that are made of images: a tower of its own sees each sample, a cell accumulates them by class (VPTSP).
+
+    For each image x of class c in the batch, the encoder's own blocks run once more with prompts of that class, and a
+    head of this source's own (LayerNorm, Linear) follows; the results of a class, unit vectors, are taken in one after
+    the other, in random order, from where earlier batches left the class (Ren et al. 2024, Eqs. 3-8)::
+
+        p_i = normal(head(features(x_i, prompts of c))),   P <- normal(cell(P, p_i)),   Q = normal((1 - a) P + a O)
+
+    O are free proxies, one for each class. Gradients go through the steps of this batch, not into earlier ones: P is
+    remembered in `commit`, as numbers. In eval mode nothing is taken in, and the encoder is not asked. Of several
+    forward passes before one commit, a class's last one is kept. The class prompts lie in host memory (`RowTable`), and
+    step in `commit` at the network's rate; only those of the batch's classes are ever on an accelerator.
+
+    It meets the encoder in `bind`: `features(images, prompts=[(B, n_i, W) or None for each block], shared=bool)`,
+    `width`, and of its backbone `blocks` and `embed_dim` W. It wants the batch's images.
+
+    accumulate: a name of `ACCUMULATORS`: "gru", "ema", "ema-mean", "gru-tanh", "rnn", "lstm", "attention". lam: of the
+    moving averages. a: share of the free proxies, in [0, 1]. prompts: m for each class in the first block; block i has
+    `m - step i`, down to 0, and only the first `depth` blocks have any (None: all). class_prompts: "only" (the code
+    that made the tables) or "with_shared", behind the prompts of the encoder (the text). normalise_every: "step"
+    (Eq. 7) or "batch" (released code). dropout: on a state that has moved, in [0, 1). source: "prompts"; without class
+    prompts (Table 5) "sample", the blocks as they are, without gradient, and the head; "encoder", the batch's
+    embeddings themselves; "fixed_encoder", these without gradient.
+
+    >>> source = SemanticProxies(classes=3, dim=2, source="encoder")
+    >>> source.stored.shape, source.free.shape
+    (torch.Size([3, 2]), torch.Size([3, 2]))
+    """
+
+    proxies = ("free",)
+    stored: Tensor
+    labels: Tensor
+    prompts: RowTable
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        accumulate: str = "gru",
+        lam: float = 0.8,
+        a: float = 0.5,
+        prompts: int = 3,
+        depth: int | None = None,
+        step: int = 0,
+        class_prompts: str = "only",
+        normalise_every: str = "step",
+        dropout: float = 0.0,
+        source: str = "prompts",
+    ) -> None:
+        super().__init__()
+        at_least_zero(a=a, dropout=dropout, step=step)
+        for name, value, most in (("a", a, a <= 1), ("dropout", dropout, dropout < 1)):
+            if not most:
+                raise ValueError(f"{name}: got {value}, wanted {'at most' if name == 'a' else 'less than'} 1")
+        for name, number in (("prompts", prompts), ("depth", depth)):
+            if number is not None and (not hasattr(number, "__index__") or number < 1):
+                raise ValueError(f"{name}: got {number!r}, wanted a whole number of at least 1")
+        for name, word in (("source", source), ("class_prompts", class_prompts), ("normalise_every", normalise_every)):
+            if word not in CHOICES[name]:
+                raise ValueError(f"{name}: got {word!r}, wanted one of {', '.join(CHOICES[name])}")
+        self.classes, self.dim, self.a = classes, dim, a
+        self.most, self.depth, self.less = prompts, depth, step
+        self.shared = class_prompts == "with_shared"
+        self.normalise_every, self.dropout, self.source = normalise_every, dropout, source
+        # The released code: xavier / 8, never normalised, so that at first the accumulated ones weigh more than 1 - a.
+        self.free = nn.Parameter(initial(classes, dim, 1, "xavier") / 8, requires_grad=a > 0)
+        self.cell = accumulator(accumulate, dim, lam)
+        rest = torch.zeros(classes, (self.cell.parts - 1) * dim)
+        self.register_buffer("stored", torch.cat([unit(initial(classes, dim, 1, "xavier")), rest], 1))
+        self.register_buffer("labels", torch.arange(classes), persistent=False)
+        self.head: nn.Module | None = None
+        self.met: tuple[int, int, int] | None = None
+        """F, the number of blocks, and W of the encoder that was bound"""
+        self.per_block: list[int] = []
+
+    def bind(self, encoder: nn.Module) -> None:
+        """Make the head and the class prompts for this encoder; another one of the same sizes may follow."""
+        if self.source in ("encoder", "fixed_encoder"):
+            return
+        assert self.classes is not None
+        assert self.dim is not None
+        sizes = _sizes(encoder, self.source == "prompts")
+        if self.met is not None and self.met != sizes:
+            raise ValueError(f"encoder: got one of {sizes} (features, blocks, width), wanted {self.met} as at first")
+        if self.met is not None:
+            return
+        self.met = features, blocks, width = sizes
+        linear = nn.Linear(features, self.dim)
+        nn.init.xavier_uniform_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        self.head = nn.Sequential(nn.LayerNorm(features), linear).to(self.free)
+        if self.source == "sample":
+            return
+        deep = blocks if self.depth is None else self.depth
+        if deep > blocks:
+            raise ValueError(f"depth: got {deep}, wanted at most {blocks}, the blocks of this encoder")
+        self.per_block = [max(self.most - self.less * i, 0) if i < deep else 0 for i in range(blocks)]
+        # Xavier-normal of a (C, m, W) tensor, as released: the more classes, the smaller.
+        spread = math.sqrt(2 / ((self.most + self.classes) * width))
+        values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
+        self.prompts = RowTable(values, rate="network", host=True)
+
+    def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
+        states, commit = self.stored, nothing
+        if self.training and torch.is_grad_enabled():
+            device = self.stored.device
+            # The rows lie on the host: one wait for the labels, and then all that is planned is planned there.
+            of = ctx.batch.labels.cpu()
+            plan = turns(of, self._drawn(len(of)))
+            moved = self._accumulated(unit(self._samples(ctx, plan)), plan)
+            present, kept = plan.classes.to(device), moved.detach()
+            states = self.stored.index_copy(0, present, moved)
+
+            @torch.no_grad()
+            def commit() -> None:
+                self.stored[present] = kept
+
+        vectors = states[:, : self.dim]
+        if self.a:
+            vectors = torch.lerp(vectors, self.free, self.a)
+        return References(vectors, self.labels, 1), commit
+
+    def _samples(self, ctx: Context, plan: Turns) -> Tensor:
+        """What the tower says of each image of the batch, (B, D)."""
+        if self.source == "encoder":
+            return ctx.embeddings.to(self.stored)
+        if self.source == "fixed_encoder":
+            return ctx.embeddings.detach().to(self.stored)
+        images, encoder = ctx.batch.images, ctx.encode
+        if self.head is None or encoder is None:
+            raise ValueError("encoder: semantic proxies see images through it; wanted criterion.bind(encoder) first")
+        if images is None or len(images) != len(plan.place):
+            raise ValueError(
+                f"images: got {'none' if images is None else len(images)} for {len(plan.place)} labels; semantic "
+                "proxies want that of each: criterion(embeddings, labels, images=images)"
+            )
+        tower: Any = encoder
+        kind = images.device.type
+        own = self.source == "prompts"
+        blocks = 0 if self.met is None else self.met[1]
+        # A list without a prompt keeps a vision transformer's own out; another encoder has none.
+        prompts = self.prompts_of(plan) if own else [None] * blocks or None
+        with (
+            torch.autocast(kind, ctx.precision, enabled=ctx.precision is not None),
+            torch.set_grad_enabled(own),
+        ):
+            features = tower.features(images, prompts=prompts, shared=own and self.shared)
+        return self.head(features.to(self.stored.dtype))
+
+    def prompts_of(self, plan: Turns) -> list[Tensor | None]:
+        """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none."""
+        device = self.stored.device
+        rows = self.prompts.take(plan.classes, device)[plan.place.to(device)]
+        return [part if part.shape[1] else None for part in rows.split(self.per_block, 1)]
+
+    def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:
+        """The states of the classes present after the batch, (U, S), from unit samples (B, D)."""
+        device = samples.device
+        state = self.stored[plan.classes.to(device)]
+        if self.cell.whole:
+            index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1).to(device)
+            return self._normal(self._dropped(self.cell(state, samples[index], index >= 0)))
+        for index in plan.samples:
+            moved = self._dropped(self.cell(state[: len(index)], samples[index.to(device)]))
+            if self.normalise_every == "step":
+                moved = self._normal(moved)
+            state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])
+        return self._normal(state) if self.normalise_every == "batch" else state
+
+    def _normal(self, state: Tensor) -> Tensor:
+        """The proxy of each state, its first D, at unit length."""
+        if self.cell.parts == 1:
+            return unit(state)
+        return torch.cat([unit(state[:, : self.dim]), state[:, self.dim :]], 1)
+
+    def _dropped(self, state: Tensor) -> Tensor:
+        """The state with a share of its proxy's numbers at 0 and the others larger for it."""
+        if not self.dropout:
+            return state
+        keep = self._drawn(len(state), state.shape[1]) >= self.dropout
+        keep[:, self.dim :] = True
+        factor = torch.ones(state.shape[1])
+        factor[: self.dim] /= 1 - self.dropout
+        return state * (keep * factor).to(state)
+
+    def _drawn(self, *shape: int) -> Tensor:
+        """Numbers in [0, 1) on the host, the same on every process."""
+        numbers = torch.rand(shape, dtype=torch.float32, device="cpu")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # By way of the device of the proxies: a group of accelerators may know no other.
+            sent = numbers.to(self.stored.device)
+            torch.distributed.broadcast(sent, 0)
+            numbers = sent.cpu()
+        return numbers
+
+
+def _sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
+    """F of an encoder, and the number of blocks and the width of the tokens of its vision transformer, 0 without."""
+    backbone = getattr(encoder, "backbone", encoder)
+    blocks, width = getattr(backbone, "blocks", None), getattr(backbone, "embed_dim", None)
+    if not hasattr(encoder, "features") or not hasattr(encoder, "width"):
+        raise ValueError(
+            f"encoder: {type(encoder).__name__} has no features(images, prompts=..., shared=...) and width; wanted an "
+            "encoder of this package, or source='encoder', which takes the embeddings as they are"
+        )
+    if blocks is not None and isinstance(width, int) and getattr(encoder, "is_vit", True):
+        return int(encoder.width), len(blocks), width
+    if prompted:
+        raise ValueError(
+            f"encoder: {type(backbone).__name__} takes no prompts; wanted a vision transformer, such as "
+            "vit_small_patch16_224, or source='sample'"
+        )
+    return int(encoder.width), 0, 0
