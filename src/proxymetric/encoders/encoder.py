@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Training mode; the backbone's BatchNorm stays as in evaluation unless `freeze_bn` is off and tuning "full"."""
+        """Training mode; the backbone's BatchNorm stays as in evaluation with `freeze_bn` or a tuning but "full"."""
         super().train(mode)
         if self._holds_norms:
             for _, norm in self._norms():

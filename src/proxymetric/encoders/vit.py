@@ -14,7 +14,7 @@ Prompts = Sequence[Tensor | None]
 
 
 def is_vit(module: Any) -> bool:
-    """Whether `module` is a timm VisionTransformer (of ViT, DeiT, DINO, MAE, CLIP) with that class's own way through it."""
+    """Whether `module` is a timm VisionTransformer (ViT, DeiT, DINO, MAE, CLIP) that runs its blocks as others do."""
     if not type(module).__module__.startswith("timm."):
         return False
     from timm.models.vision_transformer import VisionTransformer
