@@ -275,9 +275,10 @@ def test_the_encoders_own_prompts_are_there_only_when_asked(class_prompts: str) 
     assert toy.blocks[0].bias.grad.abs().sum() > 0, "what both towers share learns from both"
 
 
-def test_proxies_from_samples_without_prompts() -> None:
+@pytest.mark.parametrize("class_prompts", ["only", "with_shared"])
+def test_proxies_from_samples_without_prompts(class_prompts: str) -> None:
     """Table 5, "Sample": the blocks without any prompts and without gradient; only the head learns."""
-    criterion, source, toy = build(a=0.0, source="sample")
+    criterion, source, toy = build(a=0.0, source="sample", class_prompts=class_prompts)
     assert criterion.row_tables() == []
     x, y, images = batch(0)
     keys = torch.rand(len(y))

@@ -12,6 +12,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.criterion import Criterion
 from proxymetric.references import RowTable, SemanticProxies, accumulator
 from proxymetric.references.semantic import turns
@@ -323,6 +324,26 @@ def test_a_run_goes_on_bit_for_bit(kind: str, photos: Path, tmp_path: Path, no_p
     torch.manual_seed(99)
     run(photos, out, resume=True, **settings)
     same_run(out, straight)
+
+
+def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path: Path, no_page: None) -> None:
+    """A network that does not move beside free proxies that do; and class prompts follow the schedule."""
+    settings = VIT | {"method": "vptsp-g", "train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-20}
+
+    def after(name: str, **more: Any) -> dict[str, Tensor]:
+        tensors = Checkpoint.read(run(photos, tmp_path / name, **settings | more).folder / "last.safetensors").tensors
+        return {key.rpartition("source.")[2]: value for key, value in tensors.items() if "criterion.objective" in key}
+
+    still = after("still", train__lr=0.0, train__epochs=1)
+    one, two = (after(f"{epochs}", train__epochs=epochs) for epochs in (1, 2))
+    assert still["prompts.average"].any()
+    assert (one["prompts.values"] - still["prompts.values"]).abs().max() > 1e-4
+    assert (one["free"] - still["free"]).abs().max() > 1e-4
+    assert torch.equal(one["prompts.values"], two["prompts.values"])
+    assert one["prompts.steps"].sum() < two["prompts.steps"].sum()
+    other = after("other", train__lr=0.0, train__proxy_lr=0.0, train__epochs=1)
+    assert torch.equal(other["prompts.values"], still["prompts.values"]), "as they were first drawn"
+    assert not torch.equal(other["free"], still["free"])
 
 
 def test_two_processes_equal_one(photos: Path, tmp_path: Path, no_page: None) -> None:
