@@ -301,6 +301,8 @@ def _in_words(hint: Any) -> str:
     ('a list of 2 numbers', 'a whole number')
     """
     inner = typing.get_args(hint)
+    if typing.get_origin(hint) is dict:
+        return "a table"
     if inner:
         what = {float: "numbers", int: "whole numbers", str: "names"}.get(inner[0], "values")
         return f"a list of {what}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {what}"
