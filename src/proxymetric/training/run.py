@@ -152,8 +152,8 @@ class _Sitting:
 
     def run(self) -> Run:
         recipe = self.recipe
-        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # wrong values are said before anything is opened
         self._can_serve(needs_of(recipe.method, recipe.loss))
+        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # wrong values are said before anything is opened
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
             folders.same_data(images.identity(), self.before, self.folder)
