@@ -49,6 +49,9 @@ BASELINES = {
     "vcpa": "proxy-anchor",
     "ccp": "margin-contrastive",
     "proxy-isa-plain": "proxy-anchor-plain",
+    "tried/proxy-isa-earlier": "proxy-anchor",
+    "tried/proxy-isa-k-0.4-earlier": "proxy-anchor",
+    "tried/vcpa-tau-0.1": "proxy-anchor",
     "tried/vcpa-tau-0.001-halving": "proxy-anchor",
     "tried/ccp-proxy-rate-1e-3": "margin-contrastive",
 }
@@ -87,26 +90,36 @@ def _score(run: dict, name: str) -> float:
     return run["rows"]["trained encoder"][name]
 
 
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+T95 = {3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t for a 95 % interval, by the number of runs"""
 
 
 def _interval(values: list[float], sign: str = "") -> str:
-    mean, spread = statistics.mean(values), statistics.stdev(values)
-    return f"{100 * mean:{sign}.1f} ± {100 * T95[len(values)] * spread / len(values) ** 0.5:.1f}"
+    mean = f"{100 * statistics.mean(values):{sign}.1f}"
+    if len(values) < 3:
+        return mean  # no interval that says anything
+    return f"{mean} ± {100 * T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def step_table() -> str:
     """The recorded runs of benchmarks/step.py: each method's step beside Proxy-Anchor's."""
-    rows = ["| machine | setting | method | times Proxy-Anchor's step | wanted |", "|---|---|---|---|---|"]
+    rows = [
+        "| machine | setting | method | times Proxy-Anchor's step (lowest and highest round) | wanted |",
+        "|---|---|---|---|---|",
+    ]
     for kind in ("cuda", "cpu"):
         study = json.loads((ROOT / "benchmarks" / "results" / f"step-{kind}.json").read_text())
         machine = study["machine"].get("gpu") or f"CPU, {study['machine']['threads']} thread"
         for setting, part in study["settings"].items():
             for method, side in part["sides"].items():
                 ratio, target = side.get("times proxy-anchor"), study["targets"].get(f"{method} times proxy-anchor")
-                if ratio is not None:
-                    rows.append(f"| {machine} | {setting} | `{method}` | {ratio:.3f} | {target or ''} |")
+                if ratio is None:
+                    continue
+                low, high = side["times proxy-anchor, lowest and highest round"]
+                wanted = target if kind == "cuda" and target else ""
+                rows.append(
+                    f"| {machine} | {setting} | `{method}` | {ratio:.2f} ({low:.2f} to {high:.2f}) | {wanted} |"
+                )
     return "\n".join(rows)
 
 

@@ -364,7 +364,7 @@ def test_what_is_forgotten_is_said() -> None:
     ("arguments", "message"),
     [
         ({"lam": -1.0}, "lam: got -1.0"),
-        ({"patience": 0}, "patience: got 0, wanted at least 1"),
+        ({"patience": 0}, "patience: got 0, wanted a whole number of at least 1"),
         ({"anchor": "first"}, "anchor: got 'first', wanted one of last, best"),
         ({"start": "ones"}, "start: got 'ones', wanted one of random, zero"),
         ({"roll_back": True}, "roll_back: got true with anchor='last'"),

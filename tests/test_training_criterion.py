@@ -154,6 +154,7 @@ def call(criterion: pm.Criterion, **given: Any) -> None:
     if "epochs" in given:
         criterion.epoch(given["epochs"])
     criterion(*batch(), images=images)
+    criterion.commit()
     criterion.boundary(given.get("validation"), given.get("pool"))
 
 

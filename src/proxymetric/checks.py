@@ -32,5 +32,18 @@ def at_least_zero(**numbers: float) -> None:
             raise ValueError(f"{name}: got {value!r}, wanted a number of at least 0")
 
 
+def whole(least: int = 0, **numbers: int) -> None:
+    """Each must be a whole number of at least `least`.
+
+    >>> whole(1, patience=2.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: patience: got 2.5, wanted a whole number of at least 1
+    """
+    for name, value in numbers.items():
+        if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -167,11 +167,13 @@ class Criterion(nn.Module):
         pool: a function (count) -> (embeddings, labels) of `count` random training images of each class, asked only
         when it is needed; or the embeddings and labels of all training images as two tensors.
         """
+        if self._pending:
+            raise ValueError("boundary: a step is still pending; wanted commit() or discard() before it")
         if "validation" in self.needs and score is None:
             self._lacks("validation")
         if "pool" in self.needs and pool is None:
             self._lacks("pool")
-        self.objective.boundary(Boundary(score, drawn_from(*pool) if isinstance(pool, tuple) else pool))
+        self.objective.boundary(Boundary(score, drawn_from(*pool) if isinstance(pool, tuple | list) else pool))
 
     def figures(self) -> dict[str, float]:
         """What the method's memory looks like now, by name: worth a line in a log."""

@@ -59,7 +59,7 @@ def newton_step(
 
     moved = np.maximum(sigma - g_sigma / h_sigma, floor)
     if halving:
-        moved = np.minimum(np.maximum(moved, sigma / 2), 2 * sigma)
+        moved = np.maximum(moved, sigma / 2)
     return mu - g_mu / h_mu, moved
 
 

@@ -25,7 +25,7 @@ class ProxyAnchor:
     the summed mean weights of the classes instead of their number (Proxy-ISA, Eqs. 12 and 13).
 
     scale: > 0, 32 in the paper. margin: 0.1 in the paper.
-    positive_norm: "present" divides the first sum by |C+|; "all" by C (VCPA's Eq. 4, VPTSP's released code).
+    positive_norm: "present" divides the first sum by |C+|; "all" by C, weighted or not (VCPA's Eq. 4, VPTSP's code).
 
     Relations: `MPA` with one proxy per class is this loss for any batch of two classes or more; `ProxyNCA` sums over
     classes per sample instead.

@@ -67,6 +67,8 @@ def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Si
     if of_class is None:
         return Columns(s, *refs.positives(labels), refs.labels)
     if refs.per_class is None:
-        raise ValueError("this loss compares with classes of K references each; this source has no such structure")
+        raise ValueError(
+            "base: this loss compares with classes of K references each; loose rows have no such structure"
+        )
     columns = References(refs.vectors[:: refs.per_class], refs.labels[:: refs.per_class])
     return Columns(of_class(s.unflatten(1, (-1, refs.per_class))), *columns.positives(labels), columns.labels)

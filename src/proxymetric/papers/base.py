@@ -14,8 +14,8 @@ Base = str | dict[str, Any]
 
 def named(base: Base) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a base."""
-    arguments = {"method": base} if isinstance(base, str) else dict(base)
-    if "method" not in arguments:
+    arguments = {"method": base} if isinstance(base, str) else dict(base) if isinstance(base, dict) else {}
+    if "method" not in arguments or {"classes", "dim"} & set(arguments):
         raise ValueError(f"base: got {base!r}, wanted a method's name, or a table with the key method")
     return arguments.pop("method"), arguments
 

@@ -7,8 +7,9 @@ compared; the released code picks them by those before normalisation.
 
 from __future__ import annotations
 
+from proxymetric.checks import at_least_zero
 from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_objective, compares_with_rows
+from proxymetric.papers.base import Base, base_objective, compares_with_rows, named
 from proxymetric.references import InBatch, LearnedProxies, Memory
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.seam import Compare, Objective, Sum
@@ -47,11 +48,15 @@ def ccp(
     a proxy base that takes several gets them too unless its table says otherwise. pool: b samples a class to pick from
     (12; 7). in_batch: weight of the same loss inside the batch (the paper 0, its released code 0.1). memory,
     memory_start, memory_weight: a memory of past embeddings as one more term, as in `xbm`. normalise: "ball" (`v /
-    max(|v|, 1)`, the paper) or "l2". The rest are arguments of the scheme.
+    max(|v|, 1)`, the paper) or "l2"; scores and search are by cosine either way. The rest are arguments of the scheme.
 
     The paper's training: Adam 1e-5, weight decay 1e-4, proxies x1, no warm-up, 8 classes x 4 images, an evaluation
     every 25 steps (SOP, In-Shop: 250), 60 of them without a better one end the run.
     """
+    at_least_zero(in_batch=in_batch, memory_weight=memory_weight)
+    told = named(base)[1].get("normalise", normalise)
+    if told != normalise:
+        raise ValueError(f"base: got normalise={told!r} there and {normalise!r} here; wanted it here alone")
     first = base_objective(base, classes, dim, per_class=per_class)
     source = LearnedProxies(classes, dim, per_class) if first.source.classes is None else first.source
     if not source.seats:

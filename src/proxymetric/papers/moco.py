@@ -21,7 +21,7 @@ def moco(
     memory: int = 900,
     momentum: float = 0.999,
 ) -> Objective:
-    """A proxy method that sees the batch and a queue of a momentum encoder's embeddings. Scheme: `MomentumQueue`.
+    """A method that sees the batch and a queue of a momentum encoder's embeddings. Scheme: `MomentumQueue`.
 
     base: a method's name, or a table of its name and arguments. memory: embeddings kept. momentum: of the encoder.
     """

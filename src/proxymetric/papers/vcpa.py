@@ -22,7 +22,7 @@ from proxymetric.seam import Compare, Objective, References
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="to know how sure it is of each class; to fine-tune a trained network, since it learns slowly from scratch",
+    choose="to know how sure it is of each class; tau must fit: watch the sigmas in the log",
 )
 def vcpa(
     classes: int,
@@ -51,6 +51,8 @@ def vcpa(
     `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates a batch: `sample=False, tau=0` with
     `newton_steps=M, damping=1e-3` or `newton_steps=0, gradient_steps=M`.
 
+    With gradient accumulation q settles on each pass from where the step began, and the last one's is kept.
+
     The paper's training: Proxy-Anchor's, with tau 0.01 (CUB, Cars), 0.001 and no Newton steps (SOP, In-Shop).
     """
     source = VariationalProxies(
@@ -61,6 +63,8 @@ def vcpa(
     if base is None:
         first = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
     else:
+        if (scale, margin) != (32.0, 0.1):
+            raise ValueError("scale, margin: they are Proxy-Anchor's own here; beside a base, wanted in its table")
         first = base_objective(base, classes, dim)
         if first.source.classes is None:
             raise ValueError(f"base: got {base!r}, which has no proxies; wanted a proxy method, such as 'proxy-anchor'")

@@ -61,8 +61,7 @@ def newton(
         moved = torch.addcdiv(sigma, stretch, stiffness, value=-1)
         least = torch.maximum(sigma / 2, lowest) if halving else lowest
         clamped.append(moved < least)
-        held = torch.maximum(moved, least)
-        sigma = torch.minimum(held, 2 * sigma) if halving else held
+        sigma = torch.maximum(moved, least)
     return Gaussian(mu, sigma), torch.stack(clamped).sum()
 
 

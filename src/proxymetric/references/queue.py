@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.checks import whole
+
 
 class Queue(nn.Module):
     """The last `size` rows that were put in, oldest out first; rows, labels and position are in its state.
@@ -25,8 +27,7 @@ class Queue(nn.Module):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"memory: got {size}, wanted a size above 0")
+        whole(1, memory=size)
         self.register_buffer("vectors", torch.zeros(size, dim))
         self.register_buffer("labels", torch.full((size,), -1, dtype=torch.int64))
         self._seen = 0

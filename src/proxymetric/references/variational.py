@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.checks import above_zero, at_least_zero, whole
 from proxymetric.precision import full_precision
 from proxymetric.references.inner import Gaussian, Moments, descend, divergence, newton
 from proxymetric.references.learned import initial
@@ -23,13 +23,14 @@ class VariationalProxies(Source):
     is kept in `commit`. The KL keeps q near what earlier batches said; the noise keeps samples off the borders. In eval
     mode q does not move. Of several forward passes before one commit, the last one's q is kept.
 
-    tau: weight of the KL, > 0 (0.01 on CUB, 0.001 on SOP and In-Shop). newton_steps: M, 10 in the paper; 0 makes mu and
-    log sigma ordinary parameters, trained by the run's optimiser on tau KL + L (the paper's choice for SOP, In-Shop).
-    gradient_steps, gradient_lr: instead of Newton's, so many steps of Adam on the batch. sample: False compares with mu
-    alone. floor: least sigma. halving: one step takes sigma to no less than its half and no more than its double, since
-    with a small tau the first batches would drive it to the floor, where the KL holds mu fast, or out of sight.
-    damping: added to the curvature. prior_lag: the KL refers to q of so many batches ago (1: the paper). init: of mu,
-    "zero" or a name of `INITIALISATIONS`; None is "zero", or "kaiming" where there is no noise to tell classes apart.
+    tau: weight of the KL, >= 0 (0.01 on CUB, 0.001 on SOP and In-Shop). newton_steps: M, 10 in the paper; 0 makes mu
+    and log sigma ordinary parameters, trained by the run's optimiser on tau KL + L (the paper's choice for SOP, In-
+    Shop). gradient_steps, gradient_lr: instead of Newton's, so many steps of Adam on the batch. sample: False compares
+    with mu alone. floor: least sigma. halving: sigma falls to no less than its half in one step, since with a small tau
+    the first batches would drive it to the floor, where the KL holds mu fast (`figures` count that); with a tau far
+    below 0.001 it lets sigma run away instead. damping: added to the curvature. prior_lag: the KL refers to q of so
+    many batches ago (1: the paper). init: of mu, "zero" or a name of `INITIALISATIONS`; None is "zero", or "kaiming"
+    where there is no noise to tell classes apart.
 
     >>> source = VariationalProxies(classes=3, dim=2)
     >>> source.mu.shape, float(source.q().sigma.mean())
@@ -65,7 +66,8 @@ class VariationalProxies(Source):
         init: str | None = None,
     ) -> None:
         super().__init__()
-        at_least_zero(tau=tau, damping=damping, newton_steps=newton_steps, gradient_steps=gradient_steps)
+        at_least_zero(tau=tau, damping=damping)
+        whole(newton_steps=newton_steps, gradient_steps=gradient_steps)
         above_zero(floor=floor, gradient_lr=gradient_lr)
         if newton_steps and gradient_steps:
             raise ValueError(
@@ -73,8 +75,9 @@ class VariationalProxies(Source):
             )
         if newton_steps and not tau + damping:
             raise ValueError("tau: got 0 with Newton steps, wanted it above 0, or a damping above 0")
-        if prior_lag < 1:
-            raise ValueError(f"prior_lag: got {prior_lag}, wanted at least 1")
+        whole(1, prior_lag=prior_lag)
+        if (halving or damping) and not newton_steps:
+            raise ValueError("halving, damping: they belong to Newton steps, and newton_steps is 0")
         if init is None:
             init = "zero" if sample else "kaiming"
         if init == "zero" and not sample:
@@ -103,6 +106,7 @@ class VariationalProxies(Source):
         self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
         self.register_buffer("past_mu", mu.detach().expand(prior_lag - 1, -1, -1).clone())
         self.register_buffer("past_sigma", torch.ones_like(self.past_mu))
+        self._last = -1
 
     def q(self) -> Gaussian:
         """The Gaussians as they are, (C K, D) each."""
@@ -133,7 +137,9 @@ class VariationalProxies(Source):
             def commit() -> None:
                 for name, value in changes.items():
                     self.get_buffer(name).copy_(value)
-                self._pass(before)
+                if self._last != ctx.progress.step:  # several passes before one commit are one batch
+                    self._last = ctx.progress.step
+                    self._pass(before)
 
         vectors = q.mu + q.sigma * self._noise() if self.sample else q.mu
         return References(vectors, self.labels, self.per_class), commit
@@ -185,6 +191,8 @@ class VariationalProxies(Source):
     def reseed(self, vectors: Tensor) -> None:
         """The vectors become the means; every sigma goes back to 1, and the past forgets what was before."""
         self.mu.copy_(vectors)
+        for name in ("first", "second", "steps") if self.gradient_steps else ():
+            self.get_buffer(name).zero_()
         if self.settles:
             self.sigma.fill_(1)
         else:
@@ -202,6 +210,7 @@ class VariationalProxies(Source):
         >>> round(float(VariationalProxies(classes=1, dim=512).uncertainty()[0]), 1)
         22.6
         """
+        whole(2, draws=draws)
         mu, sigma = self.q()
         generator = torch.Generator(mu.device).manual_seed(0)
         found = []

@@ -30,6 +30,7 @@ class MomentumQueue(Objective):
         self.normalise, self.classes, self.dim = objective.normalise, objective.classes, dim
         self.queue = Queue(size, dim)
         self._theta: list[nn.Module] = []
+        self._followed = -1
 
     def bind(self, encoder: nn.Module) -> None:
         self._theta[:] = [encoder]
@@ -44,7 +45,12 @@ class MomentumQueue(Objective):
 
     def forward(self, ctx: Context) -> Outcome:
         batch = ctx.batch
-        assert batch.images is not None
+        if not self._theta:
+            raise ValueError("bind: the momentum encoder is a copy of the encoder; wanted bind(encoder) before")
+        if batch.images is None:
+            raise ValueError(
+                "images: the momentum encoder embeds them; wanted criterion(embeddings, labels, images=...)"
+            )
         stored, of = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
         together = Batch(None, torch.cat([batch.labels, of]))
         embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
@@ -58,6 +64,9 @@ class MomentumQueue(Objective):
         def commit() -> None:
             outcome.commit()
             self.queue.remember(keys, batch.labels)
+            if self._followed == ctx.progress.step:  # several passes before one commit are one step
+                return
+            self._followed = ctx.progress.step
             for own, theirs in zip(
                 self.encoder.state_dict().values(), self._theta[0].state_dict().values(), strict=True
             ):

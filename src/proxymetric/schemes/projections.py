@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import at_least_zero
+from proxymetric.checks import at_least_zero, whole
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
@@ -62,8 +62,7 @@ class AlternatingProjections(Objective):
         for name, value, known in (("anchor", anchor, ("last", "best")), ("start", start, ("random", "zero"))):
             if value not in known:
                 raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
-        if patience < 1:
-            raise ValueError(f"patience: got {patience}, wanted at least 1")
+        whole(1, patience=patience, pool=pool)
         if roll_back and anchor != "best":
             raise ValueError(
                 "roll_back: got true with anchor='last', where there is nothing to go back to; wanted 'best'"
@@ -109,6 +108,8 @@ class AlternatingProjections(Objective):
             raise ValueError("boundary: the first proxies are picked there; wanted one call before the first step")
         outcome: Outcome = self.objective(ctx)
         lam = self.first_lam if self.problem <= 1 else self.lam
+        if lam and not self._encoder:
+            raise ValueError("bind: the proximal term needs the encoder's parameters; wanted bind(encoder) before")
         moving = list(self._beside(self.theta))
         if not lam or not moving:
             return outcome

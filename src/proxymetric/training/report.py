@@ -102,7 +102,7 @@ def draw_report(
 def _certainty(found: dict[str, Any], seen: ImageSet) -> Certainty:
     from proxymetric.plots import Certainty, ClassSamples
 
-    note = f"The mean uncertainty is {found['mean']:.3g}."
+    note = f"The mean uncertainty is {found['mean']:.3g}; 0 is certain, the root of the dimensions knows nothing."
     if "correlation" in found:
         note += f" Its correlation with how near a class's images lie to its proxy is {found['correlation']:.2f}."
 

@@ -19,6 +19,7 @@ from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
 from proxymetric.learner import Learner, Model, load
 from proxymetric.metrics import left_out
+from proxymetric.papers import method as make_method
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.training import folder as folders
@@ -152,6 +153,7 @@ class _Sitting:
     def run(self) -> Run:
         recipe = self.recipe
         self._can_serve(needs_of(recipe.method, recipe.loss))
+        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # wrong values are said before anything is opened
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
             folders.same_data(images.identity(), self.before, self.folder)

@@ -162,11 +162,11 @@ class NotNothing:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         found = 0
-        for batch in self.feed.epoch(number, start):
+        for place, batch in enumerate(self.feed.epoch(number, start), start + 1):
             found += len(batch.labels)
+            if start == 0 and place == len(self.feed) and not found:
+                raise ValueError(f"data: not one of the {self.images} training images can be read")
             yield batch
-        if start == 0 and not found:
-            raise ValueError(f"data: not one of the {self.images} training images can be read")
 
 
 def features_of(desk: Desk, encoder: Encoder, images: ImageSet, what: str) -> Embedded:

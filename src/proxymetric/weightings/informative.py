@@ -11,7 +11,7 @@ from torch import Tensor
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import Similarity
 from proxymetric.seam import Commit, Context, References, Steps, Weight, Weighting
-from proxymetric.weightings.class_means import AT_ONCE, ClassQueue
+from proxymetric.weightings.class_means import AT_ONCE, ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
 
@@ -90,7 +90,10 @@ class InformativeSamples(Weighting):
                 "weighting: informative samples are judged by their class's proxies; wanted a proxy method"
             )
         epoch = ctx.progress.epoch
-        assert epoch is not None
+        if epoch is None:
+            raise ValueError(
+                "weighting: its memory and filter start by epochs; wanted steps_per_epoch=... or criterion.epoch(i)"
+            )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels, proxies = ctx.batch.labels, _Proxies(refs, len(self.count), self.of_class)
         kept = None
@@ -155,12 +158,14 @@ class InformativeSamples(Weighting):
         present = torch.zeros(len(self.count), dtype=torch.bool, device=labels.device)
         present[labels] = True
         rows = present[self.queue.labels[: len(self.queue)]].nonzero().squeeze(1)
-        total = torch.zeros_like(self.hardness)
+        total = torch.zeros_like(self.count)  # in whole parts, which add up alike in any order
         for some in rows.split(max(1, AT_ONCE // proxies.numbers)):
             of = self.queue.labels[some]
-            total.index_add_(0, of, proxies.similarity(self.queue.vectors[some], of).to(total))
+            similarity = proxies.similarity(self.queue.vectors[some], of)
+            total.index_add_(0, of, (similarity.double() * ONE).round().long())
         there = present & (self.queue.number > 0)
-        self.hardness.copy_(torch.where(there, self.h * total / self.queue.number.clamp(min=1), self.hardness))
+        mean = (total.double() / (ONE * self.queue.number.clamp(min=1))).to(self.hardness)
+        self.hardness.copy_(torch.where(there, self.h * mean, self.hardness))
 
     def figures(self) -> dict[str, float]:
         return {
