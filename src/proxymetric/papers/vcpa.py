@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_objective, named
+from proxymetric.papers.base import Base, base_needs, base_objective, named
 from proxymetric.references import VariationalProxies
 from proxymetric.seam import Compare, Objective, References
 
@@ -68,6 +68,8 @@ def vcpa(
         first = base_objective(base, classes, dim)
         if first.source.classes is None:
             raise ValueError(f"base: got {base!r}, which has no proxies; wanted a proxy method, such as 'proxy-anchor'")
+        if "images" in base_needs(base):
+            raise ValueError(f"base: got {base!r}, whose proxies are made of the images; wanted another method")
         if hasattr(first.source, "uncertainty"):
             raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; wanted another method")
         _leaves_proxies_to_us(base, per_class=per_class, init=init, touched="all")

@@ -63,7 +63,7 @@ def draw_report(
         "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
         "chosen epoch": str(round(result["chosen_epoch"], 2)),
-        "trained parameters": f"{trained['parameters']['trained']:,} of {trained['parameters']['total']:,}",
+        "trained parameters": _trained(trained["parameters"]),
         "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
         "seed": str(recipe["seed"]),
     }
@@ -121,3 +121,10 @@ def _samples(images: ImageSet, name: str) -> list[Image.Image]:
         with contextlib.suppress(BadImage):
             found.append(images.read(int(row)))
     return found
+
+
+def _trained(counts: dict[str, Any]) -> str:
+    """How many parameters were trained of how many, and which."""
+    said = f"{counts['trained']:,} of {counts['total']:,}"
+    parts = ", ".join(f"{part} {count:,}" for part, count in counts.get("parts", {}).items())
+    return f"{said} ({parts})" if parts else said

@@ -10,7 +10,9 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import nn
+
+from proxymetric.encoders import tuned_parameters
+from proxymetric.learner import Learner
 
 
 def versions() -> dict[str, str]:
@@ -40,9 +42,15 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return peak
 
 
-def counts(learner: nn.Module, trained: int, rows: int = 0) -> dict[str, int]:
-    """Parameters that are trained (row tables included) and parameters there are, proxies and all."""
+def counts(learner: Learner, trained: int, rows: int = 0) -> dict[str, Any]:
+    """Parameters that are trained (row tables included), those there are, and the trained ones of each part."""
+    own = sum(p.numel() for p in learner.criterion.parameters() if p.requires_grad)
+    encoder = {"head": sum(p.numel() for p in learner.encoder.head_parameters())}
+    if not learner.frozen:
+        encoder = tuned_parameters(learner.encoder)
+    parts = encoder | {"proxies and what else the method trains": own, "rows": rows}
     return {
         "trained": trained + rows,
         "total": sum(p.numel() for p in learner.parameters()) + rows,
+        "parts": {part: count for part, count in parts.items() if count},
     }

@@ -68,6 +68,7 @@ def train(
     recipe: str | Path | None = None,
     method: str | None = None,
     backbone: str | None = None,
+    tuning: str | dict[str, Any] | None = None,
     weights: str | Path | None = None,
     out: str | Path | None = None,
     epochs: int | None = None,
@@ -97,7 +98,8 @@ def train(
     >>> run.scores["R@1"]                                                       # doctest: +SKIP
     """
     short = {
-        "data.path": data, "method": method, "encoder.backbone": backbone, "encoder.weights": weights,
+        "data.path": data, "method": method, "encoder.backbone": backbone, "encoder.tuning": tuning,
+        "encoder.weights": weights,
         "train.epochs": epochs, "train.batch": batch, "view.size": size, "encoder.dim": dim, "train.lr": lr,
         "seed": seed, "data.cache": cache, "train.device": device, "train.frozen": frozen, "train.refit": refit,
     }  # fmt: skip
