@@ -287,6 +287,35 @@ def mlrc(
     terminal.say(f"result: {out / 'result.json'}")
 
 
+@app.command(
+    short_help="Write a run's model to one file for use elsewhere.",
+    epilog=_example(
+        "proxymetric export runs/birds --torch birds.pt2",
+        "proxymetric export runs/birds --slim birds.safetensors",
+    ),
+)
+def export(
+    run: RunFolder,
+    torch: Annotated[Path | None, typer.Option("--torch", help="A .pt2 to write, for torch.export.load.")] = None,
+    onnx: Annotated[Path | None, typer.Option("--onnx", help="A .onnx to write; needs the extra `export`.")] = None,
+    slim: Annotated[
+        Path | None, typer.Option("--slim", help="A .safetensors of what was trained, for pm.load.")
+    ] = None,
+    takes: Annotated[
+        str, typer.Option("--input", help="Images of --torch, --onnx: uint8, or float in [0, 1].")
+    ] = "uint8",
+    which: Which = "best",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+) -> None:
+    """Write the encoder, prompts included and proxies not, as a program or as what was trained of it."""
+    from proxymetric import export as writing
+
+    asked = {"torch": torch, "onnx": onnx, "slim": slim}
+    files = {kind: file for kind, file in asked.items() if file is not None}
+    for file, words in writing.export(run, files, which=which, takes=takes, overwrite=overwrite).items():
+        typer.echo(f"{file}: {words}")
+
+
 @app.command(epilog=_example("proxymetric report runs/birds"))
 def report(run: RunFolder) -> None:
     """Draw a finished run's report again."""

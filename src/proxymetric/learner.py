@@ -218,12 +218,13 @@ def load(
     device: str | torch.device | None = None,
     weights: str | Path | None = None,
 ) -> Model:
-    """The model of a run.
+    """The model of a run, or of a slim file.
 
-    run: the folder that `train` wrote. which: "best" (the epoch that the held-out classes chose; the refitted model
-    where the run was refitted), "last", "chosen" (the best of the first training, refitted or not).
-    device: where it computes; None or "auto": a GPU if there is one. weights: a safetensors file to take the
-    backbone's weights from instead of the run's own.
+    run: the folder that `train` wrote, or the file that `export --slim` wrote, which holds only what was trained.
+    which: "best" (the epoch that the held-out classes chose; the refitted model where the run was refitted), "last",
+    "chosen" (the best of the first training, refitted or not). device: where it computes; None or "auto": a GPU if
+    there is one. weights: a safetensors file to take the backbone's weights from instead of the run's own; for a slim
+    file it must be the one that was trained from, and is fetched from the hub if none is given.
     """
     from proxymetric.checkpoint import Checkpoint
     from proxymetric.device import pick_device
@@ -231,6 +232,12 @@ def load(
 
     place = pick_device(str(device or "auto"))
     run = Path(run)
+    if run.is_file():
+        from proxymetric.export import load_slim
+
+        if which != "best":
+            raise ValueError(f"which: got {which!r}, but {run} holds one model; leave it out")
+        return load_slim(run, weights, place)
     about = described(run)
     files = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
     if which not in files:
