@@ -23,7 +23,7 @@ LEARNED = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="a frozen vision transformer on one small GPU, and vptsp-g has too many parameters for the data",
+    choose="over vptsp-g when its cell has too many parameters for the data",
     needs=("encoder", "images"),
     samples_per_class=2,
 )
@@ -62,7 +62,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="a frozen vision transformer on one small GPU: the results of full fine-tuning for a few per cent of it",
+    choose="for a frozen vision transformer; the paper has it near full fine-tuning, here it is not measured yet",
     needs=("encoder", "images"),
     samples_per_class=2,
 )

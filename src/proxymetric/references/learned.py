@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from proxymetric.checks import whole
 from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
 
 INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
@@ -25,9 +26,7 @@ INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
 
 def initial(classes: int, dim: int, per_class: int, init: str) -> Tensor:
     """The first (C K, D) vectors, with every argument checked."""
-    for name, value in (("classes", classes), ("dim", dim), ("per_class", per_class)):
-        if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least 1")
+    whole(1, classes=classes, dim=dim, per_class=per_class)
     if init not in INITIALISATIONS:
         near = difflib.get_close_matches(init, INITIALISATIONS, 1) or [next(iter(INITIALISATIONS))]
         raise ValueError(f"init: got {init!r}, wanted one of {', '.join(INITIALISATIONS)}; nearest is {near[0]!r}")

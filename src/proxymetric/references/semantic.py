@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import at_least_zero
+from proxymetric.checks import at_least_zero, whole
 from proxymetric.references.accumulators import accumulator
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
@@ -106,9 +106,7 @@ class SemanticProxies(Source):
         for name, value, most in (("a", a, a <= 1), ("dropout", dropout, dropout < 1)):
             if not most:
                 raise ValueError(f"{name}: got {value}, wanted {'at most' if name == 'a' else 'less than'} 1")
-        for name, number in (("prompts", prompts), ("depth", depth)):
-            if number is not None and (not hasattr(number, "__index__") or number < 1):
-                raise ValueError(f"{name}: got {number!r}, wanted a whole number of at least 1")
+        whole(1, prompts=prompts, depth=1 if depth is None else depth)
         for name, word in (("source", source), ("class_prompts", class_prompts), ("normalise_every", normalise_every)):
             if word not in CHOICES[name]:
                 raise ValueError(f"{name}: got {word!r}, wanted one of {', '.join(CHOICES[name])}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -128,16 +127,16 @@ class InformativeSamples(Weighting):
         return (1 + self.k * (1 - self.hardness)) * self._penalty("nu") + self.lam
 
     def _penalty(self, kind: str) -> Tensor:
+        """What a pair outside the band is weighted by, (C,): one of the functions of E in Table 3."""
+        if kind == "none":
+            return torch.ones_like(self.effective)
+        if kind == "1/E":
+            return 1 / self.effective.clamp(min=1)
         nu = 1 / (1 + torch.log1p(self.effective))
-        functions: dict[str, Callable[[], Tensor]] = {
-            "none": lambda: torch.ones_like(nu),
-            "1/E": lambda: 1 / self.effective.clamp(min=1),
-            "nu": lambda: nu,
-            "sigma": lambda: (
-                1 + (1 + math.exp(-self.tau)) * (nu - 1) * torch.sigmoid(self.effective + self.tau - self.volume)
-            ),
-        }
-        return functions[kind]()
+        if kind == "nu":
+            return nu
+        late = torch.sigmoid(self.effective + self.tau - self.volume)
+        return 1 + (1 + math.exp(-self.tau)) * (nu - 1) * late
 
     def _count(self, labels: Tensor) -> None:
         self.count.index_add_(0, labels, torch.ones_like(labels))
