@@ -158,7 +158,7 @@ def test_checkpointing_changes_memory_and_no_bit(tuning: str) -> None:
     again = build(**{**plain.config, "checkpointing": True})
     again.load_state_dict(plain.state_dict())
     calls = []
-    again.backbone.blocks[1].attn.register_forward_hook(lambda *_: calls.append(1))
+    again.backbone.blocks[1].attn.qkv.register_forward_hook(lambda *_: calls.append(1))
     outputs = [encoder(pictures()) for encoder in (plain, again)]
     assert torch.equal(*outputs)
     assert len(calls) == 1

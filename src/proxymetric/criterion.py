@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
+from proxymetric.seam import (
+    NORMALISATIONS,
+    Batch,
+    Boundary,
+    Commit,
+    Context,
+    Look,
+    Objective,
+    Pool,
+    Progress,
+    Seen,
+    Source,
+)
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",
@@ -78,10 +90,20 @@ class Criterion(nn.Module):
         """Embeddings as the method compares them."""
         return NORMALISATIONS[self.normalise](embeddings)
 
-    def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
+    def look(self, labels: Tensor, mine: slice = slice(None)) -> Look | None:
+        """The second look that the method wants at this batch's images, None if none; `Learner` takes it.
+
+        Whoever asks hands what came of it to the step: `criterion(embeddings, labels, seen=Seen(look, features))`.
+        Without that, the method runs the encoder itself.
+        """
+        return self.objective.look(labels, mine) if self.training and torch.is_grad_enabled() else None
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: Seen | None = None
+    ) -> Tensor:
         self._check(embeddings, labels)
         labels = labels.long()
-        if "images" in self.needs and images is None:
+        if "images" in self.needs and images is None and seen is None:
             self._lacks("images")
         if "encoder" in self.needs and not self._encoder:
             self._lacks("encoder")
@@ -97,7 +119,7 @@ class Criterion(nn.Module):
         with torch.autocast(kind, enabled=False):
             full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
             encode = self._encoder[0] if self._encoder else None
-            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision))
+            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision, seen))
             loss = outcome.loss
         self.terms = {name: value.detach() for name, value in outcome.terms.items()}
         if keep:

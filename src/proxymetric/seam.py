@@ -18,8 +18,8 @@ Legend of shapes, used everywhere: B queries, C classes, K references per class,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,27 @@ class Encode(Protocol):
     def __call__(self, images: Tensor, /) -> Tensor: ...
 
 
+class Look(NamedTuple):
+    """A second look at the batch's images that a source wants the encoder to take, in one pass with the first."""
+
+    prompts: Sequence[Tensor | None]
+    """(B, n_i, W) for each block i of a vision transformer, or None there; of several processes, for the rows of one"""
+    shared: bool
+    """they stand behind the encoder's own prompts"""
+    by: Source
+    """who asked"""
+    plan: Any
+    """what it wants to know again when the step is taken"""
+
+
+class Seen(NamedTuple):
+    """What came of a second look."""
+
+    look: Look
+    features: Tensor
+    """(B, F), of the whole batch"""
+
+
 class Context(NamedTuple):
     """What one step knows."""
 
@@ -107,6 +128,8 @@ class Context(NamedTuple):
     """the bound encoder, for methods that need another forward pass"""
     precision: torch.dtype | None = None
     """what the encoder computes in under autocast, which is off inside a method; None: in its own type"""
+    seen: Seen | None = None
+    """the second look, where a source had asked for one; without it the source must call `encode` itself"""
 
 
 class Outcome(NamedTuple):
@@ -231,6 +254,14 @@ class Source(nn.Module):
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
 
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        """A second look that is wanted at the images of the batch, if any; the rows `mine` are those of this process.
+
+        Asked before the step, so that whoever runs the encoder can take both looks in one pass. labels (B,) of all
+        processes, in host memory where they can be had there.
+        """
+        return None
+
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         """What to compare this batch with, and what to remember of it. Asked once per step."""
         raise NotImplementedError
@@ -262,6 +293,10 @@ class Objective(nn.Module):
 
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        """As for a `Source`; of several that ask, the first is heard."""
+        return None
 
     def forward(self, ctx: Context) -> Outcome:
         raise NotImplementedError
@@ -297,6 +332,9 @@ class Compare(Objective):
 
     def bind(self, encoder: nn.Module) -> None:
         self.source.bind(encoder)
+
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        return self.source.look(labels, mine)
 
     def forward(self, ctx: Context) -> Outcome:
         normal = NORMALISATIONS[self.normalise]
@@ -343,6 +381,10 @@ class Sum(Objective):
     def bind(self, encoder: nn.Module) -> None:
         for _, part in self.members():
             part.bind(encoder)
+
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        looks = (part.look(labels, mine) for _, part in self.members())
+        return next((look for look in looks if look is not None), None)
 
     def forward(self, ctx: Context) -> Outcome:
         outcomes: Mapping[str, Outcome] = {name: part(ctx) for name, part in self.members()}

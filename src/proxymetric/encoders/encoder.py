@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
-from proxymetric.encoders.vit import Prompts, forward_features, is_vit
+from proxymetric.encoders.vit import Prompts, Run, Tower, first_tokens, is_vit, last_tokens, pooled_tokens, run_block
 from proxymetric.encoders.weights import WeightReport, load_backbone
 
 HEADS = ("linear", "none")
@@ -58,6 +58,7 @@ class Encoder(nn.Module):
         self.interpolation, self.source = backbone.interpolation, backbone.source
         self.classifiers = backbone.classifiers
         self.report: WeightReport | None = None
+        self._compiled: Run | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
         self._holds_norms = bool(config["freeze_bn"]) or not tuning.everything
@@ -83,14 +84,32 @@ class Encoder(nn.Module):
                 own; gradients flow to them.
             shared: `prompts` stand behind the tuning's own instead.
         """
+        return self._seen(images, Tower(prompts, shared))[0]
+
+    def features_twice(self, images: Tensor, prompts: Prompts, shared: bool = False) -> tuple[Tensor, Tensor]:
+        """`features(images)` and `features(images, prompts, shared)`, in one pass through the blocks of a ViT."""
+        first, second = self._seen(images, Tower(), Tower(prompts, shared))
+        return first, second
+
+    def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
         x = self.normalise(images)
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
         if self.is_vit:
-            places = forward_features(self.backbone, x, self.tuning, prompts, shared, self.config["checkpointing"])
-        elif prompts is not None:
+            vit, checkpointing = self.backbone, bool(self.config["checkpointing"])
+            wanted = pooled_tokens(vit) if self.pooling is None else None
+            places = last_tokens(vit, first_tokens(vit, x), self.tuning, towers, wanted, checkpointing, compiled)
+        elif len(towers) > 1 or towers[0].prompts is not None:
             raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
         else:
-            places = self.backbone.forward_features(x)
-        return self.pool(places)
+            places = (compiled or self.backbone.forward_features)(x)
+        return self.pool(places).chunk(len(towers))
+
+    def compile_steps(self) -> None:
+        """Have `torch.compile` make the backbone's training steps: slow at first, then faster and with less memory.
+
+        Of a ViT one block is compiled, and serves for all that are alike. Evaluation and use stay as they are.
+        """
+        self._compiled = torch.compile(run_block if self.is_vit else self.backbone.forward_features)
 
     def pool(self, places: Tensor) -> Tensor:
         """The features (B, F) of the backbone's last map or tokens."""

@@ -55,6 +55,8 @@ class RowTable(nn.Module):
         self.eps = eps
         self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []
+        self._apart: list[Tensor] = []
+        """of those, the ones of which other processes have gradients too"""
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
         """Step as this optimiser would: a trainer calls it with the run's own."""
@@ -63,17 +65,29 @@ class RowTable(nn.Module):
         self.optimizer, self.betas = optimizer, betas
         self.weight_decay, self.momentum = weight_decay, momentum
 
-    def take(self, index: Tensor, device: torch.device | None = None) -> Tensor:
-        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`."""
+    def take(self, index: Tensor, device: torch.device | None = None, apart: bool = False) -> Tensor:
+        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`.
+
+        apart: of several processes, each uses the same rows for samples of its own, so that their gradients are to be
+        averaged, as those of parameters are.
+        """
         index = index.to(self.values.device)
         rows = self._out(self.values, index, device or self.values.device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
             self._taken.append((index, rows))
+            if apart and torch.distributed.is_available() and torch.distributed.is_initialized():
+                self._apart.append(rows)
         return rows
 
     def leaves(self) -> list[Tensor]:
         """What was handed out since the last step, every row once; `.grad` may be unscaled or clipped in place."""
+        for rows in self._apart:
+            if rows.grad is None:
+                continue
+            torch.distributed.all_reduce(rows.grad)
+            rows.grad /= torch.distributed.get_world_size()
+        self._apart.clear()
         taken = [(index, rows) for index, rows in self._taken if rows.grad is not None]
         if len(taken) > 1:
             index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
@@ -87,6 +101,7 @@ class RowTable(nn.Module):
     def discard(self) -> None:
         """Forget the rows handed out: the step is not taken."""
         self._taken.clear()
+        self._apart.clear()
 
     @torch.no_grad()
     def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:

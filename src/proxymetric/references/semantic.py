@@ -12,7 +12,7 @@ from proxymetric.checks import at_least_zero, whole
 from proxymetric.references.accumulators import accumulator
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.seam import Commit, Context, Energy, Look, References, Source, nothing, unit
 
 CHOICES = {
     "source": ("prompts", "sample", "encoder", "fixed_encoder"),
@@ -152,14 +152,25 @@ class SemanticProxies(Source):
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
         self.prompts = RowTable(values, rate="network", host=True)
 
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        """The tower with the class prompts, for who can run it in one pass with the encoder's own."""
+        if self.source != "prompts" or self.head is None:
+            return None
+        plan = self._planned(labels)
+        return Look(self.prompts_of(plan, mine), self.shared, self, plan)
+
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing
         if self.training and torch.is_grad_enabled():
             device = self.stored.device
-            # The rows lie on the host: one wait for the labels, and then all that is planned is planned there.
-            of = ctx.batch.labels.cpu()
-            plan = turns(of, self._drawn(len(of)))
-            moved = self._accumulated(unit(self._samples(ctx, plan)), plan)
+            if ctx.seen is not None and ctx.seen.look.by is self:
+                assert self.head is not None
+                plan = ctx.seen.look.plan
+                samples = self.head(ctx.seen.features.to(self.stored.dtype))
+            else:
+                plan = self._planned(ctx.batch.labels)
+                samples = self._samples(ctx, plan)
+            moved = self._accumulated(unit(samples), plan)
             present, kept = plan.classes.to(device), moved.detach()
             states = self.stored.index_copy(0, present, moved)
 
@@ -171,6 +182,11 @@ class SemanticProxies(Source):
         if self.a:
             vectors = torch.lerp(vectors, self.free, self.a)
         return References(vectors, self.labels, 1), commit
+
+    def _planned(self, labels: Tensor) -> Turns:
+        """The turns of a batch; the rows lie on the host, and so all that is planned is planned there."""
+        of = labels.cpu()
+        return turns(of, self._drawn(len(of)))
 
     def _samples(self, ctx: Context, plan: Turns) -> Tensor:
         """What the tower says of each image of the batch, (B, D)."""
@@ -199,10 +215,14 @@ class SemanticProxies(Source):
             features = tower.features(images, prompts=prompts, shared=own and self.shared)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Turns) -> list[Tensor | None]:
-        """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none."""
+    def prompts_of(self, plan: Turns, mine: slice | None = None) -> list[Tensor | None]:
+        """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none.
+
+        mine: for these samples alone, the others being seen by other processes.
+        """
         device = self.stored.device
-        rows = self.prompts.take(plan.classes, device)[plan.place.to(device)]
+        rows = self.prompts.take(plan.classes, device, apart=mine is not None)
+        rows = rows[plan.place[mine or slice(None)].to(device)]
         return [part if part.shape[1] else None for part in rows.split(self.per_block, 1)]
 
     def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:

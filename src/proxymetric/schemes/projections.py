@@ -13,7 +13,7 @@ from proxymetric.checks import at_least_zero, whole
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
-from proxymetric.seam import NORMALISATIONS, Boundary, Context, Objective, Outcome, Pool, Source
+from proxymetric.seam import NORMALISATIONS, Boundary, Context, Look, Objective, Outcome, Pool, Source
 
 GAIN = 1e-5
 """a score must be better by this much to count as better"""
@@ -93,6 +93,9 @@ class AlternatingProjections(Objective):
         """theta*"""
         self.best_theta = nn.Module()
         """theta at the problem's best evaluation, where anchor="best" wants it"""
+
+    def look(self, labels: Tensor, mine: slice) -> Look | None:
+        return self.objective.look(labels, mine)
 
     def bind(self, encoder: nn.Module) -> None:
         self._encoder[:] = [encoder]

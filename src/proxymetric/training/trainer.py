@@ -67,6 +67,8 @@ class Trainer:
         self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
         self.optimizer = make_optimizer(learner, options)
+        if options.compile and not learner.frozen:
+            learner.encoder.compile_steps()
         only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
         if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
             raise ValueError(
