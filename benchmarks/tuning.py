@@ -35,7 +35,7 @@ from proxymetric.training.world import World
 FULL = "full"
 PLAIN = {"positive_norm": "all"}
 TRAIN = {"lr": 1e-4, "proxy_lr": 1e-2, "warmup": 0, "decay": "none", "clip_value": "none"}
-SIDES: dict[str, tuple[str, Any, dict[str, Any], bool]] = {
+SIDES: dict[str, tuple[str, Any, dict[str, Any], bool | str]] = {
     FULL: ("proxy-anchor", "full", PLAIN, False),
     "linear": ("proxy-anchor", "linear", PLAIN, False),
     "bitfit": ("proxy-anchor", "bitfit", PLAIN, False),
@@ -44,6 +44,7 @@ SIDES: dict[str, tuple[str, Any, dict[str, Any], bool]] = {
     "vpt": ("proxy-anchor", "vpt", PLAIN, False),
     "vptsp-m": ("vptsp-m", "vpt+bitfit", {}, False),
     "vptsp-g": ("vptsp-g", "vpt+bitfit", {}, False),
+    "vptsp-g, mlp again": ("vptsp-g", "vpt+bitfit", {}, "mlp"),
     "vptsp-g, checkpointing": ("vptsp-g", "vpt+bitfit", {}, True),
 }
 """method, tuning, arguments of the method, checkpointing"""

@@ -151,14 +151,16 @@ def test_the_heads_of_vptsp() -> None:
     assert not head[1].bias.any()
 
 
-@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit", "vpt+adapter", "lora", "linear"])
-def test_checkpointing_changes_memory_and_no_bit(tuning: str) -> None:
+@pytest.mark.parametrize("kind", [True, "mlp"])
+@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit", "vpt+adapter", "vpt+lora", "lora", "linear"])
+def test_checkpointing_changes_memory_and_no_bit(tuning: str, kind: bool | str) -> None:
     plain = build(**TINY_VIT, tuning=tuning)
     stir(plain.tuning)
-    again = build(**{**plain.config, "checkpointing": True})
+    again = build(**{**plain.config, "checkpointing": kind})
     again.load_state_dict(plain.state_dict())
     calls = []
-    again.backbone.blocks[1].attn.qkv.register_forward_hook(lambda *_: calls.append(1))
+    block = again.backbone.blocks[1]
+    (block.attn.proj if kind is True else block.mlp.fc1).register_forward_hook(lambda *_: calls.append(1))
     outputs = [encoder(pictures()) for encoder in (plain, again)]
     assert torch.equal(*outputs)
     assert len(calls) == 1

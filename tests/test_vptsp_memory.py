@@ -210,7 +210,7 @@ def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device
     whole = Dense(dense[1].prompts)
     table = dense[1].prompts
     monkeypatch.setattr(
-        dense[1], "prompts_of", lambda plan: whole.per_sample(plan.classes[plan.place], dense[1].per_block)
+        dense[1], "prompts_of", lambda plan: whole.per_sample(plan.classes[plan.turns.place], dense[1].per_block)
     )
     for number in range(8):
         labels = torch.randint(0, C - 1, (6,), generator=torch.Generator().manual_seed(number)).tolist()

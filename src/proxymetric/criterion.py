@@ -69,8 +69,8 @@ class Criterion(nn.Module):
         self.step = 0
         self.terms: dict[str, Tensor] = {}
         """the named parts of the last loss, detached"""
-        self.check_labels = True
-        """look whether labels lie in [0, C) at every call: on an accelerator this waits for the device"""
+        self.careful = True
+        """at every call look for labels outside [0, C), for which an accelerator is waited, and for a missing commit"""
         self._epoch: float | None = None
         self._encoder: list[nn.Module] = []
         self._pending: list[Commit] = []
@@ -111,7 +111,7 @@ class Criterion(nn.Module):
         if "epochs" in self.needs and progress.epoch is None:
             self._lacks("epochs")
         keep = self.training and torch.is_grad_enabled()
-        if keep:
+        if keep and self.careful:
             self._look_for_missing_commit()
         # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
         kind = embeddings.device.type
@@ -275,7 +275,7 @@ class Criterion(nn.Module):
                 f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
                 f"wanted {len(embeddings)} whole numbers, one for each embedding"
             )
-        if self.check_labels and self.objective.classes is not None and len(labels):
+        if self.careful and self.objective.classes is not None and len(labels):
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.objective.classes:
                 wrong = low if low < 0 else high

@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
-from proxymetric.encoders.vit import Prompts, Run, Tower, first_tokens, is_vit, last_tokens, pooled_tokens, run_block
+from proxymetric.encoders.vit import Prompts, Tower, first_tokens, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
 
 HEADS = ("linear", "none")
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         self.interpolation, self.source = backbone.interpolation, backbone.source
         self.classifiers = backbone.classifiers
         self.report: WeightReport | None = None
-        self._compiled: Run | None = None
+        self._compiled: Callable[..., Tensor] | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
         self._holds_norms = bool(config["freeze_bn"]) or not tuning.everything
@@ -92,24 +92,27 @@ class Encoder(nn.Module):
         return first, second
 
     def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
-        x = self.normalise(images)
-        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        if self.is_vit:
-            vit, checkpointing = self.backbone, bool(self.config["checkpointing"])
-            wanted = pooled_tokens(vit) if self.pooling is None else None
-            places = last_tokens(vit, first_tokens(vit, x), self.tuning, towers, wanted, checkpointing, compiled)
-        elif len(towers) > 1 or towers[0].prompts is not None:
+        if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
             raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
-        else:
-            places = (compiled or self.backbone.forward_features)(x)
-        return self.pool(places).chunk(len(towers))
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        return (compiled or self._pooled)(self.normalise(images), towers).chunk(len(towers))
 
-    def compile_steps(self) -> None:
-        """Have `torch.compile` make the backbone's training steps: slow at first, then faster and with less memory.
+    def _pooled(self, x: Tensor, towers: tuple[Tower, ...]) -> Tensor:
+        """The features (towers B, F) of normalised images, those of the first tower first."""
+        if not self.is_vit:
+            return self.pool(self.backbone.forward_features(x))
+        wanted = pooled_tokens(self.backbone) if self.pooling is None else None
+        tokens = first_tokens(self.backbone, x)
+        return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, wanted, self.config["checkpointing"]))
 
-        Of a ViT one block is compiled, and serves for all that are alike. Evaluation and use stay as they are.
+    def compile_steps(self, recorded: bool = False) -> None:
+        """Have `torch.compile` make the training steps of the backbone: slow at first, then faster, with less memory.
+
+        Evaluation and use stay as they are. recorded: a step's kernels are recorded once (CUDA graphs) and then started
+        together, which pays where starting them takes longer than they run; gradients must be gone before the next
+        forward pass.
         """
-        self._compiled = torch.compile(run_block if self.is_vit else self.backbone.forward_features)
+        self._compiled = torch.compile(self._pooled, mode="reduce-overhead" if recorded else None)
 
     def pool(self, places: Tensor) -> Tensor:
         """The features (B, F) of the backbone's last map or tokens."""
@@ -203,7 +206,7 @@ def build(
     weights: str | Path | None = None,
     tuning: str | dict[str, Any] = "full",
     head_init: str = "kaiming",
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
 ) -> Encoder:
     """An encoder from names and numbers.
 
@@ -226,7 +229,8 @@ def build(
             `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
         head_init: weights of the head: "kaiming" (normal, by fan out) or "xavier" (uniform; VPTSP's). Its bias is 0.
         checkpointing: ViTs only: keep little more than the tokens between blocks for the backward pass, and compute the
-            rest again there; the result is the same.
+            rest again there; "mlp": only the hidden layer of each MLP, the largest part, is computed again. The result
+            is the same.
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
@@ -254,9 +258,11 @@ def build(
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eps = bn_eps
+    if checkpointing not in (False, True, "mlp"):
+        raise ValueError(f"checkpointing={checkpointing!r}; True, False or 'mlp' is wanted")
     if checkpointing and not is_vit(base.module):
         raise ValueError(
-            f"checkpointing=True runs a timm VisionTransformer block by block, and {backbone!r} is a "
+            f"checkpointing={checkpointing} runs a timm VisionTransformer block by block, and {backbone!r} is a "
             f"{type(base.module).__name__}; checkpointing=False is wanted"
         )
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)

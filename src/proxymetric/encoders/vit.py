@@ -5,12 +5,12 @@ ask nothing themselves. So only norm and projection see them, and of the last bl
 computed. The result is that of running the whole block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from proxymetric.encoders.tuning import Joined
@@ -50,18 +50,13 @@ def first_tokens(vit: Any, images: Tensor) -> Tensor:
     return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
 
 
-Run = Callable[..., Tensor]
-"""`run_block`, or a compiled one"""
-
-
 def last_tokens(
     vit: Any,
     tokens: Tensor,
     tuning: Joined,
     towers: Sequence[Tower] = (Tower(),),
     wanted: int | None = None,
-    checkpointing: bool = False,
-    run: Run | None = None,
+    checkpointing: bool | str = False,
 ) -> Tensor:
     """Run `tokens` (B, T, D) through all blocks and the final norm, in one pass for all towers: (towers B, T, D).
 
@@ -71,21 +66,20 @@ def last_tokens(
         tuning: what is put before, into and beside the blocks.
         towers: the prompts of each; the result has the rows of the first tower, then those of the second.
         wanted: only so many of the first tokens need be right; the others may be missing. None: all.
-        checkpointing: keep the tokens between blocks alone for the backward pass, and compute the rest again there.
-        run: `run_block` (None), or a compiled one.
+        checkpointing: True: keep the tokens between blocks alone for the backward pass, and compute the rest again
+            there; "mlp": do so with the hidden layer of each MLP.
     """
     for tower in towers:
         _check(tower.prompts, tokens, len(vit.blocks))
-    run = run or run_block
     size, last, plain = len(tokens), len(vit.blocks) - 1, all(map(_is_plain, vit.blocks))
     tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
-        given = (block, tokens, fronts, tuning.beside(i), plain, wanted if i == last else None)
-        if checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run, *given, use_reentrant=False)
+        given = (block, tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")
+        if checkpointing is True and torch.is_grad_enabled():
+            tokens = checkpoint(run_block, *given, use_reentrant=False)
         else:
-            tokens = run(*given)
+            tokens = run_block(*given)
     return vit.norm(tokens)
 
 
@@ -96,6 +90,7 @@ def run_block(
     beside: list[nn.Module],
     plain: bool,
     wanted: int | None = None,
+    again: bool = False,
 ) -> Tensor:
     """One block of `tokens` (towers B, T, D).
 
@@ -106,19 +101,25 @@ def run_block(
         beside: modules that change what the MLP adds.
         plain: block and attention are timm's plain ones, so that tokens can be keys without being queries.
         wanted: the result may be that of so many of the first tokens alone.
+        again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
     """
-    if all(front is None for front in fronts):
-        return _whole(block, tokens, beside)
     if not plain:
         parts = []
         for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True):
             joined = part if front is None else torch.cat([front, part], 1)
             parts.append(_whole(block, joined, beside)[:, -part.shape[1] :])
-        return torch.cat(parts)
-    normed = block.norm1(tokens)
-    fronts = [None if front is None else block.norm1(front) for front in fronts]
-    x = tokens[:, :wanted]
-    x = x + block.drop_path1(block.ls1(_attend(block.attn, normed, fronts, x.shape[1])))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if all(front is None for front in fronts) and not again:
+        return _whole(block, tokens, beside)
+    if all(front is None for front in fronts):
+        x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+    else:
+        normed = block.norm1(tokens)
+        fronts = [None if front is None else block.norm1(front) for front in fronts]
+        x = tokens[:, :wanted]
+        x = x + block.drop_path1(block.ls1(_attend(block.attn, normed, fronts, x.shape[1])))
+    if again and torch.is_grad_enabled():
+        return x + checkpoint(_mlp, block, x, beside, use_reentrant=False)
     return x + _mlp(block, x, beside)
 
 
@@ -145,25 +146,39 @@ def _is_plain(block: Any) -> bool:
 def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int) -> Tensor:
     """Attention of the first `asking` of normed `tokens` (towers B, T, D) to all of them and those in front.
 
-    All rows go through one projection, whatever the number of prompts in front; only the attention itself is taken
-    tower by tower.
+    The rows of all towers go through one projection, whatever the number of prompts in front; only the attention
+    itself is taken tower by tower.
     """
     rows = [
         part if front is None else torch.cat([front, part], 1)
         for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True)
     ]
-    projected = attn.qkv(rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows]))
+    flat = rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows])
+    q, k, v = _projected(attn.qkv, tokens[:, :asking], flat)
+    sizes = [part.shape[0] * part.shape[1] for part in rows]
     seen = []
-    for part, qkv in zip(rows, projected.split([part.shape[0] * part.shape[1] for part in rows]), strict=True):
-        q, k, v = qkv.view(*part.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        first = part.shape[1] - tokens.shape[1]
-        q, k = attn.q_norm(q[:, :, first : first + asking]), attn.k_norm(k)
+    for part, *found in zip(rows, q.chunk(len(rows)), k.split(sizes), v.split(sizes), strict=True):
+        by_head = (each.view(len(part), -1, attn.num_heads, attn.head_dim) for each in found)
+        asked, keys, values = (each.transpose(1, 2) for each in by_head)
         dropped = attn.attn_drop.p if attn.training else 0.0
-        seen.append(scaled_dot_product_attention(q, k, v, dropout_p=dropped).transpose(1, 2).flatten(2))
+        heads = scaled_dot_product_attention(attn.q_norm(asked), attn.k_norm(keys), values, dropout_p=dropped)
+        seen.append(heads.transpose(1, 2).flatten(2))
     x = attn.norm(seen[0] if len(seen) == 1 else torch.cat(seen))
     if getattr(attn, "gate", None) is not None:
         x = x * attn.gate(tokens[:, :asking]).sigmoid()
     return attn.proj_drop(attn.proj(x))
+
+
+def _projected(qkv: Any, asking: Tensor, rows: Tensor) -> list[Tensor]:
+    """Queries of `asking` (..., D), keys and values of `rows` (N, D).
+
+    Three products instead of one of three times the width: their gradients need not be put together first.
+    """
+    if qkv._forward_hooks:  # LoRA adds to all three
+        return [qkv(asking).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
+    biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
+    parts = zip((asking, rows, rows), qkv.weight.chunk(3), biases, strict=True)
+    return [linear(x, weight, bias) for x, weight, bias in parts]
 
 
 def _front(tower: Tower, tuning: Joined, block: int, size: int) -> Tensor | None:

@@ -32,6 +32,23 @@ class Turns(NamedTuple):
     samples: list[Tensor]
     """turn t: the sample of each class that has more than t, (U_t,); these are the first U_t classes"""
 
+    def on(self, device: torch.device) -> Turns:
+        """The same on `device`, in one copy that an accelerator need not be waited for."""
+        if device.type == "cpu":
+            return self
+        parts = [self.classes, self.place, *self.samples]
+        packed = torch.cat(parts)
+        packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
+        classes, place, *samples = packed.split([len(part) for part in parts])
+        return Turns(classes, place, samples)
+
+
+class Plan(NamedTuple):
+    """The turns of a batch, and in host memory the classes whose prompts are to be fetched."""
+
+    classes: Tensor
+    turns: Turns
+
 
 def turns(labels: Tensor, keys: Tensor) -> Turns:
     """The turns of a batch, the samples of a class in the order of their keys (B,).
@@ -162,7 +179,6 @@ class SemanticProxies(Source):
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing
         if self.training and torch.is_grad_enabled():
-            device = self.stored.device
             if ctx.seen is not None and ctx.seen.look.by is self:
                 assert self.head is not None
                 plan = ctx.seen.look.plan
@@ -170,8 +186,8 @@ class SemanticProxies(Source):
             else:
                 plan = self._planned(ctx.batch.labels)
                 samples = self._samples(ctx, plan)
-            moved = self._accumulated(unit(samples), plan)
-            present, kept = plan.classes.to(device), moved.detach()
+            moved = self._accumulated(unit(samples), plan.turns)
+            present, kept = plan.turns.classes, moved.detach()
             states = self.stored.index_copy(0, present, moved)
 
             @torch.no_grad()
@@ -183,12 +199,13 @@ class SemanticProxies(Source):
             vectors = torch.lerp(vectors, self.free, self.a)
         return References(vectors, self.labels, 1), commit
 
-    def _planned(self, labels: Tensor) -> Turns:
+    def _planned(self, labels: Tensor) -> Plan:
         """The turns of a batch; the rows lie on the host, and so all that is planned is planned there."""
         of = labels.cpu()
-        return turns(of, self._drawn(len(of)))
+        found = turns(of, self._drawn(len(of)))
+        return Plan(found.classes, found.on(self.stored.device))
 
-    def _samples(self, ctx: Context, plan: Turns) -> Tensor:
+    def _samples(self, ctx: Context, plan: Plan) -> Tensor:
         """What the tower says of each image of the batch, (B, D)."""
         if self.source == "encoder":
             return ctx.embeddings.to(self.stored)
@@ -197,9 +214,9 @@ class SemanticProxies(Source):
         images, encoder = ctx.batch.images, ctx.encode
         if self.head is None or encoder is None:
             raise ValueError("encoder: semantic proxies see images through it; wanted criterion.bind(encoder) first")
-        if images is None or len(images) != len(plan.place):
+        if images is None or len(images) != len(ctx.batch.labels):
             raise ValueError(
-                f"images: got {'none' if images is None else len(images)} for {len(plan.place)} labels; semantic "
+                f"images: got {'none' if images is None else len(images)} for {len(ctx.batch.labels)} labels; semantic "
                 "proxies want that of each: criterion(embeddings, labels, images=images)"
             )
         tower: Any = encoder
@@ -215,25 +232,23 @@ class SemanticProxies(Source):
             features = tower.features(images, prompts=prompts, shared=own and self.shared)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Turns, mine: slice | None = None) -> list[Tensor | None]:
+    def prompts_of(self, plan: Plan, mine: slice | None = None) -> list[Tensor | None]:
         """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none.
 
         mine: for these samples alone, the others being seen by other processes.
         """
-        device = self.stored.device
-        rows = self.prompts.take(plan.classes, device, apart=mine is not None)
-        rows = rows[plan.place[mine or slice(None)].to(device)]
+        rows = self.prompts.take(plan.classes, self.stored.device, apart=mine is not None)
+        rows = rows[plan.turns.place[mine or slice(None)]]
         return [part if part.shape[1] else None for part in rows.split(self.per_block, 1)]
 
     def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:
         """The states of the classes present after the batch, (U, S), from unit samples (B, D)."""
-        device = samples.device
-        state = self.stored[plan.classes.to(device)]
+        state = self.stored[plan.classes]
         if self.cell.whole:
-            index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1).to(device)
+            index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
             return self._normal(self._dropped(self.cell(state, samples[index], index >= 0)))
         for index in plan.samples:
-            moved = self._dropped(self.cell(state[: len(index)], samples[index.to(device)]))
+            moved = self._dropped(self.cell(state[: len(index)], samples[index]))
             if self.normalise_every == "step":
                 moved = self._normal(moved)
             state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])
