@@ -16,7 +16,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.criterion import Criterion
 from proxymetric.references import RowTable, SemanticProxies, accumulator
 from proxymetric.references.semantic import turns
-from proxymetric.seam import unit
+from proxymetric.seam import ByClass, unit
 from proxymetric.testing import Toy, same, snapshot
 from test_training_parallel import STILL, Pair, close, free_port
 from training_runs import Snapshot, command, run, same_run, state
@@ -169,8 +169,8 @@ class Dense(nn.Module):
         self.state = {name: torch.zeros_like(self.values.data) for name in ("average", "square")}
         self.steps = torch.zeros(len(self.values))
 
-    def per_sample(self, labels: Tensor, per_block: list[int]) -> list[Tensor | None]:
-        return [part if part.shape[1] else None for part in self.values[labels].split(per_block, 1)]
+    def per_sample(self, labels: Tensor, per_block: list[int]) -> ByClass:
+        return ByClass(self.values, labels, per_block)
 
     @torch.no_grad()
     def step(self, labels: Tensor, kind: str, lr: float, decay: float) -> None:

@@ -96,11 +96,26 @@ class Encode(Protocol):
     def __call__(self, images: Tensor, /) -> Tensor: ...
 
 
+class ByClass(NamedTuple):
+    """Prompts of the classes in a batch for all blocks of a vision transformer, and which class each image is of."""
+
+    rows: Tensor
+    """(U, n, W), those of the first block first"""
+    place: Tensor
+    """(B,) the row of each image; of several processes, of the images of one"""
+    counts: Sequence[int]
+    """how many of the n each block has"""
+
+    def of_blocks(self) -> list[Tensor | None]:
+        """(B, n_i, W) for each block i, None where it has none."""
+        parts = self.rows[self.place].split(list(self.counts), 1)
+        return [part if part.shape[1] else None for part in parts]
+
+
 class Look(NamedTuple):
     """A second look at the batch's images that a source wants the encoder to take, in one pass with the first."""
 
-    prompts: Sequence[Tensor | None]
-    """(B, n_i, W) for each block i of a vision transformer, or None there; of several processes, for the rows of one"""
+    prompts: ByClass
     shared: bool
     """they stand behind the encoder's own prompts"""
     by: Source

@@ -15,6 +15,7 @@ from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
+from proxymetric.seam import ByClass
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
@@ -86,7 +87,7 @@ class Encoder(nn.Module):
         """
         return self._seen(images, Tower(prompts, shared))[0]
 
-    def features_twice(self, images: Tensor, prompts: Prompts, shared: bool = False) -> tuple[Tensor, Tensor]:
+    def features_twice(self, images: Tensor, prompts: Prompts | ByClass, shared: bool = False) -> tuple[Tensor, Tensor]:
         """`features(images)` and `features(images, prompts, shared)`, in one pass through the blocks of a ViT."""
         first, second = self._seen(images, Tower(), Tower(prompts, shared))
         return first, second

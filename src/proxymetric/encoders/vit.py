@@ -14,6 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from proxymetric.encoders.tuning import Joined
+from proxymetric.seam import ByClass
 
 Prompts = Sequence[Tensor | None]
 """(B, n_i, D) for each block i; None or a missing entry: no prompts there"""
@@ -22,7 +23,7 @@ Prompts = Sequence[Tensor | None]
 class Tower(NamedTuple):
     """One way to see the images of a batch."""
 
-    prompts: Prompts | None = None
+    prompts: Prompts | ByClass | None = None
     """instead of the tuning's own; gradients flow to them"""
     shared: bool = False
     """`prompts` stand behind the tuning's own"""
@@ -69,8 +70,7 @@ def last_tokens(
         checkpointing: True: keep the tokens between blocks alone for the backward pass, and compute the rest again
             there; "mlp": do so with the hidden layer of each MLP.
     """
-    for tower in towers:
-        _check(tower.prompts, tokens, len(vit.blocks))
+    towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
     size, last, plain = len(tokens), len(vit.blocks) - 1, all(map(_is_plain, vit.blocks))
     tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
@@ -185,15 +185,19 @@ def _front(tower: Tower, tuning: Joined, block: int, size: int) -> Tensor | None
     """What stands before the tokens of a tower in one block, (B, n, D); None: nothing."""
     own = tuning.prompts(block) if tower.prompts is None or tower.shared else []
     found = [prompts.expand(size, -1, -1) for prompts in own]
+    assert not isinstance(tower.prompts, ByClass)
     if tower.prompts is not None and block < len(tower.prompts) and (extra := tower.prompts[block]) is not None:
         found.append(extra)
     return (found[0] if len(found) == 1 else torch.cat(found, 1)) if found else None
 
 
-def _check(prompts: Prompts | None, tokens: Tensor, blocks: int) -> None:
-    """Refuse prompts that do not suit the tokens."""
+def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
+    """The tower with prompts block by block; they are refused where they do not suit the tokens."""
+    prompts = tower.prompts
     if prompts is None:
-        return
+        return tower
+    if isinstance(prompts, ByClass):
+        prompts = prompts.of_blocks()
     if isinstance(prompts, Tensor) or len(prompts) > blocks:
         got = f"a tensor {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} of them"
         raise ValueError(
@@ -203,3 +207,4 @@ def _check(prompts: Prompts | None, tokens: Tensor, blocks: int) -> None:
     for i, own in enumerate(prompts):
         if own is not None and (own.ndim != 3 or own.shape[0] != batch or own.shape[2] != width):
             raise ValueError(f"prompts[{i}] has shape {tuple(own.shape)}; ({batch}, n, {width}) is wanted")
+    return Tower(prompts, tower.shared)

@@ -12,7 +12,7 @@ from proxymetric.checks import at_least_zero, whole
 from proxymetric.references.accumulators import accumulator
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import Commit, Context, Energy, Look, References, Source, nothing, unit
+from proxymetric.seam import ByClass, Commit, Context, Energy, Look, References, Source, nothing, unit
 
 CHOICES = {
     "source": ("prompts", "sample", "encoder", "fixed_encoder"),
@@ -224,7 +224,7 @@ class SemanticProxies(Source):
         own = self.source == "prompts"
         blocks = 0 if self.met is None else self.met[1]
         # A list without a prompt keeps a vision transformer's own out; another encoder has none.
-        prompts = self.prompts_of(plan) if own else [None] * blocks or None
+        prompts = self.prompts_of(plan).of_blocks() if own else [None] * blocks or None
         with (
             torch.autocast(kind, ctx.precision, enabled=ctx.precision is not None),
             torch.set_grad_enabled(own),
@@ -232,14 +232,10 @@ class SemanticProxies(Source):
             features = tower.features(images, prompts=prompts, shared=own and self.shared)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Plan, mine: slice | None = None) -> list[Tensor | None]:
-        """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none.
-
-        mine: for these samples alone, the others being seen by other processes.
-        """
+    def prompts_of(self, plan: Plan, mine: slice | None = None) -> ByClass:
+        """The prompts of each sample's class; `mine`: for these samples alone, other processes see the others."""
         rows = self.prompts.take(plan.classes, self.stored.device, apart=mine is not None)
-        rows = rows[plan.turns.place[mine or slice(None)]]
-        return [part if part.shape[1] else None for part in rows.split(self.per_block, 1)]
+        return ByClass(rows, plan.turns.place[mine or slice(None)], self.per_block)
 
     def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:
         """The states of the classes present after the batch, (U, S), from unit samples (B, D)."""
