@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import proxymetric as pm
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.criterion import Criterion
+from proxymetric.look import ByClass
 from proxymetric.references import RowTable, SemanticProxies, accumulator
 from proxymetric.references.semantic import turns
-from proxymetric.seam import ByClass, unit
+from proxymetric.seam import unit
 from proxymetric.testing import Toy, same, snapshot
 from test_training_parallel import STILL, Pair, close, free_port
 from training_runs import Snapshot, command, run, same_run, state

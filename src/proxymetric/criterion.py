@@ -9,20 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.look import Look, Seen
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import (
-    NORMALISATIONS,
-    Batch,
-    Boundary,
-    Commit,
-    Context,
-    Look,
-    Objective,
-    Pool,
-    Progress,
-    Seen,
-    Source,
-)
+from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from proxymetric.criterion import Criterion
 from proxymetric.files import read_json
-from proxymetric.seam import NORMALISATIONS, Seen
+from proxymetric.look import Seen
+from proxymetric.seam import NORMALISATIONS
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -18,11 +18,13 @@ Legend of shapes, used everywhere: B queries, C classes, K references per class,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from proxymetric.look import Look, Seen
 
 Commit = Callable[[], None]
 
@@ -94,42 +96,6 @@ class Encode(Protocol):
     """The encoder as a method may call it: images -> embeddings."""
 
     def __call__(self, images: Tensor, /) -> Tensor: ...
-
-
-class ByClass(NamedTuple):
-    """Prompts of the classes in a batch for all blocks of a vision transformer, and which class each image is of."""
-
-    rows: Tensor
-    """(U, n, W), those of the first block first"""
-    place: Tensor
-    """(B,) the row of each image; of several processes, of the images of one"""
-    counts: Sequence[int]
-    """how many of the n each block has"""
-
-    def of_blocks(self) -> list[Tensor | None]:
-        """(B, n_i, W) for each block i, None where it has none."""
-        parts = self.rows[self.place].split(list(self.counts), 1)
-        return [part if part.shape[1] else None for part in parts]
-
-
-class Look(NamedTuple):
-    """A second look at the batch's images that a source wants the encoder to take, in one pass with the first."""
-
-    prompts: ByClass
-    shared: bool
-    """they stand behind the encoder's own prompts"""
-    by: Source
-    """who asked"""
-    plan: Any
-    """what it wants to know again when the step is taken"""
-
-
-class Seen(NamedTuple):
-    """What came of a second look."""
-
-    look: Look
-    features: Tensor
-    """(B, F), of the whole batch"""
 
 
 class Context(NamedTuple):

@@ -15,7 +15,7 @@ from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
-from proxymetric.seam import ByClass
+from proxymetric.look import ByClass
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")

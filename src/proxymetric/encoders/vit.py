@@ -14,7 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from proxymetric.encoders.tuning import Joined
-from proxymetric.seam import ByClass
+from proxymetric.look import ByClass
 
 Prompts = Sequence[Tensor | None]
 """(B, n_i, D) for each block i; None or a missing entry: no prompts there"""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole
+from proxymetric.look import ByClass, Look
 from proxymetric.references.accumulators import accumulator
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
-from proxymetric.seam import ByClass, Commit, Context, Energy, Look, References, Source, nothing, unit
+from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
 
 CHOICES = {
     "source": ("prompts", "sample", "encoder", "fixed_encoder"),

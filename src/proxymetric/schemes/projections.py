@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole
+from proxymetric.look import Look
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
-from proxymetric.seam import NORMALISATIONS, Boundary, Context, Look, Objective, Outcome, Pool, Source
+from proxymetric.seam import NORMALISATIONS, Boundary, Context, Objective, Outcome, Pool, Source
 
 GAIN = 1e-5
 """a score must be better by this much to count as better"""
