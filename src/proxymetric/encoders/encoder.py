@@ -208,6 +208,8 @@ def build(
     tuning: str | dict[str, Any] = "full",
     head_init: str = "kaiming",
     checkpointing: bool | str = False,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
 ) -> Encoder:
     """An encoder from names and numbers.
 
@@ -232,6 +234,8 @@ def build(
         checkpointing: ViTs only: keep little more than the tokens between blocks for the backward pass, and compute the
             rest again there; "mlp": only the hidden layer of each MLP, the largest part, is computed again. The result
             is the same.
+        mean, std: of red, green and blue in [0, 1], by which images are normalised, where weights were made with others
+            than timm names for this backbone.
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
@@ -255,6 +259,7 @@ def build(
         raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
 
     base = make_backbone(backbone, size, pretrained and weights is None)
+    base = base._replace(mean=_colours("mean", mean, base.mean), std=_colours("std", std, base.std))
     if bn_eps is not None:
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -279,6 +284,7 @@ def build(
         "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
         "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
         "pretrained": False, "weights": None, "tuning": tuning, "head_init": head_init, "checkpointing": checkpointing,
+        "mean": mean, "std": std,
     }  # fmt: skip
     # The head is drawn first: with one seed it starts alike whatever the tuning.
     top = _head(head, width, dim, layer_norm, head_init)
@@ -286,6 +292,18 @@ def build(
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
+
+
+def _colours(
+    name: str, asked: tuple[float, float, float] | None, own: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """The three numbers asked for, or the backbone's own."""
+    if asked is None:
+        return own
+    if len(asked) != 3 or not all(0 <= value <= 1 for value in asked) or (name == "std" and not all(asked)):
+        raise ValueError(f"{name}={tuple(asked)}; three numbers in [0, 1] are wanted, above 0 for std")
+    red, green, blue = asked
+    return red, green, blue
 
 
 def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
