@@ -83,9 +83,12 @@ class Criterion(nn.Module):
         """The second look that the method wants at this batch's images, None if none; `Learner` takes it.
 
         Whoever asks hands what came of it to the step: `criterion(embeddings, labels, seen=Seen(look, features))`.
-        Without that, the method runs the encoder itself.
+        Without that, the method runs the encoder itself; so it does where several of its sources want a look each.
         """
-        return self.objective.look(labels, mine) if self.training and torch.is_grad_enabled() else None
+        asking = [module for module in self.modules() if isinstance(module, Source) and module.looks]
+        if len(asking) != 1 or not self.training or not torch.is_grad_enabled():
+            return None
+        return asking[0].look(labels, mine)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: Seen | None = None

@@ -235,13 +235,18 @@ class Source(nn.Module):
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
 
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
-        """A second look that is wanted at the images of the batch, if any; the rows `mine` are those of this process.
+    @property
+    def looks(self) -> bool:
+        """Whether it wants a second look at the images of a batch."""
+        return False
+
+    def look(self, labels: Tensor, mine: slice) -> Look:
+        """The second look that is wanted; the rows `mine` are those of this process.
 
         Asked before the step, so that whoever runs the encoder can take both looks in one pass. labels (B,) of all
         processes, in host memory where they can be had there.
         """
-        return None
+        raise NotImplementedError
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         """What to compare this batch with, and what to remember of it. Asked once per step."""
@@ -274,10 +279,6 @@ class Objective(nn.Module):
 
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
-
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
-        """As for a `Source`; of several that ask, the first is heard."""
-        return None
 
     def forward(self, ctx: Context) -> Outcome:
         raise NotImplementedError
@@ -313,9 +314,6 @@ class Compare(Objective):
 
     def bind(self, encoder: nn.Module) -> None:
         self.source.bind(encoder)
-
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
-        return self.source.look(labels, mine)
 
     def forward(self, ctx: Context) -> Outcome:
         normal = NORMALISATIONS[self.normalise]
@@ -362,10 +360,6 @@ class Sum(Objective):
     def bind(self, encoder: nn.Module) -> None:
         for _, part in self.members():
             part.bind(encoder)
-
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
-        looks = (part.look(labels, mine) for _, part in self.members())
-        return next((look for look in looks if look is not None), None)
 
     def forward(self, ctx: Context) -> Outcome:
         outcomes: Mapping[str, Outcome] = {name: part(ctx) for name, part in self.members()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
-from proxymetric.encoders.vit import Prompts, Tower, first_tokens, is_vit, last_tokens, pooled_tokens
+from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
 from proxymetric.look import ByClass
 
@@ -114,6 +114,10 @@ class Encoder(nn.Module):
         forward pass.
         """
         self._compiled = torch.compile(self._pooled, mode="reduce-overhead" if recorded else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: what is compiled runs the weights of this one."""
+        return {**self.__dict__, "_compiled": None}
 
     def pool(self, places: Tensor) -> Tensor:
         """The features (B, F) of the backbone's last map or tokens."""
@@ -270,6 +274,11 @@ def build(
         raise ValueError(
             f"checkpointing={checkpointing} runs a timm VisionTransformer block by block, and {backbone!r} is a "
             f"{type(base.module).__name__}; checkpointing=False is wanted"
+        )
+    if checkpointing == "mlp" and not has_plain_blocks(base.module):
+        kind = type(base.module.blocks[0]).__name__
+        raise ValueError(
+            f"checkpointing='mlp' needs blocks of attention, then MLP, and these are {kind}; True suits it"
         )
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):

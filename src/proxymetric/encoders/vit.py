@@ -1,8 +1,8 @@
 """A timm VisionTransformer run block by block, with prompts before its tokens and adapters beside its MLPs.
 
 Prompts are fresh at each block, and what a block makes of them is dropped: they are keys and values for the others and
-ask nothing themselves. So only norm and projection see them, and of the last block only the tokens that are pooled are
-computed. The result is that of running the whole block.
+ask nothing themselves. So only norm and projection see them, and where the last block has prompts, only the tokens that
+are pooled are computed in it. The result is that of running the whole block.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,8 @@ def pooled_tokens(vit: Any) -> int | None:
     """How many of the first tokens the ViT's own pooling looks at; None: at all of them."""
     from timm.models.vision_transformer import VisionTransformer
 
-    own = type(vit).forward_head is VisionTransformer.forward_head and type(vit).pool is VisionTransformer.pool
+    heads = ("forward_head", "pool")
+    own = all(getattr(type(vit), name, None) is getattr(VisionTransformer, name, None) for name in heads)
     return 1 if own and vit.global_pool == "token" and vit.attn_pool is None else None
 
 
@@ -71,7 +72,7 @@ def last_tokens(
             there; "mlp": do so with the hidden layer of each MLP.
     """
     towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
-    size, last, plain = len(tokens), len(vit.blocks) - 1, all(map(_is_plain, vit.blocks))
+    size, last, plain = len(tokens), len(vit.blocks) - 1, has_plain_blocks(vit)
     tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
@@ -137,10 +138,11 @@ def _mlp(block: Any, x: Tensor, beside: list[nn.Module]) -> Tensor:
     return mlp
 
 
-def _is_plain(block: Any) -> bool:
+def has_plain_blocks(vit: Any) -> bool:
+    """Whether blocks and attention are timm's plain ones, so that tokens can be keys without being queries."""
     from timm.models.vision_transformer import Attention, Block
 
-    return type(block) is Block and type(block.attn) is Attention and block.attn.fused_attn
+    return all(type(block) is Block and type(block.attn) is Attention and block.attn.fused_attn for block in vit.blocks)
 
 
 def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int) -> Tensor:
@@ -163,7 +165,9 @@ def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int)
         dropped = attn.attn_drop.p if attn.training else 0.0
         heads = scaled_dot_product_attention(attn.q_norm(asked), attn.k_norm(keys), values, dropout_p=dropped)
         seen.append(heads.transpose(1, 2).flatten(2))
-    x = attn.norm(seen[0] if len(seen) == 1 else torch.cat(seen))
+    x = seen[0] if len(seen) == 1 else torch.cat(seen)
+    if getattr(attn, "norm", None) is not None:
+        x = attn.norm(x)
     if getattr(attn, "gate", None) is not None:
         x = x * attn.gate(tokens[:, :asking]).sigmoid()
     return attn.proj_drop(attn.proj(x))

@@ -60,6 +60,7 @@ class RowTable(nn.Module):
         """of those, the ones of which other processes have gradients too"""
         self._state: dict[str, Tensor] = {}
         """the optimiser state of the rows that are about to move"""
+        self._state_of: Tensor | None = None
         self._late: dict[str, tuple[Tensor, Tensor]] = {}
         """rows on their way from an accelerator to this table in host memory, each with its index"""
         self._sent: torch.cuda.Event | None = None
@@ -105,16 +106,19 @@ class RowTable(nn.Module):
         self._taken = taken
         for index, rows in taken:
             # Asked for now: a trainer comes here while an accelerator is still busy with the backward pass.
+            if self._state_of is rows:
+                break
             self._settle()
             kept = ("average",) if self.optimizer == "sgd" else ("average", "square")
             self._state = {name: self._out(getattr(self, name), index, rows.device) for name in kept}
+            self._state_of = rows
         return [rows for _, rows in taken]
 
     def discard(self) -> None:
         """Forget the rows handed out: the step is not taken."""
         self._taken.clear()
         self._apart.clear()
-        self._state.clear()
+        self._state, self._state_of = {}, None
 
     @torch.no_grad()
     def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:
@@ -131,7 +135,7 @@ class RowTable(nn.Module):
         if clip is not None:
             grad.clamp_(-clip, clip)
         rows, state = leaf.detach(), self._state
-        self._state = {}
+        self._state, self._state_of = {}, None
         steps = self.steps[index] + 1
         if self.optimizer != "adamw":
             grad = grad + self.weight_decay * rows
@@ -153,8 +157,7 @@ class RowTable(nn.Module):
         for name, moved in {"values": rows, **state}.items():
             self._put(name, index, moved)
         if self._late:
-            self._sent = torch.cuda.Event()
-            self._sent.record()
+            self._sent = torch.cuda.current_stream(place).record_event()
 
     def _put(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Write rows back; from an accelerator to the host they are only sent, and written when they are asked for."""

@@ -170,10 +170,12 @@ class SemanticProxies(Source):
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
         self.prompts = RowTable(values, rate="network", host=True)
 
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
+    @property
+    def looks(self) -> bool:
+        return self.source == "prompts" and self.head is not None
+
+    def look(self, labels: Tensor, mine: slice) -> Look:
         """The tower with the class prompts, for who can run it in one pass with the encoder's own."""
-        if self.source != "prompts" or self.head is None:
-            return None
         plan = self._planned(labels)
         return Look(self.prompts_of(plan, mine), self.shared, self, plan)
 
@@ -244,8 +246,9 @@ class SemanticProxies(Source):
         if self.cell.whole:
             index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
             return self._normal(self._dropped(self.cell(state, samples[index], index >= 0)))
+        read = self.cell.read(samples)
         for index in plan.samples:
-            moved = self._dropped(self.cell(state[: len(index)], samples[index]))
+            moved = self._dropped(self.cell.step(state[: len(index)], read[index]))
             if self.normalise_every == "step":
                 moved = self._normal(moved)
             state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])

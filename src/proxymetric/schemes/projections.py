@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole
-from proxymetric.look import Look
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
@@ -94,9 +93,6 @@ class AlternatingProjections(Objective):
         """theta*"""
         self.best_theta = nn.Module()
         """theta at the problem's best evaluation, where anchor="best" wants it"""
-
-    def look(self, labels: Tensor, mine: slice) -> Look | None:
-        return self.objective.look(labels, mine)
 
     def bind(self, encoder: nn.Module) -> None:
         self._encoder[:] = [encoder]
