@@ -61,6 +61,19 @@ def test_a_pass_is_traced_as_a_whole(checkpointing: bool | str, monkeypatch: pyt
     assert len(calls) == 1, "neither without gradients nor in evaluation mode"
 
 
+@pytest.mark.usefixtures("afresh")
+def test_a_copy_runs_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_blocks(monkeypatch)
+    encoder, x = small(), pictures(B)
+    encoder._compiled = torch.compile(encoder._pooled, backend="aot_eager")
+    assert encoder.features(x).any()
+    other = copy.deepcopy(encoder)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other.features(x).any()
+
+
 class Compiled:
     """Stands for `torch.compile`, with a backend that needs no compiler; what was asked for, and calls of it."""
 

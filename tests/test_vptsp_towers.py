@@ -244,7 +244,7 @@ def test_a_step_of_a_learner_is_that_of_two_passes(
 
 SCHEMES: dict[str, tuple[Callable[[], Objective], tuple[int, int]]] = {
     "beside free proxies": (lambda: Sum(free=(0.5, free()), seen=(2.0, semantic())), (1, 2)),
-    "two that ask": (lambda: Sum(one=(1.0, semantic()), other=(2.0, semantic(accumulate="ema"))), (2, 3)),
+    "two that ask": (lambda: Sum(one=(1.0, semantic()), other=(2.0, semantic(accumulate="ema"))), (3, 3)),
     "projections": (lambda: AlternatingProjections(Sum(free=(0.5, free()), seen=(2.0, semantic())), pool=1), (1, 2)),
 }
 

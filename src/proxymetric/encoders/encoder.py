@@ -277,9 +277,7 @@ def build(
         )
     if checkpointing == "mlp" and not has_plain_blocks(base.module):
         kind = type(base.module.blocks[0]).__name__
-        raise ValueError(
-            f"checkpointing='mlp' needs blocks of attention, then MLP, and these are {kind}; True suits it"
-        )
+        raise ValueError(f"checkpointing='mlp' needs blocks of attention, then MLP, not {kind}; True suits it")
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):
         raise ValueError(
