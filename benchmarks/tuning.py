@@ -4,10 +4,13 @@
     python benchmarks/tuning.py --device cuda      ViT-S/16, 224 pixels, batches of 32, 64 and 256, bfloat16
 
 A step is the trainer's own: forward under its autocast, backward, optimiser, commit, with images on the device and
-random weights; every side once as it is and once with `train.compile`. The sides take turns, round by round; times are
-medians of the rounds, memory is the most that was held in a step. `checkpointing` keeps only the tokens between blocks
-for the backward pass. Then, memory alone, VPTSP with few and with many classes. Writes results/tuning-cpu.json or
-results/tuning-cuda.json beside this file.
+random weights. Every side runs as it is ("eager") and with `train.compile` ("recorded": torch.compile, and CUDA graphs
+that start all kernels of a pass together); some also with torch.compile alone ("compiled"). The sides take turns, round
+by round; times are medians of the rounds; memory is the most that was reserved on the device, beside it for what is not
+recorded the most that was in use. "mlp again" computes the hidden layers of the MLPs once more in the backward pass,
+"checkpointing" all but the tokens between blocks. Then, memory alone, VPTSP with few and with many classes. What is
+compiled is compiled by many processes at once first, so that the one that measures finds it made (--no-warm: it is
+not). Writes results/tuning-cpu.json or results/tuning-cuda.json beside this file.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import gc
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,6 +53,8 @@ SIDES: dict[str, tuple[str, Any, dict[str, Any], bool | str]] = {
     "vptsp-g, checkpointing": ("vptsp-g", "vpt+bitfit", {}, True),
 }
 """method, tuning, arguments of the method, checkpointing"""
+AT_ONCE = 13
+"""processes that compile"""
 MANY = 11_318
 """classes of Stanford Online Products"""
 
@@ -70,14 +77,20 @@ SETTINGS = {
 }
 
 
+Side = tuple[str, str]
+"""a key of SIDES and one of KINDS"""
+KINDS = ("eager", "compiled", "recorded")
+ALONE = (FULL, "vpt", "vptsp-g")
+"""sides that are also compiled without being recorded"""
+
+
 class Running:
     """One side, ready to step."""
 
-    def __init__(
-        self, side: str, compiled: bool, setting: Setting, batches: list[Batch], device: torch.device, folder: Path
-    ) -> None:
+    def __init__(self, side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path) -> None:
         torch.manual_seed(0)
-        method, tuning, arguments, checkpointing = SIDES[side]
+        name, kind = side
+        method, tuning, arguments, checkpointing = SIDES[name]
         recipe = check(
             {
                 "method": method,
@@ -91,10 +104,12 @@ class Running:
                     "pretrained": False,
                 },
                 "loss": arguments,
-                "train": TRAIN | {"compile": compiled},
+                "train": TRAIN | {"compile": kind == "recorded"},
             }
         )
         learner = make_learner(Desk(recipe, device, World(), Silent(), {}), make_encoder(recipe), setting.classes)
+        if kind == "compiled":
+            learner.encoder.compile_steps()
         self.trainer = Trainer(learner, Given(batches), recipe.train, folder, Silent(), device=device)
         self.trainer._begin_epoch()
         self._batches = itertools.cycle(batches)
@@ -104,17 +119,25 @@ class Running:
 
 
 def made(
-    side: str, compiled: bool, setting: Setting, batches: list[Batch], device: torch.device, folder: Path
-) -> tuple[Running, float]:
-    """A side after its first steps, and the most memory in MB that it held in a step, weights and state and all."""
-    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-    running = Running(side, compiled, setting, batches, device, folder)
-    for _ in range(4 if device.type == "cuda" else 1):
-        running.step()
+    side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path
+) -> tuple[Running, dict[str, float]]:
+    """A side after its first steps, and the most memory in MB that it took, weights and optimiser state and all."""
     if device.type != "cuda":
-        return running, extra_mb(running.step, device)
-    held = (torch.cuda.memory_allocated() - before) / 2**20
-    return running, held + extra_mb(running.step, device)
+        running = Running(side, setting, batches, device, folder)
+        running.step()
+        return running, {"memory_mb": extra_mb(running.step, device)}
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    running = Running(side, setting, batches, device, folder)
+    for _ in range(6):
+        running.step()
+    torch.cuda.synchronize()
+    found = {"memory_mb": (torch.cuda.max_memory_reserved() - before[0]) / 2**20}
+    if side[1] != "recorded":
+        found["in use_mb"] = (torch.cuda.max_memory_allocated() - before[1]) / 2**20
+    return running, found
 
 
 def some_batches(setting: Setting, batch: int, device: torch.device) -> list[Batch]:
@@ -126,47 +149,53 @@ def some_batches(setting: Setting, batch: int, device: torch.device) -> list[Bat
 
 
 def compared(
-    setting: Setting, batch: int, sides: list[tuple[str, bool]], device: torch.device, rounds: int, folder: Path
+    setting: Setting, batch: int, sides: list[Side], device: torch.device, rounds: int, folder: Path
 ) -> dict[str, Any]:
     batches = some_batches(setting, batch, device)
-    torch.compiler.reset()
     running, memory = {}, {}
     for side in sides:
         begun = time.perf_counter()
-        running[side], memory[side] = made(*side, setting, batches, device, folder)
-        print(f"batch {batch}, {named(*side)}: first steps in {time.perf_counter() - begun:.0f} s", flush=True)
-    spent: dict[tuple[str, bool], list[float]] = {name: [] for name in running}
+        running[side], memory[side] = made(side, setting, batches, device, folder)
+        print(f"batch {batch}, {', '.join(side)}: first steps in {time.perf_counter() - begun:.0f} s", flush=True)
+    spent: dict[Side, list[float]] = {side: [] for side in running}
     for _ in range(rounds):
-        for name, side in running.items():
-            spent[name].append(spent_ms(side.step, device, setting.steps))
-    times = {name: statistics.median(found) for name, found in spent.items()}
+        for side, each in running.items():
+            spent[side].append(spent_ms(each.step, device, setting.steps))
+    times = {side: statistics.median(found) for side, found in spent.items()}
     found = {}
-    for name, side in running.items():
-        against = {named(FULL, compiled): (FULL, compiled) for compiled in (False, True) if (FULL, compiled) in running}
-        found[named(*name)] = {
-            "step_ms": round(times[name], 3),
-            "lowest and highest round": [round(min(spent[name]), 3), round(max(spent[name]), 3)],
-            **{f"times {word}": round(times[name] / times[other], 4) for word, other in against.items()},
-            "memory_mb": round(memory[name], 1),
-            **{f"memory times {word}": round(memory[name] / memory[other], 4) for word, other in against.items()},
-            "skipped": side.trainer.skipped,
+    for side, each in running.items():
+        against = [(FULL, kind) for kind in KINDS if (FULL, kind) in running]
+        found[", ".join(side)] = {
+            "step_ms": round(times[side], 3),
+            "lowest and highest round": [round(min(spent[side]), 3), round(max(spent[side]), 3)],
+            **{f"times full, {other[1]}": round(times[side] / times[other], 4) for other in against},
+            **{key: round(value, 1) for key, value in memory[side].items()},
+            "memory times full, eager": round(memory[side]["memory_mb"] / memory[FULL, "eager"]["memory_mb"], 4),
+            "skipped": each.trainer.skipped,
         }
     for word, figures in found.items():
         print(f"batch {batch}, {word}: {json.dumps(figures)}", flush=True)
     return found
 
 
-def named(side: str, compiled: bool) -> str:
-    return f"{side}, compiled" if compiled else side
+def warm(batch: int, sides: list[Side]) -> None:
+    """Have other processes compile what is compiled: torch keeps it on disk."""
+    waiting = [side for side in sides if side[1] != "eager"]
+    command = [sys.executable, __file__, "--device", "cuda", "--no-warm", "--batches", str(batch), "--only"]
+    while waiting:
+        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        for process in [subprocess.Popen([*command, *side], stdout=subprocess.DEVNULL) for side in now]:
+            process.wait()
 
 
 def by_classes(setting: Setting, device: torch.device, folder: Path) -> dict[str, Any]:
     """What VPTSP takes of the device for few and for many classes, and what the difference is made of."""
-    few, many, batch = setting.classes, MANY, setting.batches[-1]
+    few, many, batch = setting.classes, MANY, setting.batches[len(setting.batches) // 2]
     memory = {}
     for classes in (few, many):
         sized = setting._replace(classes=classes)
-        running, memory[classes] = made("vptsp-g", False, sized, some_batches(sized, batch, device), device, folder)
+        running, taken = made(("vptsp-g", "eager"), sized, some_batches(sized, batch, device), device, folder)
+        memory[classes] = taken.get("in use_mb", taken["memory_mb"])
         prompts = running.trainer.learner.criterion.row_tables()[0].values[0].numel()
         del running
         gc.collect()
@@ -191,6 +220,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=None, help="instead of 32, 64 and 256")
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="full always is one")
+    parser.add_argument("--only", nargs=2, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="compile beforehand")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     device, setting = torch.device(options.device), SETTINGS[options.device]
@@ -198,14 +229,25 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")  # as a run has it
     else:
         torch.set_num_threads(1)
+    batches = options.batches or setting.batches
+    kinds = KINDS if device.type == "cuda" else ("eager",)
+    sides = [
+        (side, kind)
+        for kind in kinds
+        for side in SIDES
+        if side in (FULL, *options.sides) and (kind != "compiled" or side in ALONE)
+    ]
     record: dict[str, Any] = {"benchmark": "tuning", "machine": machine(torch.get_num_threads()), **setting._asdict()}
-    kinds = (False, True) if device.type == "cuda" else (False,)
-    sides = [(side, compiled) for compiled in kinds for side in SIDES if side in (FULL, *options.sides)]
     with tempfile.TemporaryDirectory() as folder:
-        record["by batch"] = {
-            str(batch): compared(setting, batch, sides, device, options.rounds, Path(folder))
-            for batch in options.batches or setting.batches
-        }
+        if options.only:
+            made(tuple(options.only), setting, some_batches(setting, batches[0], device), device, Path(folder))
+            return
+        record["by batch"] = {}
+        for batch in batches:
+            if options.warm and device.type == "cuda":
+                warm(batch, sides)
+            record["by batch"][str(batch)] = compared(setting, batch, sides, device, options.rounds, Path(folder))
+            gc.collect()
         record["by classes"] = by_classes(setting, device, Path(folder))
         print(json.dumps(record["by classes"]), flush=True)
     out = options.out or Path(__file__).parent / "results" / f"tuning-{options.device}.json"

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,9 @@ class Encoder(nn.Module):
         together, which pays where starting them takes longer than they run; gradients must be gone before the next
         forward pass.
         """
-        self._compiled = torch.compile(self._pooled, mode="reduce-overhead" if recorded else None)
+        # torch counts what it compiled by code object and gives up after a few: each encoder has one of its own.
+        own = types.FunctionType(Encoder._pooled.__code__.replace(), globals())
+        self._compiled = torch.compile(types.MethodType(own, self), mode="reduce-overhead" if recorded else None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: what is compiled runs the weights of this one."""
