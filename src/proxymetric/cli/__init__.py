@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from proxymetric.cli import catalogue, trained, training
+from proxymetric.cli import catalogue, planning, trained, training
 from proxymetric.cli.root import app
 
 __all__ = ["app", "main"]
@@ -21,6 +21,7 @@ VERBS = (
     trained.export,
     trained.report,
     catalogue.methods,
+    planning.plan,
 )
 """in the order of `proxymetric --help`"""
 app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
