@@ -67,6 +67,16 @@ class References(NamedTuple):
     """K, when the rows lie class after class, K of each"""
     same: Tensor | None = None
     """(B, R) bool: this row IS the query, so the two are no pair"""
+    normalise: str | None = None
+    """how the rows are still to be normalised before they are compared, a key of `NORMALISATIONS`; None: not at all"""
+
+    def normalised(self, queries: Tensor | None = None) -> Tensor:
+        """The rows as they are compared with these queries: of their type, and normalised, in a copy.
+
+        The reductions in `ops` do without this copy, which matters where there are very many rows.
+        """
+        vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
+        return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
 
     def positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which (query, row) pairs are of one class and which of two, (B, R) each; a query is no pair with itself."""
@@ -168,7 +178,7 @@ class Weight(NamedTuple):
 class Loss(Protocol):
     """A pure function: no parameters, no buffers, no forward pass of a network.
 
-    `queries` (B, D) and `refs.vectors` (R, D) come normalised; `labels` (B,).
+    `queries` (B, D) come normalised; `labels` (B,). Of `refs` it asks the reductions in `ops`, or `refs.normalised`.
     """
 
     def __call__(
@@ -189,7 +199,7 @@ class Energy(NamedTuple):
     normalise: str = "l2"
 
     def __call__(self, refs: References) -> Tensor:
-        return self.loss(self.queries, self.labels, self._normalised(refs))
+        return self.loss(self.queries, self.labels, refs._replace(normalise=self.normalise))
 
     def closed_forms(self, refs: References) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Gradient and diagonal curvature (R, D) as a function of the vectors, their lengths held (VCPA, Eqs. 24, 25).
@@ -211,9 +221,6 @@ class Energy(NamedTuple):
             return gradient * shrink, curvature * shrink.square()
 
         return at
-
-    def _normalised(self, refs: References) -> References:
-        return refs._replace(vectors=NORMALISATIONS[self.normalise](refs.vectors.to(self.queries)))
 
 
 class Source(nn.Module):
@@ -248,7 +255,10 @@ class Weighting(nn.Module):
     """Makes the weight of this batch's pairs from what it remembers of the classes."""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[Weight, Commit]:
-        """`queries` (B, D) and `refs.vectors` (R, D) come normalised, without gradient."""
+        """`queries` (B, D) come normalised, without gradient; so do `refs.normalised(queries)`.
+
+        `refs.vectors` may be a parameter: what a commit needs of it is copied now, before the optimiser moves.
+        """
         raise NotImplementedError
 
 
@@ -304,7 +314,7 @@ class Compare(Objective):
         queries = normal(ctx.embeddings)
         still = queries.detach()
         refs, remember = self.source(ctx, Energy(self.loss, still, labels, self.normalise))
-        refs = refs._replace(vectors=normal(refs.vectors.to(queries.dtype)))
+        refs = refs._replace(normalise=self.normalise)
         if self.weighting is None:
             weight, commit = None, remember
         else:

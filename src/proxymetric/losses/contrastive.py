@@ -34,7 +34,7 @@ class Contrastive:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         unweighted(self, weight)
-        s = queries @ refs.vectors.T
+        s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         return (((1 - s) * positive).sum() + (s * (negative & (s > self.margin))).sum()) / max(len(queries), 1)
 

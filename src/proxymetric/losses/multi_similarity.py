@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
-from proxymetric.ops import log1p_exp
-from proxymetric.ops.reductions import NONE
+from proxymetric.ops import NONE, log1p_exp
 from proxymetric.seam import References, Weight
 
 
@@ -44,7 +43,7 @@ class MultiSimilarity:
             at_least_zero(epsilon=self.epsilon)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
-        s = queries @ refs.vectors.T
+        s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         if self.epsilon is not None:
             still = s.detach()

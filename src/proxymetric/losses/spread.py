@@ -38,9 +38,9 @@ class Spread:
                 "tau: the spread of a class's proxies needs a source with a fixed number of them per class"
             )
         k = refs.per_class
-        if k == 1:
+        if k == 1 or not self.tau:
             return refs.vectors.new_zeros(())
-        w = refs.vectors.unflatten(0, (-1, k))
+        w = refs.normalised().unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = (w @ w.mT)[:, s, t]
         return self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (len(w) * k * (k - 1))

@@ -94,7 +94,8 @@ class InformativeSamples(Weighting):
                 "weighting: its memory and filter start by epochs; wanted steps_per_epoch=... or criterion.epoch(i)"
             )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
-        labels, proxies = ctx.batch.labels, _Proxies(refs, len(self.count), self.of_class)
+        labels = ctx.batch.labels
+        proxies = _Proxies(labels, refs, queries, len(self.count), self.of_class)
         kept = None
         if filtering:
             kept = proxies.similarity(queries, labels) >= (self.hardness - self.band())[labels]
@@ -175,15 +176,18 @@ class InformativeSamples(Weighting):
 
 
 class _Proxies:
-    """The proxies of one step, found by class: all classes, or those of the batch."""
+    """The proxies of the classes in one batch as its loss saw them, found by class."""
 
-    def __init__(self, refs: References, classes: int, of_class: Similarity) -> None:
+    def __init__(self, labels: Tensor, refs: References, queries: Tensor, classes: int, of_class: Similarity) -> None:
         assert refs.per_class is not None
-        self.vectors = refs.vectors.unflatten(0, (-1, refs.per_class))
         self.of_class = of_class
-        there = refs.labels[:: refs.per_class]
-        self.place = torch.zeros(classes, dtype=torch.int64, device=there.device)
-        self.place[there] = torch.arange(len(there), device=there.device)
+        there, place = refs.labels[:: refs.per_class], torch.zeros(classes, dtype=torch.int64, device=labels.device)
+        place[there] = torch.arange(len(there), device=there.device)
+        # Of each sample's class, so a class may be here twice: cheaper than to wait for the distinct ones.
+        own = refs._replace(vectors=refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]])
+        self.vectors = own.normalised(queries)
+        self.place = place
+        self.place[labels] = torch.arange(len(labels), device=labels.device)
         self.single, self.numbers = refs.per_class == 1, refs.per_class * refs.vectors.shape[1]
 
     def similarity(self, vectors: Tensor, labels: Tensor) -> Tensor:
