@@ -290,6 +290,14 @@ def test_an_empty_batch_and_no_references_are_plain(reduction):
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_labels_of_any_whole_type_mean_the_same(reduction):
+    problem = Problem(0, 5, 7, 1, 3)
+    wanted = problem.answer(reduction, "chunked", rows=2)
+    problem.labels = problem.labels.to(torch.int16)
+    assert all(torch.equal(each, wanted[name]) for name, each in problem.answer(reduction, "chunked", rows=2).items())
+
+
 # What it costs
 
 

@@ -18,6 +18,8 @@ class Spread:
     ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix. 1e-5 stands under the
     root, so that coinciding proxies have a finite gradient. K = 1 gives 0.
 
+    It is no reduction over the batch: all proxies are normalised and multiplied at once, whatever `ops.using` says.
+
     tau: >= 0, 0.2 in both papers.
 
     Relations: a term beside `SoftTriple` and the MPA family, for a class that needs fewer than K proxies.

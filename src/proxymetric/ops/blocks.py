@@ -80,31 +80,30 @@ class Blocks:
         self.labels = task.refs.labels[:: self.per_column].contiguous()
         self.places = torch.arange(len(self.labels), device=self.labels.device)
         self.size = max(1, rows // self.per_column)
-        present = task.labels.sort().values
+        present = task.labels.to(self.labels.dtype).sort().values
         place = torch.searchsorted(present, self.labels).clamp(max=len(present) - 1)
+        # Here and in `__iter__` a device is waited for: which chunks have positives is decided on the host.
         self.own = self.places[present[place] == self.labels]
 
     def __iter__(self) -> Iterator[Chunk]:
         starts = range(0, len(self.labels), self.size)
-        # The one wait for the device: how many of `own` lie in each chunk.
         bounds = [*torch.searchsorted(self.own, self.places[:: self.size].contiguous()).tolist(), len(self.own)]
         for number, start in enumerate(starts):
             stop = min(start + self.size, len(self.labels))
             rows = slice(start * self.per_column, stop * self.per_column)
             yield Chunk(start, stop, rows, self.own[bounds[number] : bounds[number + 1]] - start)
 
-    def look(self, chunk: Chunk, kept: tuple[Tensor, Lengths | None] | None = None) -> Block:
-        """Compute a block, or complete one of which the similarities of the rows are kept."""
-        rows = self.vectors[chunk.rows].to(self.queries.dtype)
-        if kept is None:
-            of_rows, lengths = rows @ self.queries.T, None
-            if self.least is not None:
-                long = torch.linalg.vector_norm(rows, dim=1)
-                shrink = long.clamp(min=self.least).reciprocal_()
-                lengths = Lengths(shrink, shrink * (long >= self.least))
-                of_rows.mul_(shrink[:, None])
-        else:
-            of_rows, lengths = kept
+    def look(self, chunk: Chunk, kept: Tensor | None = None, known: bool = False) -> Block:
+        """Compute a block. The similarities of all rows are written to `kept` (R, B), or are there already."""
+        rows, lengths = self.vectors[chunk.rows].to(self.queries.dtype), None
+        if self.least is not None:
+            long = torch.linalg.vector_norm(rows, dim=1)
+            shrink = long.clamp(min=self.least).reciprocal_()
+            lengths = Lengths(shrink, shrink * (long >= self.least))
+        room = None if kept is None else kept[chunk.rows]
+        of_rows = room if known and room is not None else torch.mm(rows, self.queries.T, out=room)
+        if lengths is not None and not known:
+            of_rows.mul_(lengths.shrink[:, None])
         if self.per_column == 1:
             return Block(rows, lengths, of_rows, of_rows)
         assert self.task.of_class is not None

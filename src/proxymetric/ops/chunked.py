@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.ops.blocks import Blocks, Lengths, Side
+from proxymetric.ops.blocks import Blocks, Side
 from proxymetric.ops.task import NONE, Count, Means, Reduced, Setting, Task, log1p_exp, mean
 
 CACHE = 2**20
@@ -31,8 +31,8 @@ class Job(NamedTuple):
     """whether the queries and the vectors want a gradient"""
     keep: bool
     """whether all similarities are kept for the backward pass"""
-    parts: tuple[float, float] = (1.0, 1.0)
-    """what the summed positives and negatives are multiplied with"""
+    counts: tuple[float, float] = (1.0, 1.0)
+    """what the summed positives and negatives are divided by"""
 
 
 def mean_over_batch(
@@ -42,7 +42,7 @@ def mean_over_batch(
 
     Where a count is given, it is in that gradient; else the whole of it is multiplied once more in the backward pass.
     """
-    job = _job(0, queries, task, setting)._replace(parts=(1 / (positive_count or 1), 1 / (negative_count or 1)))
+    job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
     up, down, up_weight, down_weight = _MeanOverBatch.apply(queries, task.refs.vectors, job)
     return Means(
         mean(up, up_weight, None) if positive_count is None else up,
@@ -70,7 +70,7 @@ def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> Job:
 
 
 class _MeanOverBatch(torch.autograd.Function):
-    """queries, vectors -> sums over the columns of `log(1 + sum exp)` times `parts`, and the summed mean weights."""
+    """queries, vectors -> sums over the columns of `log(1 + sum exp)` over `counts`, and the summed mean weights."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job) -> tuple[Tensor, ...]:
@@ -116,14 +116,13 @@ def _means(queries: Tensor, vectors: Tensor, job: Job) -> _Made:
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
     kind = torch.float32 if vectors.dtype == torch.float16 else vectors.dtype
     in_vectors = torch.empty_like(vectors, dtype=kind) if job.wanted[1] else None
-    logs, weights = ([queries.new_zeros(1)], [queries.new_zeros(1)]), ([queries.new_zeros(1)], [queries.new_zeros(1)])
+    # Small results that outlive a chunk would lie between its large ones, whose memory could not be used again.
+    logs, weights = queries.new_zeros(2, len(blocks.labels)), queries.new_zeros(2, len(blocks.labels))
     own_rows, in_own = [blocks.own[:0]], [queries[:0]]
     for chunk in blocks:
         block = blocks.look(chunk)
         for sign, side in blocks.sides(chunk, block):
-            log, weight, slopes = _log1p(side, job.parts[sign])
-            logs[sign].append(log)
-            weights[sign].append(weight)
+            logs[sign, side.columns], weights[sign, side.columns], slopes = _log1p(side, job.counts[sign])
             if not any(job.wanted):
                 continue
             if sign == 0:
@@ -134,26 +133,30 @@ def _means(queries: Tensor, vectors: Tensor, job: Job) -> _Made:
             else:
                 part, in_rows = block, None if in_vectors is None else in_vectors[chunk.rows]
             blocks.back(part, slopes, in_queries and in_queries[sign], in_rows)
-    totals = [torch.cat(each).sum() * part for each, part in zip(logs, job.parts, strict=True)]
-    summed = [torch.cat(each).sum() for each in weights]
-    return _Made(
-        (totals[0], totals[1]), (summed[0], summed[1]), in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own)
-    )
+    totals = logs[0].sum() / job.counts[0], logs[1].sum() / job.counts[1]
+    summed = weights[0].sum(), weights[1].sum()
+    return _Made(totals, summed, in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own))
 
 
-def _log1p(side: Side, part: float) -> tuple[Tensor, Tensor, Tensor]:
-    """For each column `log(1 + sum over the batch of exp)`, its mean weight, and the slopes of `part` times the first.
+def _log1p(side: Side, count: float) -> tuple[Tensor, Tensor, Tensor]:
+    """For each column `log(1 + sum over the batch of exp)`, its mean weight, and the slopes of the first over `count`.
 
     The slope in an exponent z is `exp(z - log(1 + sum))`. The exponents are written over.
     """
-    z = side.exponents
-    highest = z.amax(1)
-    some = highest != NONE
-    weight = some.to(z) if side.weights is None else _divided(*side.summed_weights(1))
-    highest = highest.where(some, 0.0)
-    shares = z.sub_(highest[:, None]).exp_()
-    log = log1p_exp(shares.sum(1).log_().add_(highest))
-    return log, weight, side.slopes(shares, part * (highest - log).exp_()[:, None])
+    weight = None if side.weights is None else _divided(*side.summed_weights(1))
+    log, shares, highest = _log_sum(side.exponents, 1)
+    if weight is None:
+        weight = (log != NONE).to(log)
+    log = log1p_exp(log)
+    return log, weight, side.slopes(shares, (highest - log[:, None]).exp_() / count)
+
+
+def _log_sum(z: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`log sum exp z`, and of what it was made: `exp(z - highest)`, where z was, and the highest, or 0 if infinite."""
+    highest = z.amax(dim, keepdim=True)
+    highest.masked_fill_(highest.isinf(), 0.0)
+    shares = z.sub_(highest).exp_()
+    return shares.sum(dim).log_().add_(highest.squeeze(dim)), shares, highest
 
 
 class _Reduce(torch.autograd.Function):
@@ -162,13 +165,11 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job) -> tuple[Tensor, ...]:
         blocks = Blocks(queries, vectors, job.task, job.rows)
-        ctx.kept = []
+        ctx.kept = queries.new_empty(len(vectors), len(queries)) if job.keep else None
         size = len(blocks.labels) if job.dim == 0 else len(queries)
         parts = _Parts(job.dim, queries.new_full((size,), NONE)), _Parts(job.dim, queries.new_full((size,), NONE))
         for chunk in blocks:
-            block = blocks.look(chunk)
-            if job.keep:
-                ctx.kept.append((block.of_rows, block.lengths))
+            block = blocks.look(chunk, ctx.kept)
             for sign, side in blocks.sides(chunk, block):
                 parts[sign].take(side)
         (up, up_weight), (down, down_weight) = (each.joined() for each in parts)
@@ -186,9 +187,8 @@ class _Reduce(torch.autograd.Function):
         blocks = Blocks(queries, vectors, job.task, job.rows)
         in_queries = torch.zeros_like(queries) if job.wanted[0] else None
         in_vectors = torch.empty_like(vectors) if job.wanted[1] else None
-        kept: list[tuple[Tensor, Lengths | None]] = ctx.kept
-        for number, chunk in enumerate(blocks):
-            block = blocks.look(chunk, kept[number] if kept else None)
+        for chunk in blocks:
+            block = blocks.look(chunk, ctx.kept, known=job.keep)
             slopes = []
             for sign, side in blocks.sides(chunk, block):
                 log, grad = ((each[side.columns, None] if job.dim == 0 else each) for each in (sums[sign], grads[sign]))
@@ -208,17 +208,17 @@ class _Parts:
         self.weighted = False
 
     def take(self, side: Side) -> None:
-        logs = torch.logsumexp(side.exponents, 1 - self.dim)
-        if self.dim == 0:
-            self.logs[0][side.columns] = logs
-        else:
-            self.logs.append(logs)
         if side.weights is not None:
             self.weighted = True
             at = side.columns if self.dim == 0 else slice(None)
             total, count = side.summed_weights(1 - self.dim)
             self.total[at] += total
             self.count[at] += count
+        logs = _log_sum(side.exponents, 1 - self.dim)[0]
+        if self.dim == 0:
+            self.logs[0][side.columns] = logs
+        else:
+            self.logs.append(logs)
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """The log-sums and the mean weights."""

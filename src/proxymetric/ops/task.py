@@ -21,7 +21,7 @@ class Line(NamedTuple):
     offset: float = 0.0
 
     def __call__(self, s: Tensor) -> Tensor:
-        return self.slope * s + self.offset
+        return (self.slope * s).add_(self.offset)
 
 
 class Task(NamedTuple):
