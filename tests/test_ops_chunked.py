@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -363,6 +365,20 @@ def test_nothing_is_made_of_the_size_of_all_pairs_but_the_gradient(reduction, no
     with Products() as seen:
         plain.made(reduction, plain.x, plain.p, "plain")
     assert seen.largest == pairs, "what is looked for can be seen"
+
+
+def test_a_loss_that_nobody_goes_back_through_leaves_nothing():
+    """The gradient made ahead goes with the result, not when a collector of cycles comes by."""
+    problem = Problem(0, **LARGE, counts=(1.0, 1.0))
+    gc.disable()
+    try:
+        up, down = problem.made("mean_over_batch", problem.x, problem.p.clone().requires_grad_(), "chunked")
+        ahead = weakref.ref(down.grad_fn.made.in_vectors)
+        assert ahead() is not None
+        del up, down
+        assert ahead() is None
+    finally:
+        gc.enable()
 
 
 PROXIES = [name for name in pm.methods() if {"scale", "temperature"} & options(name).keys()]

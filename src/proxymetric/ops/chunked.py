@@ -74,17 +74,18 @@ class _MeanOverBatch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job) -> tuple[Tensor, ...]:
-        ctx.job, ctx.made = job, _means(queries, vectors, job)
+        totals, weights, ctx.made = _means(queries, vectors, job)
+        ctx.job = job
         ctx.save_for_backward(queries, vectors)
-        ctx.mark_non_differentiable(*ctx.made.weights)
-        return *ctx.made.totals, *ctx.made.weights
+        ctx.mark_non_differentiable(*weights)
+        return *totals, *weights
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         _once()
         queries, vectors = ctx.saved_tensors
         # The large gradient is handed out, not copied. Who asks a second time has it made again.
-        made, ctx.made = ctx.made or _means(queries, vectors, ctx.job), None
+        made, ctx.made = ctx.made or _means(queries, vectors, ctx.job)[-1], None
         up, down = grads[:2]
         in_queries = None if made.in_queries is None else up * made.in_queries[0] + down * made.in_queries[1]
         if made.in_vectors is None:
@@ -96,21 +97,20 @@ class _MeanOverBatch(torch.autograd.Function):
 
 
 class _Made(NamedTuple):
-    """What the forward pass of the means leaves, that of the positives first."""
+    """The gradients that the forward pass of the means leaves."""
 
-    totals: tuple[Tensor, Tensor]
-    weights: tuple[Tensor, Tensor]
     in_queries: tuple[Tensor, Tensor] | None
-    """gradients of the two totals, (B, D) each"""
+    """those of the positives' and of the negatives' total, (B, D) each"""
     in_vectors: Tensor | None
-    """that of the negatives' total, (R, D)"""
+    """(R, D) that of the negatives' total"""
     own_rows: Tensor
     """the rows in which the positives' total has one"""
     in_own: Tensor
     """(len(own_rows), D) which it is"""
 
 
-def _means(queries: Tensor, vectors: Tensor, job: Job) -> _Made:
+def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], _Made]:
+    """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
     blocks = Blocks(queries, vectors, job.task, job.rows)
     in_queries = (torch.zeros_like(queries), torch.zeros_like(queries)) if job.wanted[0] else None
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
@@ -135,7 +135,7 @@ def _means(queries: Tensor, vectors: Tensor, job: Job) -> _Made:
             blocks.back(part, slopes, in_queries and in_queries[sign], in_rows)
     totals = logs[0].sum() / job.counts[0], logs[1].sum() / job.counts[1]
     summed = weights[0].sum(), weights[1].sum()
-    return _Made(totals, summed, in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own))
+    return totals, summed, _Made(in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own))
 
 
 def _log1p(side: Side, count: float) -> tuple[Tensor, Tensor, Tensor]:
