@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxymetric.files import read_json, write_json
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.references import LearnedProxies
@@ -120,6 +121,15 @@ def test_another_run_is_refused(settings: dict, sentence: str, again: Path, few:
     with pytest.raises(ValueError, match=sentence):
         run(few, again, resume=True, **SHORT | settings)
     assert (again / "last.safetensors").read_bytes() == before
+
+
+def test_a_key_that_there_was_not_yet_had_its_default(again: Path, few: Path) -> None:
+    begun = read_json(again / "run.json")
+    del begun["recipe"]["train"]["compile"], begun["recipe"]["encoder"]["tuning"]
+    write_json(again / "run.json", begun)
+    with pytest.raises(ValueError, match=r"begun with train.compile=False, now it is True"):
+        run(few, again, resume=True, **SHORT | {"train__compile": True})
+    run(few, again, resume=True, **SHORT)
 
 
 def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def gradients(*values: list[float]) -> list[Tensor]:
 def test_clipping_by_value() -> None:
     a, b = gradients([3.0, -0.5], [-20.0])
     idle = nn.Parameter(torch.zeros(2))
-    assert clipped([a, idle, b], [], TrainOptions(clip_value=1.0))
+    assert clipped([a, idle, b], [], TrainOptions(clip_value=1.0)).item() == pytest.approx((9 + 0.25 + 400) ** 0.5)
     assert a.grad.tolist() == [1.0, -0.5]
     assert b.grad.tolist() == [-1.0]
     assert idle.grad is None
@@ -250,26 +250,27 @@ def test_clipping_by_value() -> None:
 
 def test_clipping_by_norm() -> None:
     a, b = gradients([3.0], [4.0])
-    assert clipped([a, b], [], TrainOptions(clip_value=None, clip_norm=1.0))
+    assert clipped([a, b], [], TrainOptions(clip_value=None, clip_norm=1.0)).item() == 5
     torch.testing.assert_close(torch.cat([a.grad, b.grad]), torch.tensor([0.6, 0.8]))
     a, b = gradients([3.0], [4.0])
-    assert clipped([a], [b], TrainOptions(clip_value=None, clip_norm=1.0)), "rows count in the norm"
+    assert clipped([a], [b], TrainOptions(clip_value=None, clip_norm=1.0)).item() == 5, "rows count in the norm"
     torch.testing.assert_close(torch.cat([a.grad, b.grad]), torch.tensor([0.6, 0.8]))
     a, b = gradients([3.0], [4.0])
-    assert clipped([a, b], [], TrainOptions(clip_value=None, clip_norm=10.0))
+    assert clipped([a, b], [], TrainOptions(clip_value=None, clip_norm=10.0)).item() == 5
     assert (a.grad.item(), b.grad.item()) == (3.0, 4.0), "a small gradient is left as it is"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_is_found(bad: float) -> None:
-    good, wrong = gradients([1.0], [bad])
-    for parameters, rows in (([good, wrong], []), ([good], [wrong])):
-        assert not clipped(parameters, rows, TrainOptions())
+    for in_rows in (False, True):
+        good, wrong = gradients([1.0], [bad])
+        parameters, rows = ([good], [wrong]) if in_rows else ([good, wrong], [])
+        assert not clipped(parameters, rows, TrainOptions()).isfinite()
 
 
 def test_without_clipping_gradients_are_left_alone() -> None:
     (a,) = gradients([1e6, -3.0])
-    assert clipped([a], [], TrainOptions(clip_value=None))
+    assert clipped([a], [], TrainOptions(clip_value=None)).isfinite()
     assert a.grad.tolist() == [1e6, -3.0]
 
 

@@ -15,7 +15,7 @@ from oracles.tuning import Bottleneck, Delta
 from oracles.tuning import vit as oracle
 from proxymetric.encoders import TUNINGS, build, tuned_parameters
 from proxymetric.encoders.tuning import completed, made
-from proxymetric.encoders.vit import forward_features, is_vit
+from proxymetric.encoders.vit import Tower, first_tokens, is_vit, last_tokens
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
 HEADS = 2
@@ -37,6 +37,11 @@ def tuned(vit: Any, tuning: str | dict[str, Any]) -> Any:
     made_of = made(completed(tuning, TUNINGS), vit, TUNINGS, is_vit(vit)).double()
     stir(made_of, 100)
     return made_of
+
+
+def forward_features(vit: Any, images: Tensor, tuning: Any, *tower: Any) -> Tensor:
+    """The tokens behind the final norm, seen with one tower."""
+    return last_tokens(vit, first_tokens(vit, images), tuning, [Tower(*tower)])
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:

@@ -141,6 +141,15 @@ def test_cached_features_are_told_apart() -> None:
     assert len({key("full"), key("vpt"), key("lora"), *adapters}) == 5
 
 
+def test_images_are_normalised_as_the_weights_want_it() -> None:
+    encoder = build(**TINY_VIT, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 0.125))
+    white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    assert encoder.normalise(white)[0, :, 0, 0].tolist() == [1.0, 3.0, 8.0]
+    again = build(**encoder.config)
+    assert torch.equal(again.std, encoder.std)
+    assert again.fingerprint() != build(**TINY_VIT).fingerprint()
+
+
 def test_the_heads_of_vptsp() -> None:
     torch.manual_seed(0)
     head = build(**{**TINY_VIT, "dim": 1000}, layer_norm=True, head_init="xavier").head
@@ -151,14 +160,16 @@ def test_the_heads_of_vptsp() -> None:
     assert not head[1].bias.any()
 
 
-@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit", "vpt+adapter", "lora", "linear"])
-def test_checkpointing_changes_memory_and_no_bit(tuning: str) -> None:
+@pytest.mark.parametrize("kind", [True, "mlp"])
+@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit", "vpt+adapter", "vpt+lora", "lora", "linear"])
+def test_checkpointing_changes_memory_and_no_bit(tuning: str, kind: bool | str) -> None:
     plain = build(**TINY_VIT, tuning=tuning)
     stir(plain.tuning)
-    again = build(**{**plain.config, "checkpointing": True})
+    again = build(**{**plain.config, "checkpointing": kind})
     again.load_state_dict(plain.state_dict())
     calls = []
-    again.backbone.blocks[1].attn.register_forward_hook(lambda *_: calls.append(1))
+    block = again.backbone.blocks[1]
+    (block.attn.proj if kind is True else block.mlp.fc1).register_forward_hook(lambda *_: calls.append(1))
     outputs = [encoder(pictures()) for encoder in (plain, again)]
     assert torch.equal(*outputs)
     assert len(calls) == 1
@@ -232,6 +243,11 @@ def test_what_is_no_vit_is_told_what_it_can_do(backbone: str, tuning: str) -> No
         ({"backbone": "vit_small_patch16_18x2_224", "tuning": "lora"}, "not ParallelThingsBlock: vpt"),
         ({"backbone": "vit_small_patch16_dinov3", "tuning": "vpt"}, "Eva; it can do full, linear, bitfit"),
         ({"backbone": "vit_small_patch16_dinov3", "checkpointing": True}, "checkpointing=True .* is a Eva"),
+        ({"backbone": "vit_base_patch16_rpn_224", "checkpointing": "mlp"}, "not ResPostBlock; True suits it"),
+        ({"checkpointing": "all"}, "checkpointing='all'; True, False or 'mlp'"),
+        ({"mean": (124.0, 116.0, 104.0)}, "mean=.*three numbers in .0, 1. are wanted"),
+        ({"std": (0.2, 0.2)}, "std=.*three numbers"),
+        ({"std": (0.2, 0.0, 0.2)}, "above 0 for std"),
     ],
 )
 def test_mistakes_get_a_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.look import Look, Seen
 from proxymetric.references.rows import RowTable
 from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
 
@@ -57,8 +58,8 @@ class Criterion(nn.Module):
         self.step = 0
         self.terms: dict[str, Tensor] = {}
         """the named parts of the last loss, detached"""
-        self.check_labels = True
-        """look whether labels lie in [0, C) at every call: on an accelerator this waits for the device"""
+        self.careful = True
+        """at every call look for labels outside [0, C), for which an accelerator is waited, and for a missing commit"""
         self._epoch: float | None = None
         self._encoder: list[nn.Module] = []
         self._pending: list[Commit] = []
@@ -78,10 +79,23 @@ class Criterion(nn.Module):
         """Embeddings as the method compares them."""
         return NORMALISATIONS[self.normalise](embeddings)
 
-    def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
+    def look(self, labels: Tensor, mine: slice = slice(None)) -> Look | None:
+        """The second look that the method wants at this batch's images, None if none; `Learner` takes it.
+
+        Whoever asks hands what came of it to the step: `criterion(embeddings, labels, seen=Seen(look, features))`.
+        Without that, the method runs the encoder itself; so it does where several of its sources want a look each.
+        """
+        asking = [module for module in self.modules() if isinstance(module, Source) and module.looks]
+        if len(asking) != 1 or not self.training or not torch.is_grad_enabled():
+            return None
+        return asking[0].look(labels, mine)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: Seen | None = None
+    ) -> Tensor:
         self._check(embeddings, labels)
         labels = labels.long()
-        if "images" in self.needs and images is None:
+        if "images" in self.needs and images is None and seen is None:
             self._lacks("images")
         if "encoder" in self.needs and not self._encoder:
             self._lacks("encoder")
@@ -89,7 +103,7 @@ class Criterion(nn.Module):
         if "epochs" in self.needs and progress.epoch is None:
             self._lacks("epochs")
         keep = self.training and torch.is_grad_enabled()
-        if keep:
+        if keep and self.careful:
             self._look_for_missing_commit()
         # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
         kind = embeddings.device.type
@@ -97,7 +111,7 @@ class Criterion(nn.Module):
         with torch.autocast(kind, enabled=False):
             full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
             encode = self._encoder[0] if self._encoder else None
-            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision))
+            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision, seen))
             loss = outcome.loss
         self.terms = {name: value.detach() for name, value in outcome.terms.items()}
         if keep:
@@ -253,7 +267,7 @@ class Criterion(nn.Module):
                 f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
                 f"wanted {len(embeddings)} whole numbers, one for each embedding"
             )
-        if self.check_labels and self.objective.classes is not None and len(labels):
+        if self.careful and self.objective.classes is not None and len(labels):
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.objective.classes:
                 wrong = low if low < 0 else high

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from proxymetric.criterion import Criterion
 from proxymetric.files import read_json
+from proxymetric.look import Seen
 from proxymetric.seam import NORMALISATIONS
 
 if TYPE_CHECKING:
@@ -42,19 +43,56 @@ class Learner(nn.Module):
         criterion.bind(encoder)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        encode = self.encoder.head if self.frozen else self.encoder
+        here = labels.to(images.device, non_blocking=True)
         if self.world == 1:
-            return self.criterion(encode(images), labels, images=images)
-        if len(images):
-            embeddings = encode(images)
-        else:
-            # None of this process's images could be read; the others still wait for its part of the gradients.
-            training = encode.training
-            embeddings = encode.eval()(images.new_zeros((1, *images.shape[1:])))[:0]
-            encode.train(training)
+            seen = None if self.frozen else self._looked_twice(images, labels)
+            if seen is not None:
+                return self.criterion(self.encoder.head(seen[0]), here, images=images, seen=seen[1])
+            encode = self.encoder.head if self.frozen else self.encoder
+            return self.criterion(encode(images), here, images=images)
+        return self._of_all_processes(images, here)
+
+    def _of_all_processes(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = counted(len(images), images.device)
+        labels = gathered(labels, counts)
+        first = sum(counts[: torch.distributed.get_rank()])
+        mine = slice(first, first + len(images))
+        if not self.frozen and (found := self._looked_twice(images, labels, mine)) is not None:
+            features, seen = found
+            seen = seen._replace(features=gathered(seen.features, counts))
+            return self.criterion(gathered(self.encoder.head(features), counts), labels, seen=seen)
+        encode = self.encoder.head if self.frozen else self.encoder
+        embeddings = encode(images) if len(images) else _of_no_image(encode, encode, images)
         needed = gathered(images, counts) if "images" in self.criterion.needs else None
-        return self.criterion(gathered(embeddings, counts), gathered(labels, counts), images=needed)
+        return self.criterion(gathered(embeddings, counts), labels, images=needed)
+
+    def _looked_twice(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mine: slice = slice(None),
+    ) -> tuple[Tensor, Seen] | None:
+        """Features (B, F) and a second look at the images, if the method wants one, in one pass of the encoder."""
+        look = self.criterion.look(labels, mine)
+        if look is None:
+            return None
+        if len(images):
+            features, again = self.encoder.features_twice(images, look.prompts, look.shared)
+            return features, Seen(look, again)
+        features = _of_no_image(self.encoder, self.encoder.features, images)
+        return features, Seen(look, features + 0 * look.prompts.rows.sum())
+
+
+def _of_no_image(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """No rows, but with gradients: the other processes wait for this one's part of them.
+
+    None of its images could be read; so a black one is looked at, which leaves no trace in running averages.
+    """
+    training = module.training
+    module.eval()
+    rows = encode(images.new_zeros((1, *images.shape[1:])))[:0]
+    module.train(training)
+    return rows
 
 
 def counted(rows: int, device: torch.device) -> list[int]:

@@ -73,8 +73,9 @@ class TrainOptions:
     (None: by epochs); in any case the end of training is evaluated. patience: evaluations without a better one before
     training stops (None: never). save_every: steps between checkpoints. frozen: train head and proxies on cached
     features of the backbone. refit: afterwards train on all classes for the number of epochs that the held-out ones
-    chose. deterministic: bit-equal runs on a GPU too. track: "tensorboard" writes the curves to the run's folder
-    `tensorboard` as well (needs the extra `track`).
+    chose. deterministic: bit-equal runs on a GPU too. compile: have torch.compile make the backbone's training steps,
+    a ViT's block by block: the first ones take a minute, the others less time and memory. track: "tensorboard" writes
+    the curves to the run's folder `tensorboard` as well (needs the extra `track`).
     """
 
     epochs: int = 40
@@ -103,6 +104,7 @@ class TrainOptions:
     frozen: bool = False
     refit: bool = False
     deterministic: bool = False
+    compile: bool = False
     device: str = "auto"
     track: str | None = None
 

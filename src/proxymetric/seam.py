@@ -24,6 +24,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from proxymetric.look import Look, Seen
+
 Commit = Callable[[], None]
 
 
@@ -117,6 +119,8 @@ class Context(NamedTuple):
     """the bound encoder, for methods that need another forward pass"""
     precision: torch.dtype | None = None
     """what the encoder computes in under autocast, which is off inside a method; None: in its own type"""
+    seen: Seen | None = None
+    """the second look, where a source had asked for one; without it the source must call `encode` itself"""
 
 
 class Outcome(NamedTuple):
@@ -237,6 +241,19 @@ class Source(nn.Module):
 
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether it wants a second look at the images of a batch."""
+        return False
+
+    def look(self, labels: Tensor, mine: slice) -> Look:
+        """The second look that is wanted; the rows `mine` are those of this process.
+
+        Asked before the step, so that whoever runs the encoder can take both looks in one pass. labels (B,) of all
+        processes, in host memory where they can be had there.
+        """
+        raise NotImplementedError
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         """What to compare this batch with, and what to remember of it. Asked once per step."""

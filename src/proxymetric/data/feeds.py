@@ -147,7 +147,7 @@ class TrainFeed:
             on the shorter side, in main memory; "device" keeps them on `device` and cuts whole batches there, by
             bilinear interpolation (with `device="cpu"` the fast path for small images). Caches are filled when the
             first epoch begins.
-        device: where the batches go.
+        device: where the images of a batch go; labels stay in main memory, where methods may plan with them.
         workers: processes that read and cut ("none", "memory"), threads that fill a cache; 0 uses this process alone.
         seed: of the views, 0 or more.
         on_bad: called once with title and reason of each image that cannot be read.
@@ -245,7 +245,7 @@ class TrainFeed:
         rows = place[good]
         boxes = self.view.boxes(store.heights[rows], store.widths[rows], job.draws[good])
         images = store.cut(rows, boxes, self.view.size)
-        return Batch(images, self._labels[job.rows[good]].to(self.device, non_blocking=True))
+        return Batch(images, self._labels[job.rows[good]])
 
 
 class EvalFeed:
@@ -334,7 +334,7 @@ def drawn(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     assert batch.images is not None
-    return Batch(batch.images.to(device, non_blocking=True), batch.labels.to(device, non_blocking=True))
+    return batch._replace(images=batch.images.to(device, non_blocking=True))
 
 
 def _note(found: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad | None) -> None:

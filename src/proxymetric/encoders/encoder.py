@@ -3,7 +3,8 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
-from proxymetric.encoders.vit import Prompts, forward_features, is_vit
+from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
+from proxymetric.look import ByClass
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
@@ -58,6 +60,7 @@ class Encoder(nn.Module):
         self.interpolation, self.source = backbone.interpolation, backbone.source
         self.classifiers = backbone.classifiers
         self.report: WeightReport | None = None
+        self._compiled: Callable[..., Tensor] | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
         self._holds_norms = bool(config["freeze_bn"]) or not tuning.everything
@@ -83,14 +86,41 @@ class Encoder(nn.Module):
                 own; gradients flow to them.
             shared: `prompts` stand behind the tuning's own instead.
         """
-        x = self.normalise(images)
-        if self.is_vit:
-            places = forward_features(self.backbone, x, self.tuning, prompts, shared, self.config["checkpointing"])
-        elif prompts is not None:
+        return self._seen(images, Tower(prompts, shared))[0]
+
+    def features_twice(self, images: Tensor, prompts: Prompts | ByClass, shared: bool = False) -> tuple[Tensor, Tensor]:
+        """`features(images)` and `features(images, prompts, shared)`, in one pass through the blocks of a ViT."""
+        first, second = self._seen(images, Tower(), Tower(prompts, shared))
+        return first, second
+
+    def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
+        if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
             raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
-        else:
-            places = self.backbone.forward_features(x)
-        return self.pool(places)
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        return (compiled or self._pooled)(self.normalise(images), towers).chunk(len(towers))
+
+    def _pooled(self, x: Tensor, towers: tuple[Tower, ...]) -> Tensor:
+        """The features (towers B, F) of normalised images, those of the first tower first."""
+        if not self.is_vit:
+            return self.pool(self.backbone.forward_features(x))
+        wanted = pooled_tokens(self.backbone) if self.pooling is None else None
+        tokens = first_tokens(self.backbone, x)
+        return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, wanted, self.config["checkpointing"]))
+
+    def compile_steps(self, recorded: bool = False) -> None:
+        """Have `torch.compile` make the training steps of the backbone: slow at first, then faster, with less memory.
+
+        Evaluation and use stay as they are. recorded: a step's kernels are recorded once (CUDA graphs) and then started
+        together, which pays where starting them takes longer than they run; gradients must be gone before the next
+        forward pass.
+        """
+        # torch counts what it compiled by code object and gives up after a few: each encoder has one of its own.
+        own = types.FunctionType(Encoder._pooled.__code__.replace(), globals())
+        self._compiled = torch.compile(types.MethodType(own, self), mode="reduce-overhead" if recorded else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: what is compiled runs the weights of this one."""
+        return {**self.__dict__, "_compiled": None}
 
     def pool(self, places: Tensor) -> Tensor:
         """The features (B, F) of the backbone's last map or tokens."""
@@ -184,7 +214,9 @@ def build(
     weights: str | Path | None = None,
     tuning: str | dict[str, Any] = "full",
     head_init: str = "kaiming",
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
 ) -> Encoder:
     """An encoder from names and numbers.
 
@@ -207,7 +239,10 @@ def build(
             `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
         head_init: weights of the head: "kaiming" (normal, by fan out) or "xavier" (uniform; VPTSP's). Its bias is 0.
         checkpointing: ViTs only: keep little more than the tokens between blocks for the backward pass, and compute the
-            rest again there; the result is the same.
+            rest again there; "mlp": only the hidden layer of each MLP, the largest part, is computed again. The result
+            is the same.
+        mean, std: of red, green and blue in [0, 1], by which images are normalised, where weights were made with others
+            than timm names for this backbone.
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
@@ -231,15 +266,21 @@ def build(
         raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
 
     base = make_backbone(backbone, size, pretrained and weights is None)
+    base = base._replace(mean=_colours("mean", mean, base.mean), std=_colours("std", std, base.std))
     if bn_eps is not None:
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eps = bn_eps
+    if checkpointing not in (False, True, "mlp"):
+        raise ValueError(f"checkpointing={checkpointing!r}; True, False or 'mlp' is wanted")
     if checkpointing and not is_vit(base.module):
         raise ValueError(
-            f"checkpointing=True runs a timm VisionTransformer block by block, and {backbone!r} is a "
+            f"checkpointing={checkpointing} runs a timm VisionTransformer block by block, and {backbone!r} is a "
             f"{type(base.module).__name__}; checkpointing=False is wanted"
         )
+    if checkpointing == "mlp" and not has_plain_blocks(base.module):
+        kind = type(base.module.blocks[0]).__name__
+        raise ValueError(f"checkpointing='mlp' needs blocks of attention, then MLP, not {kind}; True suits it")
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):
         raise ValueError(
@@ -253,6 +294,7 @@ def build(
         "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
         "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
         "pretrained": False, "weights": None, "tuning": tuning, "head_init": head_init, "checkpointing": checkpointing,
+        "mean": mean, "std": std,
     }  # fmt: skip
     # The head is drawn first: with one seed it starts alike whatever the tuning.
     top = _head(head, width, dim, layer_norm, head_init)
@@ -260,6 +302,18 @@ def build(
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
+
+
+def _colours(
+    name: str, asked: tuple[float, float, float] | None, own: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """The three numbers asked for, or the backbone's own."""
+    if asked is None:
+        return own
+    if len(asked) != 3 or not all(0 <= value <= 1 for value in asked) or (name == "std" and not all(asked)):
+        raise ValueError(f"{name}={tuple(asked)}; three numbers in [0, 1] are wanted, above 0 for std")
+    red, green, blue = asked
+    return red, green, blue
 
 
 def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:

@@ -1,16 +1,32 @@
-"""A timm VisionTransformer run block by block, with prompts before its tokens and adapters beside its MLPs."""
+"""A timm VisionTransformer run block by block, with prompts before its tokens and adapters beside its MLPs.
+
+Prompts are fresh at each block, and what a block makes of them is dropped: they are keys and values for the others and
+ask nothing themselves. So only norm and projection see them, and where the last block has prompts, only the tokens that
+are pooled are computed in it. The result is that of running the whole block.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from proxymetric.encoders.tuning import Joined
+from proxymetric.look import ByClass
 
 Prompts = Sequence[Tensor | None]
 """(B, n_i, D) for each block i; None or a missing entry: no prompts there"""
+
+
+class Tower(NamedTuple):
+    """One way to see the images of a batch."""
+
+    prompts: Prompts | ByClass | None = None
+    """instead of the tuning's own; gradients flow to them"""
+    shared: bool = False
+    """`prompts` stand behind the tuning's own"""
 
 
 def is_vit(module: Any) -> bool:
@@ -22,16 +38,13 @@ def is_vit(module: Any) -> bool:
     return isinstance(module, VisionTransformer) and type(module).forward_features is VisionTransformer.forward_features
 
 
-def forward_features(
-    vit: Any,
-    images: Tensor,
-    tuning: Joined,
-    prompts: Prompts | None = None,
-    shared: bool = False,
-    checkpointing: bool = False,
-) -> Tensor:
-    """The tokens (B, T, D) behind the ViT's final norm, of normalised images; timm's own where nothing is added."""
-    return last_tokens(vit, first_tokens(vit, images), tuning, prompts, shared, checkpointing)
+def pooled_tokens(vit: Any) -> int | None:
+    """How many of the first tokens the ViT's own pooling looks at; None: at all of them."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    heads = ("forward_head", "pool")
+    own = all(getattr(type(vit), name, None) is getattr(VisionTransformer, name, None) for name in heads)
+    return 1 if own and vit.global_pool == "token" and vit.attn_pool is None else None
 
 
 def first_tokens(vit: Any, images: Tensor) -> Tensor:
@@ -43,52 +56,152 @@ def last_tokens(
     vit: Any,
     tokens: Tensor,
     tuning: Joined,
-    prompts: Prompts | None = None,
-    shared: bool = False,
-    checkpointing: bool = False,
+    towers: Sequence[Tower] = (Tower(),),
+    wanted: int | None = None,
+    checkpointing: bool | str = False,
 ) -> Tensor:
-    """Run `tokens` (B, T, D) through all blocks and the final norm.
+    """Run `tokens` (B, T, D) through all blocks and the final norm, in one pass for all towers: (towers B, T, D).
 
     Args:
         vit: the VisionTransformer whose blocks are run.
-        tokens: what `first_tokens` gave, also repeated or joined along B.
+        tokens: what `first_tokens` gave.
         tuning: what is put before, into and beside the blocks.
-        prompts: instead of the tuning's own; gradients flow to them.
-        shared: `prompts` stand behind the tuning's own.
-        checkpointing: keep the tokens between blocks alone for the backward pass, and compute the rest again there.
+        towers: the prompts of each; the result has the rows of the first tower, then those of the second.
+        wanted: only so many of the first tokens need be right; the others may be missing. None: all.
+        checkpointing: True: keep the tokens between blocks alone for the backward pass, and compute the rest again
+            there; "mlp": do so with the hidden layer of each MLP.
     """
-    given = () if prompts is None else _checked(prompts, tokens, len(vit.blocks))
+    towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
+    size, last, plain = len(tokens), len(vit.blocks) - 1, has_plain_blocks(vit)
+    tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
-        front = tuning.prompts(i) if prompts is None or shared else []
-        front = [own.expand(len(tokens), -1, -1) for own in front]
-        if i < len(given) and (extra := given[i]) is not None:
-            front.append(extra)
-        beside = tuning.beside(i)
-        if checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, block, tokens, front, beside, use_reentrant=False)
+        fronts = [_front(tower, tuning, i, size) for tower in towers]
+        given = (block, tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")
+        if checkpointing is True and torch.is_grad_enabled():
+            tokens = checkpoint(run_block, *given, use_reentrant=False)
         else:
-            tokens = run_block(block, tokens, front, beside)
+            tokens = run_block(*given)
     return vit.norm(tokens)
 
 
-def run_block(block: Any, tokens: Tensor, front: list[Tensor], beside: list[nn.Module]) -> Tensor:
-    """One block with the tokens `front` before `tokens` (B, T, D), dropped afterwards, and modules `beside` its MLP."""
-    length = tokens.shape[1]
-    if front:
-        tokens = torch.cat([*front, tokens], 1)
-    if beside:
+def run_block(
+    block: Any,
+    tokens: Tensor,
+    fronts: list[Tensor | None],
+    beside: list[nn.Module],
+    plain: bool,
+    wanted: int | None = None,
+    again: bool = False,
+) -> Tensor:
+    """One block of `tokens` (towers B, T, D).
+
+    Args:
+        block: of a timm VisionTransformer.
+        tokens: the rows of all towers.
+        fronts: for each tower the tokens (B, n, D) before its own, or None; they are not in the result.
+        beside: modules that change what the MLP adds.
+        plain: block and attention are timm's plain ones, so that tokens can be keys without being queries.
+        wanted: the result may be that of so many of the first tokens alone.
+        again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
+    """
+    if not plain:
+        parts = []
+        for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True):
+            joined = part if front is None else torch.cat([front, part], 1)
+            parts.append(_whole(block, joined, beside)[:, -part.shape[1] :])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if all(front is None for front in fronts) and not again:
+        return _whole(block, tokens, beside)
+    if all(front is None for front in fronts):
         x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
-        mlp = block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-        for module in beside:
-            mlp = module(x, mlp)
-        tokens = x + mlp
     else:
-        tokens = block(tokens)
-    return tokens[:, -length:] if front else tokens
+        normed = block.norm1(tokens)
+        fronts = [None if front is None else block.norm1(front) for front in fronts]
+        x = tokens[:, :wanted]
+        x = x + block.drop_path1(block.ls1(_attend(block.attn, normed, fronts, x.shape[1])))
+    if again and torch.is_grad_enabled():
+        return x + checkpoint(_mlp, block, x, beside, use_reentrant=False)
+    return x + _mlp(block, x, beside)
 
 
-def _checked(prompts: Prompts, tokens: Tensor, blocks: int) -> Prompts:
-    """Refuse prompts that do not suit the tokens."""
+def _whole(block: Any, tokens: Tensor, beside: list[nn.Module]) -> Tensor:
+    if not beside:
+        return block(tokens)
+    x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+    return x + _mlp(block, x, beside)
+
+
+def _mlp(block: Any, x: Tensor, beside: list[nn.Module]) -> Tensor:
+    mlp = block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    for module in beside:
+        mlp = module(x, mlp)
+    return mlp
+
+
+def has_plain_blocks(vit: Any) -> bool:
+    """Whether blocks and attention are timm's plain ones, so that tokens can be keys without being queries."""
+    from timm.models.vision_transformer import Attention, Block
+
+    return all(type(block) is Block and type(block.attn) is Attention and block.attn.fused_attn for block in vit.blocks)
+
+
+def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int) -> Tensor:
+    """Attention of the first `asking` of normed `tokens` (towers B, T, D) to all of them and those in front.
+
+    The rows of all towers go through one projection, whatever the number of prompts in front; only the attention
+    itself is taken tower by tower.
+    """
+    rows = [
+        part if front is None else torch.cat([front, part], 1)
+        for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True)
+    ]
+    flat = rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows])
+    q, k, v = _projected(attn.qkv, tokens[:, :asking], flat)
+    sizes = [part.shape[0] * part.shape[1] for part in rows]
+    seen = []
+    for part, *found in zip(rows, q.chunk(len(rows)), k.split(sizes), v.split(sizes), strict=True):
+        by_head = (each.view(len(part), -1, attn.num_heads, attn.head_dim) for each in found)
+        asked, keys, values = (each.transpose(1, 2) for each in by_head)
+        dropped = attn.attn_drop.p if attn.training else 0.0
+        heads = scaled_dot_product_attention(attn.q_norm(asked), attn.k_norm(keys), values, dropout_p=dropped)
+        seen.append(heads.transpose(1, 2).flatten(2))
+    x = seen[0] if len(seen) == 1 else torch.cat(seen)
+    if getattr(attn, "norm", None) is not None:
+        x = attn.norm(x)
+    if getattr(attn, "gate", None) is not None:
+        x = x * attn.gate(tokens[:, :asking]).sigmoid()
+    return attn.proj_drop(attn.proj(x))
+
+
+def _projected(qkv: Any, asking: Tensor, rows: Tensor) -> list[Tensor]:
+    """Queries of `asking` (..., D), keys and values of `rows` (N, D).
+
+    Three products instead of one of three times the width: their gradients need not be put together first.
+    """
+    if qkv._forward_hooks:  # LoRA adds to all three
+        return [qkv(asking).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
+    biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
+    parts = zip((asking, rows, rows), qkv.weight.chunk(3), biases, strict=True)
+    return [linear(x, weight, bias) for x, weight, bias in parts]
+
+
+def _front(tower: Tower, tuning: Joined, block: int, size: int) -> Tensor | None:
+    """What stands before the tokens of a tower in one block, (B, n, D); None: nothing."""
+    own = tuning.prompts(block) if tower.prompts is None or tower.shared else []
+    found = [prompts.expand(size, -1, -1) for prompts in own]
+    assert not isinstance(tower.prompts, ByClass)
+    if tower.prompts is not None and block < len(tower.prompts) and (extra := tower.prompts[block]) is not None:
+        found.append(extra)
+    return (found[0] if len(found) == 1 else torch.cat(found, 1)) if found else None
+
+
+def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
+    """The tower with prompts block by block; they are refused where they do not suit the tokens."""
+    prompts = tower.prompts
+    if prompts is None:
+        return tower
+    if isinstance(prompts, ByClass):
+        prompts = prompts.of_blocks()
     if isinstance(prompts, Tensor) or len(prompts) > blocks:
         got = f"a tensor {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} of them"
         raise ValueError(
@@ -98,4 +211,4 @@ def _checked(prompts: Prompts, tokens: Tensor, blocks: int) -> Prompts:
     for i, own in enumerate(prompts):
         if own is not None and (own.ndim != 3 or own.shape[0] != batch or own.shape[2] != width):
             raise ValueError(f"prompts[{i}] has shape {tuple(own.shape)}; ({batch}, n, {width}) is wanted")
-    return prompts
+    return Tower(prompts, tower.shared)

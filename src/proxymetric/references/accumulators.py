@@ -3,6 +3,7 @@
 A cell is a small module `forward(state (P, S), sample (P, D)) -> (P, S)`: P classes each take one sample of their own.
 S = D, but for the LSTM, whose cell lies behind the proxy (`parts` 2). A cell that is `whole` sees all samples of a
 class at once, `forward(state (P, D), samples (P, T, D), there (P, T) bool)`. None of them normalises: who asks does.
+What a cell makes of samples alone, `read(samples)`, can be had for a whole batch at once; `forward` is then `step`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ class Cell(nn.Module):
     parts: int = 1
     """S / D"""
     whole: bool = False
+
+    def read(self, samples: Tensor) -> Tensor:
+        """What `step` wants to know of samples (..., D)."""
+        return samples
+
+    def step(self, state: Tensor, read: Tensor) -> Tensor:
+        """The state (P, S) after one sample of each class, as `read` gave them."""
+        raise NotImplementedError
+
+    def forward(self, state: Tensor, sample: Tensor) -> Tensor:
+        return self.step(state, self.read(sample))
 
 
 def gates(dim: int, count: int, bias: bool) -> nn.Linear:
@@ -50,8 +62,8 @@ class EMA(Cell):
             raise ValueError(f"lam: got {lam}, wanted at most 1")
         self.lam = lam
 
-    def forward(self, state: Tensor, sample: Tensor) -> Tensor:
-        return self.lam * state + (1 - self.lam) * sample
+    def step(self, state: Tensor, read: Tensor) -> Tensor:
+        return self.lam * state + (1 - self.lam) * read
 
 
 class MeanEMA(EMA):
@@ -61,8 +73,7 @@ class MeanEMA(EMA):
 
     def forward(self, state: Tensor, samples: Tensor, there: Tensor) -> Tensor:  # type: ignore[override]
         present = there.to(samples)
-        mean = (samples * present[:, :, None]).sum(1) / present.sum(1, keepdim=True)
-        return super().forward(state, mean)
+        return self.step(state, (samples * present[:, :, None]).sum(1) / present.sum(1, keepdim=True))
 
 
 class GRU(Cell):
@@ -83,11 +94,14 @@ class GRU(Cell):
         self.of_sample, self.of_state = gates(dim, 3, bias=True), gates(dim, 3, bias=False)
         self.activation = {"relu": torch.relu, "tanh": torch.tanh}[activation]
 
-    def forward(self, state: Tensor, sample: Tensor) -> Tensor:
-        new_z, new_r, new_h = self.of_sample(sample).chunk(3, 1)
-        old_z, old_r, old_h = self.of_state(state).chunk(3, 1)
-        z, r = torch.sigmoid(new_z + old_z), torch.sigmoid(new_r + old_r)
-        return torch.lerp(state, self.activation(new_h + r * old_h), z)
+    def read(self, samples: Tensor) -> Tensor:
+        return self.of_sample(samples)
+
+    def step(self, state: Tensor, read: Tensor) -> Tensor:
+        dim = state.shape[1]
+        (new_zr, new_h), (old_zr, old_h) = (each.split([2 * dim, dim], 1) for each in (read, self.of_state(state)))
+        z, r = torch.sigmoid(new_zr + old_zr).chunk(2, 1)
+        return torch.lerp(state, self.activation(torch.addcmul(new_h, r, old_h)), z)
 
 
 class RNN(Cell):
@@ -97,8 +111,11 @@ class RNN(Cell):
         super().__init__()
         self.of_sample, self.of_state = gates(dim, 1, bias=True), gates(dim, 1, bias=False)
 
-    def forward(self, state: Tensor, sample: Tensor) -> Tensor:
-        return torch.tanh(self.of_sample(sample) + self.of_state(state))
+    def read(self, samples: Tensor) -> Tensor:
+        return self.of_sample(samples)
+
+    def step(self, state: Tensor, read: Tensor) -> Tensor:
+        return torch.tanh(read + self.of_state(state))
 
 
 class LSTM(Cell):
@@ -110,9 +127,12 @@ class LSTM(Cell):
         super().__init__()
         self.of_sample, self.of_state = gates(dim, 4, bias=True), gates(dim, 4, bias=False)
 
-    def forward(self, state: Tensor, sample: Tensor) -> Tensor:
+    def read(self, samples: Tensor) -> Tensor:
+        return self.of_sample(samples)
+
+    def step(self, state: Tensor, read: Tensor) -> Tensor:
         proxy, cell = state.chunk(2, 1)
-        i, f, o, g = (self.of_sample(sample) + self.of_state(proxy)).chunk(4, 1)
+        i, f, o, g = (read + self.of_state(proxy)).chunk(4, 1)
         cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
         return torch.cat([torch.sigmoid(o) * torch.tanh(cell), cell], 1)
 
@@ -129,7 +149,7 @@ class Attention(Cell):
         super().__init__()
         self.of_sample, self.of_state = gates(dim, 2, bias=False), gates(dim, 1, bias=False)
 
-    def forward(self, state: Tensor, samples: Tensor, there: Tensor) -> Tensor:
+    def forward(self, state: Tensor, samples: Tensor, there: Tensor) -> Tensor:  # type: ignore[override]
         keys, values = self.of_sample(samples).chunk(2, 2)
         odds = torch.einsum("pd,ptd->pt", self.of_state(state), keys) / math.sqrt(state.shape[1])
         shares = odds.masked_fill(~there, -torch.inf).softmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,14 @@ class RowTable(nn.Module):
         self.eps = eps
         self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []
+        self._apart: list[Tensor] = []
+        """of those, the ones of which other processes have gradients too"""
+        self._state: dict[str, Tensor] = {}
+        """the optimiser state of the rows that are about to move"""
+        self._state_of: Tensor | None = None
+        self._late: dict[str, tuple[Tensor, Tensor]] = {}
+        """rows on their way from an accelerator to this table in host memory, each with its index"""
+        self._sent: torch.cuda.Event | None = None
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
         """Step as this optimiser would: a trainer calls it with the run's own."""
@@ -63,17 +72,30 @@ class RowTable(nn.Module):
         self.optimizer, self.betas = optimizer, betas
         self.weight_decay, self.momentum = weight_decay, momentum
 
-    def take(self, index: Tensor, device: torch.device | None = None) -> Tensor:
-        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`."""
+    def take(self, index: Tensor, device: torch.device | None = None, apart: bool = False) -> Tensor:
+        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`.
+
+        apart: of several processes, each uses the same rows for samples of its own, so that their gradients are to be
+        averaged, as those of parameters are.
+        """
         index = index.to(self.values.device)
+        self._settle("values")
         rows = self._out(self.values, index, device or self.values.device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
             self._taken.append((index, rows))
+            if apart and torch.distributed.is_available() and torch.distributed.is_initialized():
+                self._apart.append(rows)
         return rows
 
     def leaves(self) -> list[Tensor]:
         """What was handed out since the last step, every row once; `.grad` may be unscaled or clipped in place."""
+        for rows in self._apart:
+            if rows.grad is None:
+                continue
+            torch.distributed.all_reduce(rows.grad)
+            rows.grad /= torch.distributed.get_world_size()
+        self._apart.clear()
         taken = [(index, rows) for index, rows in self._taken if rows.grad is not None]
         if len(taken) > 1:
             index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
@@ -82,11 +104,21 @@ class RowTable(nn.Module):
             rows.grad = torch.zeros_like(rows).index_add_(0, place.to(grads.device), grads.to(rows.dtype))
             taken = [(index, rows)]
         self._taken = taken
+        for index, rows in taken:
+            # Asked for now: a trainer comes here while an accelerator is still busy with the backward pass.
+            if self._state_of is rows:
+                break
+            self._settle()
+            kept = ("average",) if self.optimizer == "sgd" else ("average", "square")
+            self._state = {name: self._out(getattr(self, name), index, rows.device) for name in kept}
+            self._state_of = rows
         return [rows for _, rows in taken]
 
     def discard(self) -> None:
         """Forget the rows handed out: the step is not taken."""
         self._taken.clear()
+        self._apart.clear()
+        self._state, self._state_of = {}, None
 
     @torch.no_grad()
     def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:
@@ -102,27 +134,63 @@ class RowTable(nn.Module):
         place = grad.device
         if clip is not None:
             grad.clamp_(-clip, clip)
-        rows, average = (self._out(table, index, place) for table in (self.values, self.average))
+        rows, state = leaf.detach(), self._state
+        self._state, self._state_of = {}, None
         steps = self.steps[index] + 1
         if self.optimizer != "adamw":
             grad = grad + self.weight_decay * rows
         if self.optimizer == "sgd":
-            average = self.momentum * average + grad
-            rows -= lr * average
+            state["average"] = self.momentum * state["average"] + grad
+            rows = rows - lr * state["average"]
         else:
             mean, spread = self.betas
             shape = (-1,) + (1,) * (rows.ndim - 1)
             if self.optimizer == "adamw":
-                rows *= 1 - lr * self.weight_decay
-            average = mean * average + (1 - mean) * grad
-            square = spread * self._out(self.square, index, place) + (1 - spread) * grad.square()
+                rows = rows * (1 - lr * self.weight_decay)
+            state["average"] = mean * state["average"] + (1 - mean) * grad
+            state["square"] = spread * state["square"] + (1 - spread) * grad.square()
             # In float64: 1 - 0.999^1 keeps only four digits in float32.
-            first, second = (1 - decay ** steps.double().view(shape) for decay in (mean, spread))
-            rows -= lr * (average / first.to(rows)) / ((square / second.to(rows)).sqrt() + self.eps)
-            self.square[index] = square.to(self.square.device)
-        self.values[index] = rows.to(self.values.device)
-        self.average[index] = average.to(self.average.device)
+            powers = torch.stack([1 - decay ** steps.double() for decay in (mean, spread)]).to(rows.dtype)
+            first, second = self._out(powers, torch.arange(2, device=powers.device), place).view(2, *shape)
+            rows = rows - lr * (state["average"] / first) / ((state["square"] / second).sqrt() + self.eps)
         self.steps[index] = steps
+        for name, moved in {"values": rows, **state}.items():
+            self._put(name, index, moved)
+        if self._late:
+            self._sent = torch.cuda.current_stream(place).record_event()
+
+    def _put(self, name: str, index: Tensor, rows: Tensor) -> None:
+        """Write rows back; from an accelerator to the host they are only sent, and written when they are asked for."""
+        table = getattr(self, name)
+        if table.device.type != "cpu" or rows.device.type != "cuda":
+            table[index] = rows.to(table.device)
+            return
+        staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        self._late[name] = (index, staged.copy_(rows, non_blocking=True))
+
+    def _settle(self, *names: str) -> None:
+        """Have what was sent to the tables of these names, or to all, arrive there."""
+        for name in names or tuple(self._late):
+            if name in self._late:
+                assert self._sent is not None
+                self._sent.synchronize()
+                index, staged = self._late.pop(name)
+                getattr(self, name).index_copy_(0, index, staged)
+        if not self._late:
+            self._sent = None
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._settle()
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._settle()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy."""
+        self._settle()
+        return self.__dict__.copy()
 
     @staticmethod
     def _out(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
@@ -134,6 +202,7 @@ class RowTable(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
+        self._settle()
         if not self.host:
             return super()._apply(fn, recurse)
         return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)

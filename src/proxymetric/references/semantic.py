@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole
+from proxymetric.look import ByClass, Look
 from proxymetric.references.accumulators import accumulator
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
@@ -31,6 +32,23 @@ class Turns(NamedTuple):
     """(B,) where among them the class of each sample stands"""
     samples: list[Tensor]
     """turn t: the sample of each class that has more than t, (U_t,); these are the first U_t classes"""
+
+    def on(self, device: torch.device) -> Turns:
+        """The same on `device`, in one copy that an accelerator need not be waited for."""
+        if device.type == "cpu":
+            return self
+        parts = [self.classes, self.place, *self.samples]
+        packed = torch.cat(parts)
+        packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
+        classes, place, *samples = packed.split([len(part) for part in parts])
+        return Turns(classes, place, samples)
+
+
+class Plan(NamedTuple):
+    """The turns of a batch, and in host memory the classes whose prompts are to be fetched."""
+
+    classes: Tensor
+    turns: Turns
 
 
 def turns(labels: Tensor, keys: Tensor) -> Turns:
@@ -152,15 +170,27 @@ class SemanticProxies(Source):
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
         self.prompts = RowTable(values, rate="network", host=True)
 
+    @property
+    def looks(self) -> bool:
+        return self.source == "prompts" and self.head is not None
+
+    def look(self, labels: Tensor, mine: slice) -> Look:
+        """The tower with the class prompts, for who can run it in one pass with the encoder's own."""
+        plan = self._planned(labels)
+        return Look(self.prompts_of(plan, mine), self.shared, self, plan)
+
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing
         if self.training and torch.is_grad_enabled():
-            device = self.stored.device
-            # The rows lie on the host: one wait for the labels, and then all that is planned is planned there.
-            of = ctx.batch.labels.cpu()
-            plan = turns(of, self._drawn(len(of)))
-            moved = self._accumulated(unit(self._samples(ctx, plan)), plan)
-            present, kept = plan.classes.to(device), moved.detach()
+            if ctx.seen is not None and ctx.seen.look.by is self:
+                assert self.head is not None
+                plan = ctx.seen.look.plan
+                samples = self.head(ctx.seen.features.to(self.stored.dtype))
+            else:
+                plan = self._planned(ctx.batch.labels)
+                samples = self._samples(ctx, plan)
+            moved = self._accumulated(unit(samples), plan.turns)
+            present, kept = plan.turns.classes, moved.detach()
             states = self.stored.index_copy(0, present, moved)
 
             @torch.no_grad()
@@ -172,7 +202,13 @@ class SemanticProxies(Source):
             vectors = torch.lerp(vectors, self.free, self.a)
         return References(vectors, self.labels, 1), commit
 
-    def _samples(self, ctx: Context, plan: Turns) -> Tensor:
+    def _planned(self, labels: Tensor) -> Plan:
+        """The turns of a batch; the rows lie on the host, and so all that is planned is planned there."""
+        of = labels.cpu()
+        found = turns(of, self._drawn(len(of)))
+        return Plan(found.classes, found.on(self.stored.device))
+
+    def _samples(self, ctx: Context, plan: Plan) -> Tensor:
         """What the tower says of each image of the batch, (B, D)."""
         if self.source == "encoder":
             return ctx.embeddings.to(self.stored)
@@ -181,9 +217,9 @@ class SemanticProxies(Source):
         images, encoder = ctx.batch.images, ctx.encode
         if self.head is None or encoder is None:
             raise ValueError("encoder: semantic proxies see images through it; wanted criterion.bind(encoder) first")
-        if images is None or len(images) != len(plan.place):
+        if images is None or len(images) != len(ctx.batch.labels):
             raise ValueError(
-                f"images: got {'none' if images is None else len(images)} for {len(plan.place)} labels; semantic "
+                f"images: got {'none' if images is None else len(images)} for {len(ctx.batch.labels)} labels; semantic "
                 "proxies want that of each: criterion(embeddings, labels, images=images)"
             )
         tower: Any = encoder
@@ -191,7 +227,7 @@ class SemanticProxies(Source):
         own = self.source == "prompts"
         blocks = 0 if self.met is None else self.met[1]
         # A list without a prompt keeps a vision transformer's own out; another encoder has none.
-        prompts = self.prompts_of(plan) if own else [None] * blocks or None
+        prompts = self.prompts_of(plan).of_blocks() if own else [None] * blocks or None
         with (
             torch.autocast(kind, ctx.precision, enabled=ctx.precision is not None),
             torch.set_grad_enabled(own),
@@ -199,21 +235,20 @@ class SemanticProxies(Source):
             features = tower.features(images, prompts=prompts, shared=own and self.shared)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Turns) -> list[Tensor | None]:
-        """The prompts of each sample's class for every block, (B, n_i, W); None where a block has none."""
-        device = self.stored.device
-        rows = self.prompts.take(plan.classes, device)[plan.place.to(device)]
-        return [part if part.shape[1] else None for part in rows.split(self.per_block, 1)]
+    def prompts_of(self, plan: Plan, mine: slice | None = None) -> ByClass:
+        """The prompts of each sample's class; `mine`: for these samples alone, other processes see the others."""
+        rows = self.prompts.take(plan.classes, self.stored.device, apart=mine is not None)
+        return ByClass(rows, plan.turns.place[mine or slice(None)], self.per_block)
 
     def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:
         """The states of the classes present after the batch, (U, S), from unit samples (B, D)."""
-        device = samples.device
-        state = self.stored[plan.classes.to(device)]
+        state = self.stored[plan.classes]
         if self.cell.whole:
-            index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1).to(device)
+            index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
             return self._normal(self._dropped(self.cell(state, samples[index], index >= 0)))
+        read = self.cell.read(samples)
         for index in plan.samples:
-            moved = self._dropped(self.cell(state[: len(index)], samples[index.to(device)]))
+            moved = self._dropped(self.cell.step(state[: len(index)], read[index]))
             if self.normalise_every == "step":
                 moved = self._normal(moved)
             state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.files import read_json
-from proxymetric.recipe import Recipe
+from proxymetric.recipe import Recipe, check
 
 OURS = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
 MAY_CHANGE = {
@@ -128,7 +128,9 @@ def same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> None:
         raise ValueError(
             "resume: with a cosine over all epochs their number sets every rate; leave train.epochs as it was"
         )
-    now, then = _flat(_plain(recipe.as_dict())), _flat(before["recipe"])
+    # A key that there was not yet when the run was begun had what is now its default.
+    defaults = check({"method": recipe.method}).as_dict()
+    now, then = _flat(_plain(recipe.as_dict())), _flat(_plain(defaults)) | _flat(before["recipe"])
     for key in sorted(now.keys() | then.keys(), key=lambda key: ("." in key, key)):
         if key not in MAY_CHANGE and now.get(key) != then.get(key):
             raise ValueError(

@@ -67,6 +67,9 @@ class Trainer:
         self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
         self.optimizer = make_optimizer(learner, options)
+        if options.compile and not learner.frozen:
+            # What is recorded uses its memory again: gradients that pile up or travel must not lie there.
+            learner.encoder.compile_steps(device.type == "cuda" and options.accumulate == 1 and world.size == 1)
         only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
         if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
             raise ValueError(
@@ -81,7 +84,7 @@ class Trainer:
         self.epochs = -(-self.steps // self.steps_per_epoch)
         """of which the last may be cut short"""
         learner.criterion.steps_per_epoch = self.steps_per_epoch
-        learner.criterion.check_labels = False
+        learner.criterion.careful = False
         self.epoch = 0
         self.position = 0
         """batches of this epoch that were trained on"""
@@ -207,7 +210,7 @@ class Trainer:
             return None
         self.optimizer.zero_grad(set_to_none=True)
         _copy(self._before, self._statistics)
-        total = 0.0
+        total = torch.zeros((), device=self.device)
         for i, batch in enumerate(micro):
             assert batch.images is not None
             with self._quiet_until_last(i == len(micro) - 1):
@@ -215,14 +218,16 @@ class Trainer:
                     loss = self._module(batch.images, batch.labels) / len(micro)
                 if loss.requires_grad:
                     self.scaler.scale(loss).backward()
-            total += float(loss.detach())
+            total += loss.detach()
         rows = [leaf for table in self.learner.criterion.row_tables() for leaf in table.leaves()]
         if self.scaler.is_enabled() and any(p.grad is not None for p in self._trainable):
             self.scaler.unscale_(self.optimizer)
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
-        fine = math.isfinite(total) and clipped(self._trainable, rows, self.options)
+        # An accelerator is waited for once in a step: here.
+        value, norm = torch.stack([total, clipped(self._trainable, rows, self.options).to(total)]).tolist()
+        fine = math.isfinite(value) and math.isfinite(norm)
         if fine:
             if any(p.grad is not None for p in self._trainable):
                 self.scaler.step(self.optimizer)
@@ -237,7 +242,7 @@ class Trainer:
             self.skipped += 1
         if any(p.grad is not None for p in self._trainable):
             self.scaler.update()
-        return total if fine else None
+        return value if fine else None
 
     @contextlib.contextmanager
     def _quiet_until_last(self, last: bool) -> Iterator[None]:

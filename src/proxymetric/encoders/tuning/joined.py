@@ -37,11 +37,13 @@ class Joined(nn.ModuleDict):
 
     def prompts(self, block: int) -> list[Tensor]:
         """Tokens (n, D) to stand before those of block number `block`."""
-        return [found for part in self.parts() if (found := part.prompts(block)) is not None]
+        found = [part.prompts(block) for part in self.parts()]
+        return [tokens for tokens in found if tokens is not None]
 
     def beside(self, block: int) -> list[nn.Module]:
         """What changes the MLP of block number `block`."""
-        return [found for part in self.parts() if (found := part.beside(block)) is not None]
+        found = [part.beside(block) for part in self.parts()]
+        return [module for module in found if module is not None]
 
 
 def completed(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tuning]]) -> str | dict[str, Any]:
