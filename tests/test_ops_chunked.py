@@ -28,7 +28,8 @@ from proxymetric.ops import (
     using,
 )
 from proxymetric.papers import options
-from proxymetric.seam import NORMALISATIONS, References, Steps, Weight, unit
+from proxymetric.rules import Steps, Weight
+from proxymetric.seam import NORMALISATIONS, References, unit
 
 BUDGET = 2.0
 """times the error of plain sums in float32 against float64, as root mean square, that chunked ones may have"""

@@ -74,8 +74,9 @@ class TrainOptions:
     training stops (None: never). save_every: steps between checkpoints. frozen: train head and proxies on cached
     features of the backbone. refit: afterwards train on all classes for the number of epochs that the held-out ones
     chose. deterministic: bit-equal runs on a GPU too. compile: have torch.compile make the backbone's training steps,
-    a ViT's block by block: the first ones take a minute, the others less time and memory. track: "tensorboard" writes
-    the curves to the run's folder `tensorboard` as well (needs the extra `track`).
+    a ViT's block by block: the first ones take a minute, the others less time and memory. shard: each of
+    several processes holds the proxies of a part of the classes, and their optimiser state. track: "tensorboard"
+    writes the curves to the run's folder `tensorboard` as well (needs the extra `track`).
     """
 
     epochs: int = 40
@@ -105,6 +106,7 @@ class TrainOptions:
     refit: bool = False
     deterministic: bool = False
     compile: bool = False
+    shard: bool = False
     device: str = "auto"
     track: str | None = None
 

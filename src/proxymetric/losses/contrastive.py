@@ -8,7 +8,8 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.losses.pairs import distances, mean_where, unweighted
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from proxymetric.checks import above_zero, number
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, Similarity, log1p_exp, mean_over_batch, over_classes
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import NONE, log1p_exp
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

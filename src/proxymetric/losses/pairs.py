@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 def distances(queries: Tensor, refs: References) -> Tensor:

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from proxymetric.checks import above_zero, number
 from proxymetric.ops import NONE, Line, mean_over_batch
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class ProxyAnchor:
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull = Line(-self.scale, self.scale * self.margin)
         push = Line(self.scale, self.scale * self.margin)
-        everyone = len(refs.labels)
+        everyone = refs.all_rows
         pulled, pushed = mean_over_batch(
             queries, labels, refs, pull, push, weight=weight,
             positive_count=everyone if self.positive_norm == "all" else None,

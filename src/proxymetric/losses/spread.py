@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxymetric.checks import at_least_zero
 from proxymetric.seam import References
+from proxymetric.shards import added
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Spread:
         k = refs.per_class
         if k == 1 or not self.tau:
             return refs.vectors.new_zeros(())
-        w = refs.normalised().unflatten(0, (-1, k))
+        w = refs._replace(shard=None).normalised().unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = (w @ w.mT)[:, s, t]
-        return self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (len(w) * k * (k - 1))
+        spread = self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
+        return spread if refs.shard is None else added(spread, refs.shard)

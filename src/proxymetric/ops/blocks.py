@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.task import NONE, Line, Task
-from proxymetric.seam import LEAST, Steps
+from proxymetric.rules import Steps
+from proxymetric.seam import LEAST
 
 
 class Chunk(NamedTuple):

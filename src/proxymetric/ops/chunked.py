@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.blocks import Blocks, Side
-from proxymetric.ops.task import NONE, Count, Means, Reduced, Setting, Task, log1p_exp, mean
+from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals, log1p_exp
 
 CACHE = 2**20
 """numbers of one chunk that suit a processor's own cache: its rows, and three matrices beside the batch"""
@@ -37,17 +37,13 @@ class Job(NamedTuple):
 
 def mean_over_batch(
     queries: Tensor, task: Task, positive_count: Count, negative_count: Count, setting: Setting
-) -> Means:
+) -> Totals:
     """A chunk holds all that its columns' part of the means depends on: its gradient is made in the forward pass.
 
     Where a count is given, it is in that gradient; else the whole of it is multiplied once more in the backward pass.
     """
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
-    up, down, up_weight, down_weight = _MeanOverBatch.apply(queries, task.refs.vectors, job)
-    return Means(
-        mean(up, up_weight, None) if positive_count is None else up,
-        mean(down, down_weight, None) if negative_count is None else down,
-    )
+    return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, log1p_exp, mean
+from proxymetric.ops.task import NONE, Count, Line, Reduced, Setting, Task, Totals, log1p_exp
 from proxymetric.seam import References
 
 
@@ -44,11 +44,14 @@ def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Si
 
 def mean_over_batch(
     queries: Tensor, task: Task, positive_count: Count, negative_count: Count, setting: Setting
-) -> Means:
+) -> Totals:
     sums = over_batch(queries, task, setting)
-    return Means(
-        mean(log1p_exp(sums.positive).sum(), sums.positive_weight.sum(), positive_count),
-        mean(log1p_exp(sums.negative).sum(), sums.negative_weight.sum(), negative_count),
+    up, down = log1p_exp(sums.positive).sum(), log1p_exp(sums.negative).sum()
+    return Totals(
+        up if positive_count is None else up / positive_count,
+        down if negative_count is None else down / negative_count,
+        sums.positive_weight.sum(),
+        sums.negative_weight.sum(),
     )
 
 

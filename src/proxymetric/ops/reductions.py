@@ -24,14 +24,16 @@ from torch import Tensor
 
 from proxymetric.ops import chunked, plain
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import Count, Line, Means, Reduced, Setting, Task
-from proxymetric.seam import References, Weight
+from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, Totals
+from proxymetric.rules import Weight
+from proxymetric.seam import References
+from proxymetric.shards import added, felt_by_all, log_added
 
 
 class Implementation(NamedTuple):
     """One way to compute all three; `plain` is what the others must equal."""
 
-    mean_over_batch: Callable[[Tensor, Task, Count, Count, Setting], Means]
+    mean_over_batch: Callable[[Tensor, Task, Count, Count, Setting], Totals]
     over_batch: Callable[[Tensor, Task, Setting], Reduced]
     over_classes: Callable[[Tensor, Task, Setting], Reduced]
 
@@ -109,10 +111,17 @@ def mean_over_batch(
     >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
     Means(positive=tensor(0.3133), negative=tensor(0.6931))
     """
-    task = Task(labels, refs, positive, negative, of_class, weight)
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         do = IMPLS[chosen(queries, refs)].mean_over_batch
-        return do(_lifted(queries), task, positive_count, negative_count, _setting.get())
+        found = do(_lifted(queries, refs), task, positive_count, negative_count, _setting.get())
+        if refs.shard is not None:
+            found = Totals(*added(torch.stack(found), refs.shard))
+        least = 1e-12
+        return Means(
+            found.positive / found.positive_weight.clamp(min=least) if positive_count is None else found.positive,
+            found.negative / found.negative_weight.clamp(min=least) if negative_count is None else found.negative,
+        )
 
 
 def over_batch(
@@ -124,10 +133,13 @@ def over_batch(
     of_class: Similarity | None = None,
     weight: Weight | None = None,
 ) -> Reduced:
-    """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others."""
-    task = Task(labels, refs, positive, negative, of_class, weight)
+    """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others.
+
+    Where references are divided among processes, each has its own columns.
+    """
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        return IMPLS[chosen(queries, refs)].over_batch(_lifted(queries), task, _setting.get())
+        return IMPLS[chosen(queries, refs)].over_batch(_lifted(queries, refs), task, _setting.get())
 
 
 def over_classes(
@@ -140,11 +152,18 @@ def over_classes(
     weight: Weight | None = None,
 ) -> Reduced:
     """For each query i: `log sum_c exp(w z(s_ic))` over the columns c of its class, and over the others."""
-    task = Task(labels, refs, positive, negative, of_class, weight)
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        return IMPLS[chosen(queries, refs)].over_classes(_lifted(queries), task, _setting.get())
+        found = IMPLS[chosen(queries, refs)].over_classes(_lifted(queries, refs), task, _setting.get())
+        if refs.shard is None:
+            return found
+        if weight is not None:
+            raise ValueError("weighting: with proxies divided among processes it wants a loss over the batch")
+        logs = [log_added(each, refs.shard) for each in (found.positive, found.negative)]
+        return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
 
 
-def _lifted(queries: Tensor) -> Tensor:
+def _lifted(queries: Tensor, refs: References) -> Tensor:
     """Queries in the type of the sums; references follow, row by row where that can be."""
+    queries = queries if refs.shard is None else felt_by_all(queries, refs.shard)
     return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries

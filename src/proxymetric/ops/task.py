@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.similarity import Similarity
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 NONE = float("-inf")
 """the logarithm of an empty sum"""
@@ -69,6 +70,15 @@ class Reduced(NamedTuple):
     """the same for the negatives"""
 
 
+class Totals(NamedTuple):
+    """Sums over the columns, of `log(1 + sum exp)`, divided by the count where one was given, and of mean weights."""
+
+    positive: Tensor
+    negative: Tensor
+    positive_weight: Tensor
+    negative_weight: Tensor
+
+
 class Means(NamedTuple):
     """The mean over the columns of `log(1 + sum exp)`, a scalar for the positives and one for the negatives."""
 
@@ -78,11 +88,6 @@ class Means(NamedTuple):
 
 Count = float | None
 """what a sum over the columns is divided by; None: by the summed mean weights of the columns"""
-
-
-def mean(total: Tensor, weights: Tensor, count: Count) -> Tensor:
-    """A sum over the columns, divided."""
-    return total / (weights.clamp(min=1e-12) if count is None else count)
 
 
 def log1p_exp(z: Tensor) -> Tensor:

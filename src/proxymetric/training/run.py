@@ -170,6 +170,7 @@ class _Sitting:
             learner, seen, result["refit"] = self._refit(images, result["chosen_epoch"])
         elif (self.folder / "best.safetensors").is_file():
             best = Checkpoint.read(self.folder / "best.safetensors")
+            best.tensors = trainer.sharded.own(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
         result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))

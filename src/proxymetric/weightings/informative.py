@@ -9,7 +9,9 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import Similarity
-from proxymetric.seam import Commit, Context, References, Steps, Weight, Weighting
+from proxymetric.rules import Steps, Weight
+from proxymetric.seam import Commit, Context, References, Weighting
+from proxymetric.shards import added
 from proxymetric.weightings.class_means import AT_ONCE, ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
@@ -184,8 +186,11 @@ class _Proxies:
         there, place = refs.labels[:: refs.per_class], torch.zeros(classes, dtype=torch.int64, device=labels.device)
         place[there] = torch.arange(len(there), device=there.device)
         # Of each sample's class, so a class may be here twice: cheaper than to wait for the distinct ones.
-        own = refs._replace(vectors=refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]])
-        self.vectors = own.normalised(queries)
+        vectors = refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]]
+        if refs.shard is not None:
+            here = (labels >= refs.shard.start) & (labels < refs.shard.stop)
+            vectors = added(vectors * here[:, None, None], refs.shard)
+        self.vectors = refs._replace(vectors=vectors, shard=None).normalised(queries)
         self.place = place
         self.place[labels] = torch.arange(len(labels), device=labels.device)
         self.single, self.numbers = refs.per_class == 1, refs.per_class * refs.vectors.shape[1]
