@@ -1,6 +1,6 @@
 """Proxy losses with very many classes, against pytorch-metric-learning in the same run.
 
-    python benchmarks/losses.py                          1k, 11k, 100k and a million classes on the CPU; 15 minutes
+    python benchmarks/losses.py                          1k, 11k, 100k and a million classes on the CPU; half an hour
     python benchmarks/losses.py --classes 1000 11000     some of them
 
 A batch of 128 embeddings of 512 dimensions, one thread: loss, and its gradient in embeddings and proxies. Every
