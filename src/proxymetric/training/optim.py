@@ -33,7 +33,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
             "nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing"
         )
     for table in learner.criterion.row_tables():
-        table.follow(options.optimizer, options.betas, options.weight_decay, options.momentum)
+        kind = options.row_optimizer if table.rate == "proxies" and options.row_optimizer else options.optimizer
+        table.follow(kind, options.betas, options.weight_decay, options.momentum)
     for group in groups:
         group["first_lr"] = group["lr"]
     # One kernel for all parameters instead of a dozen; on a CPU as ever.
@@ -41,8 +42,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     decay = options.weight_decay
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused)
-    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=lr, betas=options.betas, weight_decay=decay, fused=fused)
+    adam = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return adam(groups, lr=lr, betas=options.betas, weight_decay=decay, fused=fused)
 
 
 def decayed(options: TrainOptions, epoch: int) -> float:

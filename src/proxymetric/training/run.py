@@ -108,6 +108,9 @@ def train(
         {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # torchrun started the processes anew after one of them was lost: they go on, whatever was asked at first.
+        resume, overwrite = True, False
     with World.joined() as world:
         before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if before is not None:
