@@ -12,7 +12,8 @@ from proxymetric.losses import MPA, Contrastive, MarginContrastive, MultiSimilar
 from proxymetric.ops import Similarity
 from proxymetric.papers import options
 from proxymetric.references import LearnedProxies
-from proxymetric.seam import Compare, References, Steps, Weight, unit
+from proxymetric.rules import Steps, Weight
+from proxymetric.seam import Compare, References, unit
 
 B, C, K, D = 9, 5, 3, 6
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from proxymetric.look import Look, Seen
 from proxymetric.references.rows import RowTable
 from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
+from proxymetric.shards import Shard
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",
@@ -173,6 +174,30 @@ class Criterion(nn.Module):
         self._encoder[:] = [encoder]
         self.objective.bind(encoder)
         return self
+
+    def shard(self, rank: int, size: int, group: Any = None) -> Criterion:
+        """Keep the proxies of one part of the classes here; `size` processes have one part each.
+
+        Before an optimiser is made. Every process must see the same embeddings and labels, those of all; it then has
+        the whole loss and the whole gradient of its own proxies, so data parallelism must leave them alone
+        (`sharded` names them). Methods whose proxies cannot be divided refuse.
+        """
+        for module in self.modules():
+            if isinstance(module, Source) and (module.proxies or module.classes is not None):
+                assert module.classes is not None
+                module.shard(Shard.of(module.classes, rank, size, group))
+        if not self.sharded():
+            raise ValueError(f"shard: {self.name} has no proxies to divide among processes")
+        return self
+
+    def sharded(self) -> dict[str, Shard]:
+        """Names of the parameters that are divided among processes, class after class, and which part is here."""
+        found: dict[str, Shard] = {}
+        for place, module in self.named_modules():
+            part = getattr(module, "part", None)
+            if isinstance(module, Source) and part is not None:
+                found |= {f"{place}.{name}": part for name in module.proxies}
+        return found
 
     def boundary(self, score: float | None = None, pool: Pool | tuple[Tensor, Tensor] | None = None) -> None:
         """Tell the method how an evaluation went; some schemes turn to their next problem here.

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.look import Look, Seen
+from proxymetric.rules import Weight
+from proxymetric.shards import Shard
 
 Commit = Callable[[], None]
 
@@ -69,6 +71,25 @@ class References(NamedTuple):
     """K, when the rows lie class after class, K of each"""
     same: Tensor | None = None
     """(B, R) bool: this row IS the query, so the two are no pair"""
+    normalise: str | None = None
+    """how the rows are still to be normalised before they are compared, a key of `NORMALISATIONS`; None: not at all"""
+    shard: Shard | None = None
+    """which classes the rows are of, where other processes hold those of the others; None: all are here"""
+
+    @property
+    def all_rows(self) -> int:
+        """R, the rows of all processes."""
+        return len(self.labels) if self.shard is None else self.shard.classes * (self.per_class or 1)
+
+    def normalised(self, queries: Tensor | None = None) -> Tensor:
+        """The rows as they are compared with these queries: of their type, and normalised, in a copy.
+
+        The reductions in `ops` do without this copy, which matters where there are very many rows.
+        """
+        if self.shard is not None:
+            raise ValueError("shard: this loss wants all references at once; wanted one that is written on `ops`")
+        vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
+        return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
 
     def positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which (query, row) pairs are of one class and which of two, (B, R) each; a query is no pair with itself."""
@@ -135,44 +156,10 @@ class Boundary(NamedTuple):
     pool: Pool | None = None
 
 
-class Steps(NamedTuple):
-    """A piecewise constant function of a similarity, one per class: level j holds from edge j (inclusive) to the next.
-
-    `edges` (C, E) ascending, `levels` (C, E + 1). Two numbers per class instead of a (B, C) matrix, so that it can be
-    evaluated chunk by chunk for very many classes.
-
-    >>> rule = Steps(edges=torch.tensor([[0.2]]), levels=torch.tensor([[0.5, 1.0]]))
-    >>> rule(torch.tensor([[0.1], [0.2], [0.9]])).T
-    tensor([[0.5000, 1.0000, 1.0000]])
-    """
-
-    edges: Tensor
-    levels: Tensor
-
-    def __call__(self, similarity: Tensor) -> Tensor:
-        """(B, C) similarities -> (B, C) values, without gradient."""
-        similarity = similarity.detach()
-        value = self.levels[:, 0].expand_as(similarity)
-        for edge, level in zip(self.edges.unbind(1), self.levels[:, 1:].unbind(1), strict=True):
-            value = torch.where(similarity >= edge, level, value)
-        return value
-
-    def of(self, classes: Tensor) -> Steps:
-        """The rules of these classes, one for each column of a similarity matrix: all of them, a chunk, or a few."""
-        return Steps(self.edges[classes], self.levels[classes])
-
-
-class Weight(NamedTuple):
-    """The weight of every pair as a rule per class: one for its positives, one for its negatives."""
-
-    positive: Steps
-    negative: Steps
-
-
 class Loss(Protocol):
     """A pure function: no parameters, no buffers, no forward pass of a network.
 
-    `queries` (B, D) and `refs.vectors` (R, D) come normalised; `labels` (B,).
+    `queries` (B, D) come normalised; `labels` (B,). Of `refs` it asks the reductions in `ops`, or `refs.normalised`.
     """
 
     def __call__(
@@ -193,7 +180,7 @@ class Energy(NamedTuple):
     normalise: str = "l2"
 
     def __call__(self, refs: References) -> Tensor:
-        return self.loss(self.queries, self.labels, self._normalised(refs))
+        return self.loss(self.queries, self.labels, refs._replace(normalise=self.normalise))
 
     def closed_forms(self, refs: References) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Gradient and diagonal curvature (R, D) as a function of the vectors, their lengths held (VCPA, Eqs. 24, 25).
@@ -215,9 +202,6 @@ class Energy(NamedTuple):
             return gradient * shrink, curvature * shrink.square()
 
         return at
-
-    def _normalised(self, refs: References) -> References:
-        return refs._replace(vectors=NORMALISATIONS[self.normalise](refs.vectors.to(self.queries)))
 
 
 class Source(nn.Module):
@@ -252,6 +236,10 @@ class Source(nn.Module):
         """What to compare this batch with, and what to remember of it. Asked once per step."""
         raise NotImplementedError
 
+    def shard(self, shard: Shard) -> None:
+        """Keep the proxies of these classes alone: other processes hold the others."""
+        raise ValueError(f"shard: {type(self).__name__} cannot be divided among processes; learned proxies can")
+
     def seated(self) -> Tensor:
         """The seats' vectors as they are, (C * seats, D), without gradient."""
         raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot read its vectors")
@@ -265,7 +253,10 @@ class Weighting(nn.Module):
     """Makes the weight of this batch's pairs from what it remembers of the classes."""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[Weight, Commit]:
-        """`queries` (B, D) and `refs.vectors` (R, D) come normalised, without gradient."""
+        """`queries` (B, D) come normalised, without gradient; so do `refs.normalised(queries)`.
+
+        `refs.vectors` may be a parameter: what a commit needs of it is copied now, before the optimiser moves.
+        """
         raise NotImplementedError
 
 
@@ -321,7 +312,7 @@ class Compare(Objective):
         queries = normal(ctx.embeddings)
         still = queries.detach()
         refs, remember = self.source(ctx, Energy(self.loss, still, labels, self.normalise))
-        refs = refs._replace(vectors=normal(refs.vectors.to(queries.dtype)))
+        refs = refs._replace(normalise=self.normalise)
         if self.weighting is None:
             weight, commit = None, remember
         else:

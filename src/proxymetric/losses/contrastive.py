@@ -8,7 +8,8 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.losses.pairs import distances, mean_where, unweighted
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Contrastive:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         unweighted(self, weight)
-        s = queries @ refs.vectors.T
+        s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         return (((1 - s) * positive).sum() + (s * (negative & (s > self.margin))).sum()) / max(len(queries), 1)
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, number
 from proxymetric.losses.pairs import mean_where
-from proxymetric.ops import Line, Similarity, log1p_exp, over_batch, over_classes
-from proxymetric.seam import References, Weight
+from proxymetric.ops import Line, Similarity, log1p_exp, mean_over_batch, over_classes
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,8 @@ class MPA:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
-        sums = over_batch(queries, labels, refs, pull, push, self.of_class, weight)
-        positive = log1p_exp(sums.positive).sum() / sums.positive_weight.sum().clamp(min=1e-12)
-        negative = log1p_exp(sums.negative).sum() / sums.negative_weight.sum().clamp(min=1e-12)
-        return positive + negative
+        pulled, pushed = mean_over_batch(queries, labels, refs, pull, push, self.of_class, weight)
+        return pulled + pushed
 
 
 @dataclass(frozen=True)

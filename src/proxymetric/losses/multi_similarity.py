@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
-from proxymetric.ops import log1p_exp
-from proxymetric.ops.reductions import NONE
-from proxymetric.seam import References, Weight
+from proxymetric.ops import NONE, log1p_exp
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MultiSimilarity:
             at_least_zero(epsilon=self.epsilon)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
-        s = queries @ refs.vectors.T
+        s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         if self.epsilon is not None:
             still = s.detach()

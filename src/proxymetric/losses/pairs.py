@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 def distances(queries: Tensor, refs: References) -> Tensor:
     """Euclidean distances (B, R); a distance of 0 has a gradient of 0."""
-    squared = (
-        queries.square().sum(1, keepdim=True) + refs.vectors.square().sum(1) - 2 * (queries @ refs.vectors.T)
-    ).clamp(min=0)
+    rows = refs.normalised(queries)
+    squared = (queries.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * (queries @ rows.T)).clamp(min=0)
     apart = squared > 1e-12
     return squared.where(apart, squared.new_ones(())).sqrt() * apart
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from proxymetric.checks import above_zero, number
-from proxymetric.ops import NONE, Line, log1p_exp, over_batch
-from proxymetric.seam import References, Weight
+from proxymetric.ops import NONE, Line, mean_over_batch
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class ProxyAnchor:
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
         pull = Line(-self.scale, self.scale * self.margin)
         push = Line(self.scale, self.scale * self.margin)
-        sums = over_batch(queries, labels, refs, pull, push, weight=weight)
-        count = len(refs.labels)
-        present = count if self.positive_norm == "all" else sums.positive_weight.sum().clamp(min=1e-12)
-        everyone = count if weight is None else sums.negative_weight.sum().clamp(min=1e-12)
-        return log1p_exp(sums.positive).sum() / present + log1p_exp(sums.negative).sum() / everyone
+        everyone = refs.all_rows
+        pulled, pushed = mean_over_batch(
+            queries, labels, refs, pull, push, weight=weight,
+            positive_count=everyone if self.positive_norm == "all" else None,
+            negative_count=everyone if weight is None else None,
+        )  # fmt: skip
+        return pulled + pushed
 
     def closed_forms(
         self, queries: Tensor, labels: Tensor, refs: References

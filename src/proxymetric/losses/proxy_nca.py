@@ -10,7 +10,8 @@ from torch import Tensor
 from proxymetric.checks import above_zero
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, over_classes
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from proxymetric.checks import above_zero, number
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, Similarity, over_classes
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxymetric.checks import at_least_zero
 from proxymetric.seam import References
+from proxymetric.shards import added
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Spread:
 
     ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix. 1e-5 stands under the
     root, so that coinciding proxies have a finite gradient. K = 1 gives 0.
+
+    It is no reduction over the batch: all proxies are normalised and multiplied at once, whatever `ops.using` says.
 
     tau: >= 0, 0.2 in both papers.
 
@@ -38,9 +41,10 @@ class Spread:
                 "tau: the spread of a class's proxies needs a source with a fixed number of them per class"
             )
         k = refs.per_class
-        if k == 1:
+        if k == 1 or not self.tau:
             return refs.vectors.new_zeros(())
-        w = refs.vectors.unflatten(0, (-1, k))
+        w = refs._replace(shard=None).normalised().unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = (w @ w.mT)[:, s, t]
-        return self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (len(w) * k * (k - 1))
+        spread = self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
+        return spread if refs.shard is None else added(spread, refs.shard)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero
 from proxymetric.losses.pairs import distances, unweighted
-from proxymetric.seam import References, Weight
+from proxymetric.rules import Weight
+from proxymetric.seam import References
 
 
 @dataclass(frozen=True)

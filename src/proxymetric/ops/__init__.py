@@ -1,16 +1,25 @@
-"""The two reductions every proxy loss is written on: over the batch for each class, over the classes for each query."""
+"""The reductions every proxy loss is written on: over the batch for each class, over the classes for each query."""
 
-from proxymetric.ops.reductions import NONE, Line, Reduced, log1p_exp, over_batch, over_classes
-from proxymetric.ops.similarity import Columns, Similarity, similarities
+from proxymetric.ops.plain import Columns, similarities
+from proxymetric.ops.reductions import IMPLS, Implementation, chosen, mean_over_batch, over_batch, over_classes, using
+from proxymetric.ops.similarity import Similarity
+from proxymetric.ops.task import NONE, Line, Means, Reduced, Setting, log1p_exp
 
 __all__ = [
+    "IMPLS",
     "NONE",
     "Columns",
+    "Implementation",
     "Line",
+    "Means",
     "Reduced",
+    "Setting",
     "Similarity",
+    "chosen",
     "log1p_exp",
+    "mean_over_batch",
     "over_batch",
     "over_classes",
     "similarities",
+    "using",
 ]

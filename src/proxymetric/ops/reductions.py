@@ -1,38 +1,127 @@
-"""`score -> log-sum-exp`, over the batch for each column or over the columns for each query. This is the definition."""
+"""The reductions that every proxy loss is written on: exponents of similarities, summed, over the batch or the classes.
+
+========================  =====================================================================  ===================
+reduction                 gives                                                                  for
+========================  =====================================================================  ===================
+`mean_over_batch`         mean over the columns c of `log(1 + sum_i exp(w z(s_ic)))`             Proxy-Anchor, MPA
+`over_batch`              for each column c `log sum_i exp(w z(s_ic))`                           anything of these
+`over_classes`            for each query i `log sum_c exp(w z(s_ic))`                            the softmax family
+========================  =====================================================================  ===================
+
+Each for the pairs of one class and for those of two. A column is a reference row, or a class where `of_class` says how
+its K rows make one similarity. Sums are made in float32 or better, whatever type queries and references have.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxymetric.ops.similarity import Similarity, similarities
-from proxymetric.seam import References, Weight
-
-NONE = float("-inf")
-"""the logarithm of an empty sum"""
-
-
-class Line(NamedTuple):
-    """An exponent as a function of the similarity: `slope * s + offset`."""
-
-    slope: float
-    offset: float = 0.0
-
-    def __call__(self, s: Tensor) -> Tensor:
-        return self.slope * s + self.offset
+from proxymetric.ops import chunked, plain
+from proxymetric.ops.similarity import Similarity
+from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, Totals
+from proxymetric.rules import Weight
+from proxymetric.seam import References
+from proxymetric.shards import added, felt_by_all, log_added
 
 
-class Reduced(NamedTuple):
-    """`log sum exp` over the positives and over the negatives, -inf where there are none; and the mean weights."""
+class Implementation(NamedTuple):
+    """One way to compute all three; `plain` is what the others must equal."""
 
-    positive: Tensor
-    negative: Tensor
-    positive_weight: Tensor
-    """mean weight of the positives: 1 without a weighting, 0 where there are no positives"""
-    negative_weight: Tensor
-    """the same for the negatives"""
+    mean_over_batch: Callable[[Tensor, Task, Count, Count, Setting], Totals]
+    over_batch: Callable[[Tensor, Task, Setting], Reduced]
+    over_classes: Callable[[Tensor, Task, Setting], Reduced]
+
+
+IMPLS: dict[str, Implementation] = {
+    "plain": Implementation(plain.mean_over_batch, plain.over_batch, plain.over_classes),
+    "chunked": Implementation(chunked.mean_over_batch, chunked.over_batch, chunked.over_classes),
+}
+"""name -> implementation: the one list of them"""
+
+SMALL = {"cpu": 2**16}
+"""pairs up to which "auto" is plain, by kind of device"""
+SMALL_ELSEWHERE = 2**26
+"""the same on accelerators, where launching many small kernels is what small sizes cost"""
+
+
+_setting: ContextVar[Setting] = ContextVar("setting", default=Setting())  # noqa: B039 - a tuple
+
+
+@contextmanager
+def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Setting]:
+    """Compute the losses inside in another way: the same values and gradients, in other time and memory.
+
+    impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
+    spares a product where the budget allows it; "auto" (the default) chooses by size. budget: bytes from 0 that the
+    similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of one chunk,
+    from 1; by default as many as suit the processor. What is None stays as it is outside.
+
+    >>> with using("chunked", budget=0) as now:
+    ...     now.impl, now.budget
+    ('chunked', 0)
+    """
+    if impl is not None and impl not in (*IMPLS, "auto"):
+        raise ValueError(f"impl: got {impl!r}, wanted one of {', '.join(IMPLS)}, auto")
+    for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
+    told: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
+    now = _setting.get()._replace(**{name: value for name, value in told.items() if value is not None})
+    token = _setting.set(now)
+    try:
+        yield now
+    finally:
+        _setting.reset(token)
+
+
+def chosen(queries: Tensor, refs: References) -> str:
+    """The name of the implementation that compares these, by the setting."""
+    name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
+    if name == "auto":
+        kind = queries.device.type
+        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else "chunked"
+    return name if pairs else "plain"
+
+
+def mean_over_batch(
+    queries: Tensor,
+    labels: Tensor,
+    refs: References,
+    positive: Line,
+    negative: Line,
+    of_class: Similarity | None = None,
+    weight: Weight | None = None,
+    *,
+    positive_count: Count = None,
+    negative_count: Count = None,
+) -> Means:
+    """`1/N sum_c log(1 + sum_i exp(w z(s_ic)))`, i the queries of column c's class, and the same over the others.
+
+    N is the given count, or without one the summed mean weights of the columns: how many columns have such a pair, if
+    there is no weighting. Two scalars, so that an implementation can make the whole gradient while it has a column's
+    similarities at hand; `over_batch`, whose result may go anywhere, must wait for what comes of it.
+
+    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+    >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
+    Means(positive=tensor(0.3133), negative=tensor(0.6931))
+    """
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    with torch.autocast(queries.device.type, enabled=False):
+        do = IMPLS[chosen(queries, refs)].mean_over_batch
+        found = do(_lifted(queries, refs), task, positive_count, negative_count, _setting.get())
+        if refs.shard is not None:
+            found = Totals(*added(torch.stack(found), refs.shard))
+        least = 1e-12
+        return Means(
+            found.positive / found.positive_weight.clamp(min=least) if positive_count is None else found.positive,
+            found.negative / found.negative_weight.clamp(min=least) if negative_count is None else found.negative,
+        )
 
 
 def over_batch(
@@ -44,8 +133,13 @@ def over_batch(
     of_class: Similarity | None = None,
     weight: Weight | None = None,
 ) -> Reduced:
-    """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others."""
-    return _reduce(0, queries, labels, refs, positive, negative, of_class, weight)
+    """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others.
+
+    Where references are divided among processes, each has its own columns.
+    """
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    with torch.autocast(queries.device.type, enabled=False):
+        return IMPLS[chosen(queries, refs)].over_batch(_lifted(queries, refs), task, _setting.get())
 
 
 def over_classes(
@@ -58,41 +152,18 @@ def over_classes(
     weight: Weight | None = None,
 ) -> Reduced:
     """For each query i: `log sum_c exp(w z(s_ic))` over the columns c of its class, and over the others."""
-    return _reduce(1, queries, labels, refs, positive, negative, of_class, weight)
+    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    with torch.autocast(queries.device.type, enabled=False):
+        found = IMPLS[chosen(queries, refs)].over_classes(_lifted(queries, refs), task, _setting.get())
+        if refs.shard is None:
+            return found
+        if weight is not None:
+            raise ValueError("weighting: with proxies divided among processes it wants a loss over the batch")
+        logs = [log_added(each, refs.shard) for each in (found.positive, found.negative)]
+        return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
 
 
-def _reduce(
-    dim: int,
-    queries: Tensor,
-    labels: Tensor,
-    refs: References,
-    positive: Line,
-    negative: Line,
-    of_class: Similarity | None,
-    weight: Weight | None,
-) -> Reduced:
-    s, is_positive, is_negative, classes = similarities(queries, labels, refs, of_class)
-    up, down = positive(s), negative(s)
-    if weight is None:
-        up_weight, down_weight = is_positive.any(dim).to(s), is_negative.any(dim).to(s)
-    else:
-        # Weights come before the mask: 0 * -inf is not a number.
-        up_each, down_each = weight.positive.of(classes)(s), weight.negative.of(classes)(s)
-        up, down = up_each * up, down_each * down
-        up_weight, down_weight = _mean(up_each, is_positive, dim), _mean(down_each, is_negative, dim)
-    # An empty sum is -inf and its gradient not a number; masked_fill's own backward puts the zero there.
-    return Reduced(
-        torch.logsumexp(up.masked_fill(~is_positive, NONE), dim),
-        torch.logsumexp(down.masked_fill(~is_negative, NONE), dim),
-        up_weight,
-        down_weight,
-    )
-
-
-def _mean(values: Tensor, where: Tensor, dim: int) -> Tensor:
-    return (values * where).sum(dim) / where.sum(dim).clamp(min=1)
-
-
-def log1p_exp(z: Tensor) -> Tensor:
-    """`log(1 + exp z)` for a log-sum z: 0 with a zero gradient where z is -inf, z itself where it is large."""
-    return torch.logaddexp(z, z.new_zeros(()))
+def _lifted(queries: Tensor, refs: References) -> Tensor:
+    """Queries in the type of the sums; references follow, row by row where that can be."""
+    queries = queries if refs.shard is None else felt_by_all(queries, refs.shard)
+    return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.seam import References
-
 
 class Similarity(NamedTuple):
     """The similarity of a query to a class of K references.
@@ -27,48 +25,28 @@ class Similarity(NamedTuple):
             raise ValueError(f"gamma: got {self.gamma}, wanted a number above 0")
         return self
 
-    def __call__(self, grouped: Tensor) -> Tensor:
-        """Similarities (..., K) to the references of a class -> (...) to the class."""
-        if grouped.shape[-1] == 1:
-            return grouped.squeeze(-1)
+    def __call__(self, grouped: Tensor, dim: int = -1) -> Tensor:
+        """Similarities to the references of a class, K along `dim` -> to the class, without that dimension."""
+        if grouped.shape[dim] == 1:
+            return grouped.squeeze(dim)
         if self.kind == "soft":
-            return (torch.softmax(grouped / self.gamma, -1) * grouped).sum(-1)
-        return grouped.amax(-1) if self.kind == "max" else grouped.mean(-1)
+            return (torch.softmax(grouped / self.gamma, dim) * grouped).sum(dim)
+        return grouped.amax(dim) if self.kind == "max" else grouped.mean(dim)
 
+    def slopes(self, grouped: Tensor, of_class: Tensor, dim: int = -1) -> Tensor:
+        """`dS / ds_k` in the shape of `grouped`, where `of_class` is S; of several largest ones, each an equal share.
 
-class Columns(NamedTuple):
-    """What queries were compared with, column by column."""
-
-    similarity: Tensor
-    """(B, columns)"""
-    positive: Tensor
-    """(B, columns) bool: a pair of one class"""
-    negative: Tensor
-    """(B, columns) bool: a pair of two classes"""
-    labels: Tensor
-    """(columns,) class of each"""
-
-
-def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Similarity | None = None) -> Columns:
-    """Similarities (B, columns) with the masks of their positive and negative pairs.
-
-    A column is a reference row, or a class where `of_class` says how its K rows become one similarity.
-
-    >>> refs = References(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]), per_class=2)
-    >>> s, positive, negative, _ = similarities(torch.eye(2), torch.tensor([0, 1]), refs, Similarity("max"))
-    >>> s
-    tensor([[1., 0.],
-            [1., 0.]])
-    >>> positive
-    tensor([[ True, False],
-            [False,  True]])
-    """
-    s = queries @ refs.vectors.T
-    if of_class is None:
-        return Columns(s, *refs.positives(labels), refs.labels)
-    if refs.per_class is None:
-        raise ValueError(
-            "base: this loss compares with classes of K references each; loose rows have no such structure"
-        )
-    columns = References(refs.vectors[:: refs.per_class], refs.labels[:: refs.per_class])
-    return Columns(of_class(s.unflatten(1, (-1, refs.per_class))), *columns.positives(labels), columns.labels)
+        >>> alike = torch.tensor([0.5, 0.1], requires_grad=True)
+        >>> S = Similarity()(alike)
+        >>> S.backward()
+        >>> torch.testing.assert_close(Similarity().slopes(alike, S), alike.grad)
+        """
+        if grouped.shape[dim] == 1:
+            return torch.ones_like(grouped)
+        S = of_class.unsqueeze(dim)
+        if self.kind == "soft":
+            return torch.softmax(grouped / self.gamma, dim) * (1 + (grouped - S) / self.gamma)
+        if self.kind == "mean":
+            return torch.full_like(grouped, 1 / grouped.shape[dim])
+        largest = (grouped == S).to(grouped)
+        return largest / largest.sum(dim, keepdim=True)

@@ -19,7 +19,7 @@ def norm_softmax(
     scale: float = 20.0,
     per_class: int = 1,
     init: str = "kaiming",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """Softmax cross entropy on cosines: `losses.CosFace` without a margin. Scale 20 is the paper's temperature 0.05."""
     return Compare(CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched))
@@ -37,7 +37,7 @@ def cosface(
     margin: float = 0.35,
     per_class: int = 1,
     init: str = "kaiming",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """Softmax with a margin on the own cosine. Loss: `losses.CosFace`."""
     return Compare(CosFace(scale, margin), proxies(classes, dim, per_class, init, touched))
@@ -48,7 +48,13 @@ def cosface(
     choose="faces and very many classes with clean labels",
 )
 def arcface(
-    classes: int, dim: int, *, scale: float = 64.0, margin: float = 0.5, init: str = "kaiming", touched: str = "all"
+    classes: int,
+    dim: int,
+    *,
+    scale: float = 64.0,
+    margin: float = 0.5,
+    init: str = "kaiming",
+    touched: str | float = "all",
 ) -> Objective:
     """Softmax with a margin (radians) on the own angle. Loss: `losses.ArcFace`."""
     return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))

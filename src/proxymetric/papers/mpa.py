@@ -27,7 +27,7 @@ def mpa(
     per_class: int = 10,
     similarity: str = "soft",
     init: str = "kaiming-uniform",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """Proxy-Anchor on classes of K proxies, class-wise. Losses: `MPA`, `Spread`."""
     loss = MPA(scale, margin, Similarity(similarity, gamma))
@@ -46,7 +46,7 @@ def mpa_dw(
     per_class: int = 10,
     similarity: str = "soft",
     init: str = "kaiming-uniform",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """MPA with its sums turned round: per sample. Losses: `MPADW`, `Spread`."""
     loss = MPADW(scale, margin, Similarity(similarity, gamma))
@@ -65,7 +65,7 @@ def mpa_ap(
     per_class: int = 10,
     similarity: str = "soft",
     init: str = "kaiming-uniform",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """One logarithm per sample over own and other classes together. Losses: `MPAAP`, `Spread`."""
     loss = MPAAP(scale, margin, Similarity(similarity, gamma))

@@ -21,7 +21,7 @@ def proxy_anchor(
     positive_norm: str = "present",
     per_class: int = 1,
     init: str = "kaiming",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """Each class's proxy is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
 

@@ -19,7 +19,7 @@ def proxy_nca(
     scale: float = 12.0,
     per_class: int = 1,
     init: str = "kaiming",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """Each sample nearer to its own proxy than to the others. Loss: `losses.ProxyNCA`."""
     return Compare(ProxyNCA(scale), proxies(classes, dim, per_class, init, touched))
@@ -36,7 +36,7 @@ def proxy_nca_pp(
     temperature: float = 1 / 18,
     per_class: int = 1,
     init: str = "kaiming",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`.
 

@@ -25,7 +25,7 @@ def soft_triple(
     reduction: str = "mean",
     similarity: str = "soft",
     init: str = "kaiming-uniform",
-    touched: str = "all",
+    touched: str | float = "all",
 ) -> Objective:
     """A softmax over classes of K centres, which a regulariser draws together. Losses: `SoftTriple`, `Spread`.
 

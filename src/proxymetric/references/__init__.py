@@ -29,14 +29,18 @@ __all__ = [
 ]
 
 
-def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str = "all") -> Source:
-    """The proxies of a method: compare with those of all classes, or only with those of the batch's classes.
+def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str | float = "all") -> Source:
+    """The proxies of a method: compare with those of all classes, or only with those of some.
 
     touched: "all" gives `LearnedProxies`, stepped by the run's optimiser; "batch" gives `RowProxies`, where a step
-    reads and moves only the rows of the classes in the batch, so that its cost does not grow with their number.
+    reads and moves only the rows of the classes in the batch, so that its cost does not grow with their number; a
+    number in (0, 1) adds so large a share of the other classes, drawn anew at each step. Both are another loss than
+    "all": pushes from the classes left out are missing.
     """
     if touched == "all":
         return LearnedProxies(classes, dim, per_class, init)
     if touched == "batch":
         return RowProxies(classes, dim, per_class, init)
-    raise ValueError(f"touched: got {touched!r}, wanted 'all' or 'batch'")
+    if isinstance(touched, int | float) and not isinstance(touched, bool) and 0 < touched < 1:
+        return RowProxies(classes, dim, per_class, init, float(touched))
+    raise ValueError(f"touched: got {touched!r}, wanted 'all', 'batch' or a share of the other classes in (0, 1)")

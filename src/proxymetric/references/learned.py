@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from proxymetric.checks import whole
 from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.shards import Shard
 
 INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
     # Proxy-Anchor's released code: kaiming-normal with fan_out = the number of rows.
@@ -49,11 +50,21 @@ class LearnedProxies(Source):
         self.classes, self.dim, self.per_class, self.seats = classes, dim, per_class, per_class
         self.vectors = nn.Parameter(initial(classes, dim, per_class, init))
         self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class), persistent=False)
+        self.part: Shard | None = None
+        """the classes whose vectors are here; None: all"""
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        return References(self.vectors, self.labels, self.per_class), nothing
+        return References(self.vectors, self.labels, self.per_class, shard=self.part), nothing
+
+    def shard(self, shard: Shard) -> None:
+        assert self.part is None
+        rows = slice(shard.start * self.per_class, shard.stop * self.per_class)
+        self.vectors = nn.Parameter(self.vectors.detach()[rows].clone())
+        self.labels, self.part = self.labels[rows].clone(), shard
 
     def seated(self) -> Tensor:
+        if self.part is not None:
+            raise ValueError("shard: proxies that are divided among processes cannot be re-picked")
         return self.vectors.detach().clone()
 
     @torch.no_grad()

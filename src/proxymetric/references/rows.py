@@ -8,6 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+STATE: dict[str, dict[str, str]] = {
+    "adamw": {"average": "row", "square": "row"},
+    "adam": {"average": "row", "square": "row"},
+    "sgd": {"average": "row"},
+    "rowwise-adagrad": {"square": "number"},
+}
+"""optimiser -> what it remembers of each row: as much as the row is, or one number"""
+
 
 class RowTable(nn.Module):
     """(N, ...) trained rows with their optimiser state, of which one step reads and moves only a few.
@@ -16,10 +24,11 @@ class RowTable(nn.Module):
     was not taken is neither moved nor decayed, and Adam's step count is kept per row. It is no parameter: an optimiser
     never sees it, and a checkpoint holds all of it.
 
-    optimizer: "adamw", "adam" or "sgd". betas, eps, weight_decay, momentum: as in torch.optim. rate: that of a run at
-    which it steps, "proxies" or "network". host: the table and its state stay in host memory wherever the module is
-    sent (its floats still follow a change of type); the rows taken travel to `device`, step there, and come back, so
-    that an accelerator holds those of one batch only.
+    optimizer: "adamw", "adam", "sgd", or "rowwise-adagrad", which keeps one number for a row instead of two for each of
+    its numbers: `G += mean(g^2)`, `row -= lr g / (sqrt G + eps)`. betas, eps, weight_decay, momentum: as in
+    torch.optim. rate: that of a run at which it steps, "proxies" or "network". host: the table and its state stay in
+    host memory wherever the module is sent (its floats still follow a change of type); the rows taken travel to
+    `device`, step there, and come back, so that an accelerator holds those of one batch only.
 
     >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
     >>> table.take(torch.tensor([1, 3])).sum().backward()
@@ -50,8 +59,8 @@ class RowTable(nn.Module):
             raise ValueError(f"rate: got {rate!r}, wanted 'proxies' or 'network'")
         self.rate, self.host = rate, host
         self.register_buffer("values", values.detach().clone())
-        self.register_buffer("average", torch.zeros_like(values))
-        self.register_buffer("square", torch.zeros_like(values))
+        self.register_buffer("average", values.new_empty(0))
+        self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
         self.eps = eps
         self.follow(optimizer, betas, weight_decay, momentum)
@@ -66,11 +75,20 @@ class RowTable(nn.Module):
         self._sent: torch.cuda.Event | None = None
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
-        """Step as this optimiser would: a trainer calls it with the run's own."""
-        if optimizer not in ("adamw", "adam", "sgd"):
-            raise ValueError(f"optimizer: got {optimizer!r}, wanted 'adamw', 'adam' or 'sgd'")
+        """Step as this optimiser would: a trainer calls it with the run's own. The state of another one is dropped."""
+        if optimizer not in STATE:
+            raise ValueError(f"optimizer: got {optimizer!r}, wanted one of {', '.join(STATE)}")
         self.optimizer, self.betas = optimizer, betas
         self.weight_decay, self.momentum = weight_decay, momentum
+        for name in ("average", "square"):
+            width = STATE[optimizer].get(name)
+            shape = (0,) if width is None else self.values.shape if width == "row" else (len(self.values), *self._ones)
+            if getattr(self, name).shape != shape:
+                setattr(self, name, self.values.new_zeros(shape))
+
+    @property
+    def _ones(self) -> tuple[int, ...]:
+        return (1,) * (self.values.ndim - 1)
 
     def take(self, index: Tensor, device: torch.device | None = None, apart: bool = False) -> Tensor:
         """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`.
@@ -109,7 +127,7 @@ class RowTable(nn.Module):
             if self._state_of is rows:
                 break
             self._settle()
-            kept = ("average",) if self.optimizer == "sgd" else ("average", "square")
+            kept = STATE[self.optimizer]
             self._state = {name: self._out(getattr(self, name), index, rows.device) for name in kept}
             self._state_of = rows
         return [rows for _, rows in taken]
@@ -142,9 +160,12 @@ class RowTable(nn.Module):
         if self.optimizer == "sgd":
             state["average"] = self.momentum * state["average"] + grad
             rows = rows - lr * state["average"]
+        elif self.optimizer == "rowwise-adagrad":
+            state["square"] = state["square"] + grad.square().flatten(1).mean(1).view(-1, *self._ones)
+            rows = rows - lr * grad / (state["square"].sqrt() + self.eps)
         else:
             mean, spread = self.betas
-            shape = (-1,) + (1,) * (rows.ndim - 1)
+            shape = (-1, *self._ones)
             if self.optimizer == "adamw":
                 rows = rows * (1 - lr * self.weight_decay)
             state["average"] = mean * state["average"] + (1 - mean) * grad

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from proxymetric.checks import at_least_zero, whole
 from proxymetric.look import ByClass, Look
 from proxymetric.references.accumulators import accumulator
+from proxymetric.references.draws import drawn
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
 from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
@@ -271,14 +272,7 @@ class SemanticProxies(Source):
         return state * (keep * factor).to(state)
 
     def _drawn(self, *shape: int) -> Tensor:
-        """Numbers in [0, 1) on the host, the same on every process."""
-        numbers = torch.rand(shape, dtype=torch.float32, device="cpu")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # By way of the device of the proxies: a group of accelerators may know no other.
-            sent = numbers.to(self.stored.device)
-            torch.distributed.broadcast(sent, 0)
-            numbers = sent.cpu()
-        return numbers
+        return drawn(*shape, device=self.stored.device)
 
 
 def _sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
+from proxymetric.training.sharded import Sharded
 
 
 def rates(options: TrainOptions) -> tuple[float, float]:
@@ -32,7 +33,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
             "nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing"
         )
     for table in learner.criterion.row_tables():
-        table.follow(options.optimizer, options.betas, options.weight_decay, options.momentum)
+        kind = options.row_optimizer if table.rate == "proxies" and options.row_optimizer else options.optimizer
+        table.follow(kind, options.betas, options.weight_decay, options.momentum)
     for group in groups:
         group["first_lr"] = group["lr"]
     # One kernel for all parameters instead of a dozen; on a CPU as ever.
@@ -40,8 +42,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     decay = options.weight_decay
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused)
-    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=lr, betas=options.betas, weight_decay=decay, fused=fused)
+    adam = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return adam(groups, lr=lr, betas=options.betas, weight_decay=decay, fused=fused)
 
 
 def decayed(options: TrainOptions, epoch: int) -> float:
@@ -65,18 +67,24 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["first_lr"] * factor
 
 
-def clipped(parameters: list[Tensor], rows: list[Tensor], options: TrainOptions) -> Tensor:
+def clipped(
+    parameters: list[Tensor], rows: list[Tensor], options: TrainOptions, sharded: Sharded | None = None
+) -> Tensor:
     """Clip the gradients in place as the options say; the norm they had, not finite where the step must be skipped.
 
-    rows: leaves of row tables, clipped like any other gradient.
+    rows: leaves of row tables, clipped like any other gradient. sharded: of what other processes hold other parts.
     """
     found = [p for p in (*parameters, *rows) if p.grad is not None]
     if not found:
         return torch.zeros(())
-    if options.clip_norm is not None:
-        norm = torch.nn.utils.clip_grad_norm_(found, options.clip_norm)
+    norms = torch.stack(torch._foreach_norm([p.grad for p in found if p.grad is not None]))
+    if sharded is not None and sharded.parts:
+        apart = torch.tensor([any(p is own for own in sharded.parameters) for p in found], device=norms.device)
+        norm = sharded.norm(norms[~apart], norms[apart])
     else:
-        norm = torch.stack(torch._foreach_norm([p.grad for p in found if p.grad is not None])).norm()
+        norm = norms.norm()
+    if options.clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(found, options.clip_norm, norm)
     if options.clip_value is not None:
         torch.nn.utils.clip_grad_value_(found, options.clip_value)
     return norm

@@ -108,6 +108,9 @@ def train(
         {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # torchrun started the processes anew after one of them was lost: they go on, whatever was asked at first.
+        resume, overwrite = True, False
     with World.joined() as world:
         before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if before is not None:
@@ -170,6 +173,7 @@ class _Sitting:
             learner, seen, result["refit"] = self._refit(images, result["chosen_epoch"])
         elif (self.folder / "best.safetensors").is_file():
             best = Checkpoint.read(self.folder / "best.safetensors")
+            best.tensors = trainer.sharded.own(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
         result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))

@@ -295,6 +295,8 @@ def pixels_of(desk: Desk, images: ImageSet) -> Embedded:
 
 def make_learner(desk: Desk, encoder: Encoder, classes: int) -> Learner:
     criterion = make_criterion(desk.recipe, classes, encoder.dim)
+    if desk.recipe.train.shard and desk.world.size > 1:
+        criterion.shard(desk.world.rank, desk.world.size)
     if desk.device.type == "cuda":
         # Before a scheme copies the weights: copies laid out otherwise are slow to compare with.
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

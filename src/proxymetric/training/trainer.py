@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,8 @@ from proxymetric.seam import Batch, Pool
 from proxymetric.training.folder import steps_in
 from proxymetric.training.log import Log
 from proxymetric.training.optim import autocast_type, clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.sharded import Sharded
+from proxymetric.training.signals import listening
 from proxymetric.training.track import TensorBoard
 from proxymetric.training.watch import Tick, Watcher
 from proxymetric.training.world import World
@@ -67,6 +68,9 @@ class Trainer:
         self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
         self.optimizer = make_optimizer(learner, options)
+        self.sharded = Sharded(learner.criterion, self.optimizer)
+        if self.sharded.parts and options.amp == "fp16":
+            raise ValueError("train.amp: got 'fp16' with train.shard, whose parts would scale apart; wanted 'bf16'")
         if options.compile and not learner.frozen:
             # What is recorded uses its memory again: gradients that pile up or travel must not lie there.
             learner.encoder.compile_steps(device.type == "cuda" and options.accumulate == 1 and world.size == 1)
@@ -107,7 +111,7 @@ class Trainer:
         """seconds of this sitting, kept in the checkpoint on top of `facts["seconds"]`"""
         self._stop = False
         self._trainable = list(_parameters(self.optimizer))
-        self.trained = sum(p.numel() for p in self._trainable if p.requires_grad)
+        self.trained = sum(p.numel() for p in self._trainable if p.requires_grad) + self.sharded.elsewhere
         """numbers that training moves, counted before a warm-up holds some of them still"""
         self._module: nn.Module = learner
         self._statistics: list[Tensor] = []
@@ -130,7 +134,7 @@ class Trainer:
         """Train until the epochs are over or patience is; asked to stop, it saves and raises Interrupted."""
         if self.tracker is not None:
             self.tracker.begin(self.step)
-        with self._listening():
+        with listening(self._stop_here):
             if self.step == 0 and self.epoch == 0 and not self.curve:
                 self._evaluate()
             while not self.done:
@@ -193,6 +197,8 @@ class Trainer:
         set_rates(self.optimizer, decayed(self.options, self.epoch))
         if self.world.size > 1:
             # Which parameters take part is fixed when the wrapper is made. Memories are kept equal by `commit`.
+            apart = [f"criterion.{name}" for name in self.sharded.parts]
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, apart)
             self._module = nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False)
 
     def _to_training(self) -> None:
@@ -226,8 +232,9 @@ class Trainer:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
         # An accelerator is waited for once in a step: here.
-        value, norm = torch.stack([total, clipped(self._trainable, rows, self.options).to(total)]).tolist()
-        fine = math.isfinite(value) and math.isfinite(norm)
+        norm = clipped(self._trainable, rows, self.options, self.sharded)
+        value, length = torch.stack([total, norm.to(total)]).tolist()
+        fine = math.isfinite(value) and math.isfinite(length)
         if fine:
             if any(p.grad is not None for p in self._trainable):
                 self.scaler.step(self.optimizer)
@@ -289,8 +296,9 @@ class Trainer:
             assert value is not None
             self.best, self.stale = (value, self.passed), 0
             # What was measured, before the method turns to something else.
+            model = self._model()
             if self.world.first:
-                self._model().write(self.folder / "best.safetensors")
+                model.write(self.folder / "best.safetensors")
         elif value is not None and self.step > 0:
             self.stale += 1
         criterion = self.learner.criterion
@@ -314,14 +322,16 @@ class Trainer:
         tensors = module_tensors(self.learner.encoder, "encoder.") | module_tensors(
             self.learner.criterion, "criterion."
         )
-        return Checkpoint(tensors, {"epoch": self.passed, "step": self.step})
+        return Checkpoint(self.sharded.whole(tensors), {"epoch": self.passed, "step": self.step})
 
     def save(self) -> None:
         """Write everything to `last.safetensors`."""
-        if not self.world.first:
+        if not self.world.first and not self.sharded.parts:
             return
         checkpoint = self._model()
-        checkpoint.tensors |= optimizer_tensors(self.optimizer)
+        checkpoint.tensors |= self.sharded.whole(optimizer_tensors(self.optimizer))
+        if not self.world.first:
+            return
         checkpoint.tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             checkpoint.tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -349,6 +359,7 @@ class Trainer:
             self.log.cut(0)
             return False
         checkpoint = Checkpoint.read(file)
+        checkpoint.tensors = self.sharded.own(checkpoint.tensors)
         state = checkpoint.state
         checkpoint.load_into(self.learner.encoder, "encoder.", what="this recipe's encoder")
         checkpoint.load_into(self.learner.criterion, "criterion.", what="this recipe's method")
@@ -366,25 +377,12 @@ class Trainer:
         self.log.cut(state["log"])
         return True
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM let the step finish and save; a second Ctrl-C stops at once."""
-
-        def stop(number: int, frame: object) -> None:
-            if self._stop and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop = True
+    def _stop_here(self) -> bool:
+        """Someone asks to stop; whether they had asked before."""
+        before, self._stop = self._stop, True
+        if not before:
             self.watcher.say("stopping after this step and saving (Ctrl-C again: at once, without saving)")
-
-        try:
-            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us has the signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return before
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

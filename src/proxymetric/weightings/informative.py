@@ -9,7 +9,9 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.ops import Similarity
-from proxymetric.seam import Commit, Context, References, Steps, Weight, Weighting
+from proxymetric.rules import Steps, Weight
+from proxymetric.seam import Commit, Context, References, Weighting
+from proxymetric.shards import added
 from proxymetric.weightings.class_means import AT_ONCE, ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
@@ -94,7 +96,8 @@ class InformativeSamples(Weighting):
                 "weighting: its memory and filter start by epochs; wanted steps_per_epoch=... or criterion.epoch(i)"
             )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
-        labels, proxies = ctx.batch.labels, _Proxies(refs, len(self.count), self.of_class)
+        labels = ctx.batch.labels
+        proxies = _Proxies(labels, refs, queries, len(self.count), self.of_class)
         kept = None
         if filtering:
             kept = proxies.similarity(queries, labels) >= (self.hardness - self.band())[labels]
@@ -175,15 +178,21 @@ class InformativeSamples(Weighting):
 
 
 class _Proxies:
-    """The proxies of one step, found by class: all classes, or those of the batch."""
+    """The proxies of the classes in one batch as its loss saw them, found by class."""
 
-    def __init__(self, refs: References, classes: int, of_class: Similarity) -> None:
+    def __init__(self, labels: Tensor, refs: References, queries: Tensor, classes: int, of_class: Similarity) -> None:
         assert refs.per_class is not None
-        self.vectors = refs.vectors.unflatten(0, (-1, refs.per_class))
         self.of_class = of_class
-        there = refs.labels[:: refs.per_class]
-        self.place = torch.zeros(classes, dtype=torch.int64, device=there.device)
-        self.place[there] = torch.arange(len(there), device=there.device)
+        there, place = refs.labels[:: refs.per_class], torch.zeros(classes, dtype=torch.int64, device=labels.device)
+        place[there] = torch.arange(len(there), device=there.device)
+        # Of each sample's class, so a class may be here twice: cheaper than to wait for the distinct ones.
+        vectors = refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]]
+        if refs.shard is not None:
+            here = (labels >= refs.shard.start) & (labels < refs.shard.stop)
+            vectors = added(vectors * here[:, None, None], refs.shard)
+        self.vectors = refs._replace(vectors=vectors, shard=None).normalised(queries)
+        self.place = place
+        self.place[labels] = torch.arange(len(labels), device=labels.device)
         self.single, self.numbers = refs.per_class == 1, refs.per_class * refs.vectors.shape[1]
 
     def similarity(self, vectors: Tensor, labels: Tensor) -> Tensor:
