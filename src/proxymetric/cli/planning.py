@@ -36,7 +36,7 @@ def plan(
     optimizer: Annotated[str, typer.Option(help="Of the proxies: adamw, adam, sgd or rowwise-adagrad.")] = "adamw",
     implementation: Annotated[str, typer.Option(help="Of the loss: plain, chunked or triton.")] = "chunked",
     touched: Annotated[
-        str, typer.Option(help="all; or batch: compare with the batch's classes alone, another loss.")
+        str, typer.Option(help="all; or another loss: batch, its classes alone; 0.1, and a tenth of the others.")
     ] = "all",
     memory: Annotated[
         str | None,
@@ -54,13 +54,14 @@ def plan(
     from proxymetric import planning
     from proxymetric.planning import count
 
+    available = None if memory is None else planning.gigabytes("memory", memory)
+    machine, available, taken = _machine(device, available)
     work = planning.Workload(
         classes=count("classes", classes), dim=count("dim", dim), batch=count("batch", batch),
         devices=count("devices", devices), per_class=count("per_class", per_class), method=method, dtype=dtype,
-        optimizer=optimizer, implementation=implementation, touched=touched,
+        optimizer=optimizer, implementation=implementation, touched=planning.share("touched", touched),
+        on_cpu=machine.is_cpu,
     )  # fmt: skip
-    available = None if memory is None else planning.gigabytes("memory", memory)
-    machine, available, taken = _machine(device, available)
     made = planning.plan(work, available, machine)
     if as_json:
         typer.echo(json.dumps(made.as_dict() | {"taken": taken}, indent=2))
@@ -68,29 +69,29 @@ def plan(
         _show(made, taken)
 
 
-def _machine(device: str | None, available: int | None) -> tuple[Machine | None, int, list[str]]:
+def _machine(device: str | None, available: int | None) -> tuple[Machine, int, list[str]]:
     """Whose rates are taken, the bytes of a device, and in words where both come from."""
-    from proxymetric.planning import machine, machines, similar
+    from proxymetric.planning import machine, similar
 
-    found = None
-    if device is None:
+    found, why = None, ""
+    if device is not None:
+        chosen = machine(device)
+    else:
         from proxymetric.device import accelerator
 
         found = accelerator()
-    chosen = machine(device) if device is not None else similar(found[0] if found else next(iter(machines())))
-    words = []
-    if device is None and chosen is not None and found is None:
-        words.append(f"rates: those of {chosen.name}, as no accelerator was found here")
-    elif found is not None and chosen is not None and found[0] != chosen.name:
-        words.append(f"rates: those of {chosen.name}, as none are measured on {found[0]}")
-    else:
-        words.append(f"rates: those of {chosen.name}" if chosen is not None else "rates: none are known of CPUs")
+        chosen = similar(found and found[0])
+        if found is None:
+            why = ", as no accelerator was found here"
+        elif found[0] != chosen.name:
+            why = f", as none are measured on {found[0]}"
+    words = [f"rates: those of {chosen.name}{why}"]
     if available is not None:
         words.append("memory: as asked for")
     elif found is not None:
         available = found[1]
         words.append(f"memory: that of {found[0]}, which was found here")
-    elif device is not None and chosen is not None:
+    elif device is not None and chosen.memory is not None:
         available = int(chosen.memory.value * 10**9)
         words.append(f"memory: that of {chosen.name} ({chosen.memory.origin()})")
     else:

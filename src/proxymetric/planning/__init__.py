@@ -3,7 +3,7 @@
 from proxymetric.planning.advice import Advice, advice_for, most_classes
 from proxymetric.planning.duration import Duration, Span, duration_of, exchanged, flops, traffic
 from proxymetric.planning.memory import chunk, memory_of, similarities
-from proxymetric.planning.numbers import count, figure, gigabytes
+from proxymetric.planning.numbers import count, figure, gigabytes, share
 from proxymetric.planning.plans import Plan, plan
 from proxymetric.planning.rates import Machine, Rate, machine, machines, similar
 from proxymetric.planning.workload import METHODS, Kind, Workload
@@ -31,6 +31,7 @@ __all__ = [
     "memory_of",
     "most_classes",
     "plan",
+    "share",
     "similar",
     "similarities",
     "traffic",

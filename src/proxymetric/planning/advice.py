@@ -37,13 +37,15 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
     if total(work) <= available:
         return ()
     alone = [_changed(words, work, available, **change) for words, change in _changes(work)]
-    devices = _more_devices("more devices", work, available)
+    devices = _more_devices("more devices", work, available) if work.touched == "all" else None
     found = [*alone, *([devices] if devices else []), *_fewer_dimensions(work, available)]
     together = {key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"}
     exact = [each for each in alone if each.work.touched == work.touched]
     if len(together) > 1 and not any(each.fits for each in exact):
         joined = _changed("together", work, available, **together)
-        more = None if joined.fits else _more_devices("together, on more devices", work, available, **together)
+        more = None
+        if not joined.fits and work.touched == "all":
+            more = _more_devices("together, on more devices", work, available, **together)
         found += [joined, *([more] if more else [])]
     return tuple(each for each in found if each.total < total(work))
 
@@ -78,10 +80,10 @@ def _changes(work: Workload) -> Iterator[tuple[str, dict[str, str]]]:
     if work.implementation == "plain":
         yield "chunked: no matrix of all queries by all proxies", {"implementation": "chunked"}
     if work.optimizer != "rowwise-adagrad":
-        yield "row-wise optimiser state: one number for each proxy", {"optimizer": "rowwise-adagrad"}
+        yield "row-wise optimiser state; of all classes by an optimiser of your own", {"optimizer": "rowwise-adagrad"}
     if work.dtype == "float32":
         yield "proxies in half precision", {"dtype": "bfloat16"}
-    if work.touched == "all":
+    if work.touched == "all" and work.devices == 1:
         yield "sparse updates: compare with the batch's classes alone, which is another loss", {"touched": "batch"}
 
 

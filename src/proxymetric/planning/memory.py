@@ -8,6 +8,8 @@ FLOAT = 4
 """bytes of an embedding's number, of a similarity and of a sum, whatever type proxies have"""
 CHUNK = 2**26
 """similarities of one chunk on an accelerator"""
+CPU_CHUNK = 2**20
+"""numbers of one chunk on a processor: its rows, and three matrices beside the batch"""
 LEAST_ROWS = 256
 """proxies of one chunk, at least"""
 OF_A_ROW = 9
@@ -18,7 +20,7 @@ def memory_of(work: Workload) -> dict[str, int]:
     """Bytes of each part on the fullest device, at the peak of a step; the encoder is none of them.
 
     - proxies: (R, D), R = ceil(C / devices) K
-    - gradient: (R, D); with `touched="batch"` the rows of the batch's classes, taken out, with gradient and state
+    - gradient: (R, D); of classes that are touched alone, their rows taken out, with gradient and state
     - optimizer state: 2, 1 or 1/D numbers for each of R D
     - embeddings: (B / devices, D) and their gradient
     - gathered embeddings: (B, D) and their gradient, where there are several devices
@@ -30,10 +32,11 @@ def memory_of(work: Workload) -> dict[str, int]:
     """
     numbers, size = work.rows * work.dim, BYTES[work.dtype]
     own = -(-work.batch // work.devices)
+    steps = 0 if work.touched == "all" else 8 * work.rows  # a row that moves at times counts its own
     return {
         "proxies": numbers * size,
         "gradient": _gradient(work),
-        "optimizer state": _state(work),
+        "optimizer state": _state(work, work.rows) + steps,
         "embeddings": 2 * own * work.dim * FLOAT,
         "gathered embeddings": 2 * work.batch * work.dim * FLOAT if work.devices > 1 else 0,
         "similarities": similarities(work),
@@ -47,24 +50,17 @@ def state_numbers(work: Workload) -> float:
     0.015625
     """
     numbers = OPTIMIZERS[work.optimizer]
-    if numbers is None:
-        return 1 / work.dim
-    # A table that moves single rows has room for both moments, whichever optimiser moves them.
-    return numbers if work.touched == "all" else 2
+    return 1 / work.dim if numbers is None else numbers
 
 
-def _state(work: Workload) -> int:
-    steps = 8 * work.rows if work.touched == "batch" else 0  # each row counts its own
-    if OPTIMIZERS[work.optimizer] is None:
-        return FLOAT * work.rows + steps
-    return int(state_numbers(work)) * work.rows * work.dim * BYTES[work.dtype] + steps
+def _state(work: Workload, rows: int) -> int:
+    numbers = OPTIMIZERS[work.optimizer]
+    return rows * (1 if numbers is None else numbers * work.dim) * BYTES[work.dtype]
 
 
 def _gradient(work: Workload) -> int:
-    numbers = work.compared * work.dim * BYTES[work.dtype]
-    if work.touched == "all":
-        return numbers
-    return 2 * numbers + (0 if OPTIMIZERS[work.optimizer] is None else int(state_numbers(work)) * numbers)
+    size = work.compared * work.dim * BYTES[work.dtype]
+    return size if work.touched == "all" else 2 * size + _state(work, work.compared)
 
 
 def chunk(work: Workload) -> int:
@@ -73,7 +69,8 @@ def chunk(work: Workload) -> int:
     >>> chunk(Workload(classes=10**6, dim=64, batch=4096)), chunk(Workload(classes=100, dim=64, batch=4096))
     (16384, 100)
     """
-    columns = max(1, max(LEAST_ROWS, CHUNK // work.batch) // work.per_class)
+    rows = CPU_CHUNK // (work.dim + 3 * work.batch) if work.on_cpu else CHUNK // work.batch
+    columns = max(1, max(LEAST_ROWS, rows) // work.per_class)
     return min(work.columns, columns) * work.per_class
 
 
@@ -82,13 +79,14 @@ def similarities(work: Workload) -> int:
 
     plain: 7 matrices (B, R), or 4 and as many (B, C) where K proxies make one similarity, with normalised proxies
     (R, D); or, where D is large beside B, 4 matrices (R, D) of the way back through normalising. chunked: 4 matrices
-    (B, n) of a chunk's n proxies, 5 where K make one; rows (n, D) twice in float32 where proxies are not; gradients of
-    the batch's own classes apart over the batch; all similarities (B, R) over the classes if the budget of 1 GiB
-    allows. triton: at most what chunked takes, until it is measured. All: labels and sums of each proxy.
+    (B, n) of a chunk's n proxies, 5 where K make one; rows (n, D) twice in float32 where proxies are not; over the
+    batch the gradients of the batch's own classes apart, and two of the embeddings; over the classes all similarities
+    (B, R), if the budget of 1 GiB allows. triton: at most what chunked takes, until it is measured. All: label and
+    sums of each proxy.
 
     >>> similarities(Workload(classes=1000, dim=64, batch=32, implementation="plain"))
     1188000
-    >>> similarities(Workload(classes=10**6, dim=64, batch=4096)) == 4 * (4 * 2**26 + 9 * 10**6 + 4096 * 64)
+    >>> similarities(Workload(classes=10**6, dim=64, batch=4096)) == 4 * (4 * 2**26 + 9 * 10**6 + 3 * 4096 * 64)
     True
     """
     several = work.kind.grouped and work.per_class > 1
@@ -101,7 +99,7 @@ def similarities(work: Workload) -> int:
     if BYTES[work.dtype] != FLOAT:
         numbers += 2 * rows * work.dim
     if work.kind.over == "batch":
-        numbers += min(work.batch, work.shard) * work.per_class * work.dim
+        numbers += (min(work.batch, work.shard) * work.per_class + 2 * work.batch) * work.dim
     elif work.cached:
         numbers += work.batch * work.compared
     return FLOAT * numbers

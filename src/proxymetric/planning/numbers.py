@@ -49,6 +49,20 @@ def _decimal(text: str) -> Decimal | None:
     return value if value.is_finite() else None
 
 
+def share(name: str, text: str) -> float | str:
+    """A number above 0 and below 1, from text; what is no number stays text.
+
+    >>> share("touched", "0.1"), share("touched", "batch")
+    (0.1, 'batch')
+    """
+    value = _decimal(text)
+    if value is None:
+        return text
+    if not 0 < value < 1:
+        raise ValueError(f"{name}: got {text!r}, wanted a number above 0 and below 1")
+    return float(value)
+
+
 def figure(value: float) -> str:
     """Three digits, and never an exponent for large numbers.
 

@@ -22,8 +22,8 @@ class Plan:
     """bytes of each part on the fullest device, see `memory_of`"""
     available: int
     """bytes of a device"""
-    machine: Machine | None
-    """whose rates were taken; None: nothing is known of it"""
+    machine: Machine
+    """whose rates were taken"""
     duration: Duration
     advice: tuple[Advice, ...]
     """what would help; none where it fits"""
@@ -43,8 +43,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain types, bytes and seconds, for JSON."""
-        rates = self.machine and {
-            "bandwidth": self.machine.bandwidth._asdict(),
+        rates = {
+            "bandwidth": self.machine.bandwidth and self.machine.bandwidth._asdict(),
             "matrix": self.machine.matrix._asdict(),
             "implementations": {name: rate and rate._asdict() for name, rate in self.machine.implementations.items()},
         }
@@ -67,7 +67,7 @@ class Plan:
                 "traffic": self.duration.traffic,
                 "exchanged": self.duration.exchanged,
             },
-            "device": self.machine and self.machine.name,
+            "device": self.machine.name,
             "rates": rates,
             "advice": [
                 {"change": each.words, "options": list(each.options), "total": each.total, "fits": each.fits}
@@ -77,13 +77,13 @@ class Plan:
         }
 
 
-def plan(work: Workload, available: int, machine: Machine | None = None) -> Plan:
+def plan(work: Workload, available: int, machine: Machine) -> Plan:
     """What `work` takes on devices of `available` bytes, in time by the rates of `machine`.
 
     >>> from proxymetric.planning import Workload, machine
     >>> made = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
     >>> made.fits, round(made.total / 1e9, 1)
-    (True, 6.2)
+    (True, 6.3)
     """
     above_zero(available=available)
     return Plan(
@@ -100,7 +100,9 @@ def plan(work: Workload, available: int, machine: Machine | None = None) -> Plan
 
 def _about_rates(work: Workload, machine: Machine) -> list[str]:
     names = ("chunked", "triton") if work.implementation == "triton" else (work.implementation,)
-    rates = {name: rate for name in names if (rate := machine.implementations[name]) is not None}
+    rates = {name: rate for name in names if (rate := machine.implementations.get(name)) is not None}
+    if work.implementation not in machine.implementations:
+        return []
     used = {"matrix units": machine.matrix} | rates if work.implementation not in rates else rates
     notes = [f"{rate.value:g} {rate.unit} of {name}: {rate.origin()}" for name, rate in used.items()]
     for name, rate in rates.items():
@@ -110,15 +112,16 @@ def _about_rates(work: Workload, machine: Machine) -> list[str]:
     return notes
 
 
-def _notes(work: Workload, machine: Machine | None) -> list[str]:
+def _notes(work: Workload, machine: Machine) -> list[str]:
     notes = []
     if work.implementation == "triton":
         notes.append("the memory of triton is not measured: the similarities are at most those of chunked")
-    if machine is not None:
-        notes += _about_rates(work, machine)
+    notes += _about_rates(work, machine)
     if work.kind.over == "classes" and work.implementation != "plain":
         kept = "kept from the forward pass" if work.cached else "computed again in the backward pass"
         notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")
-    if work.touched == "batch":
-        notes.append("compared with the batch's classes alone: cheaper, and another loss")
+    if work.touched != "all":
+        notes.append("not compared with all classes: cheaper, and another loss")
+    elif work.optimizer == "rowwise-adagrad":
+        notes.append("row-wise Adagrad of all classes takes an optimiser of your own; train has it for --touched batch")
     return notes

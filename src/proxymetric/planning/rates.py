@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from proxymetric.planning.numbers import known, nearest
+from proxymetric.planning.numbers import nearest
 
 
 class Rate(NamedTuple):
@@ -38,14 +38,19 @@ class Machine(NamedTuple):
     """What is known of a machine."""
 
     name: str
-    memory: Rate
-    """GB (10^9 bytes) of a device"""
-    bandwidth: Rate
-    """TB/s of its memory"""
+    short: str
+    memory: Rate | None
+    """GB (10^9 bytes) of a device; None: not known"""
+    bandwidth: Rate | None
+    """TB/s of its memory; None: not known"""
     matrix: Rate
-    """TFLOP/s of its matrix units"""
+    """TFLOP/s of products alone, by its matrix units if it has some"""
     implementations: dict[str, Rate | None]
-    """TFLOP/s that a loss reaches; None: not measured"""
+    """TFLOP/s that a loss reaches; None: not measured; an implementation that is not there does not run on it"""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.short == "cpu"
 
 
 @cache
@@ -59,8 +64,9 @@ def machines() -> dict[str, Machine]:
     return {
         name: Machine(
             name,
-            memory=Rate(**row["memory"]),
-            bandwidth=Rate(**row["bandwidth"]),
+            row["short"],
+            memory=row["memory"] and Rate(**row["memory"]),
+            bandwidth=row["bandwidth"] and Rate(**row["bandwidth"]),
             matrix=Rate(**row["matrix"]),
             implementations={key: rate and Rate(**rate) for key, rate in row["implementations"].items()},
         )
@@ -68,24 +74,27 @@ def machines() -> dict[str, Machine]:
     }
 
 
-def machine(name: str) -> Machine | None:
-    """The machine of that name, or of which it is a word; None for "cpu", of which nothing is known.
+def machine(name: str) -> Machine:
+    """The machine of that name or short name, in any case.
 
-    >>> machine("h200").name
-    'NVIDIA H200'
+    >>> machine("h200").name, machine("cpu").name
+    ('NVIDIA H200', 'Intel Xeon, 1 thread')
     """
-    if name.lower() == "cpu":
-        return None
     for row in machines().values():
-        if name.lower() in (row.name.lower(), *row.name.lower().split()[1:]):
+        if name.lower() in (row.name.lower(), row.short.lower()):
             return row
-    return machines()[known("device", name, (*machines(), "cpu"))]
+    names = [*machines(), *(row.short for row in machines().values())]
+    raise ValueError(
+        f"device: got {name!r}, wanted one of {', '.join(row.short for row in machines().values())}; "
+        f"nearest is {nearest(name, names)!r}"
+    )
 
 
-def similar(name: str) -> Machine:
-    """The known machine whose name is most like that of another.
+def similar(name: str | None) -> Machine:
+    """The known accelerator whose name is most like that of another; without a name, the first.
 
     >>> similar("NVIDIA H100 80GB HBM3").name
     'NVIDIA H200'
     """
-    return machines()[nearest(name, machines())]
+    known = [row.name for row in machines().values() if not row.is_cpu]
+    return machines()[known[0] if name is None else nearest(name, known)]

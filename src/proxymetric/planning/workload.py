@@ -51,9 +51,9 @@ APART: dict[str, str] = {
 """the other methods, and why there is no plan for them"""
 
 BYTES = {"float32": 4, "bfloat16": 2}
-"""of one number of the proxies; their gradient and the optimiser's state have the same type"""
+"""of one number of the proxies, of their gradient and of the optimiser's state"""
 OPTIMIZERS: dict[str, int | None] = {"adamw": 2, "adam": 2, "sgd": 1, "rowwise-adagrad": None}
-"""numbers of state for each number of a proxy; None: one float32 for each proxy"""
+"""numbers of state for each number of a proxy; None: one for each proxy"""
 IMPLEMENTATIONS = ("plain", "chunked", "triton")
 TOUCHED = ("all", "batch")
 
@@ -68,8 +68,9 @@ class Workload:
     classes: C, from 1. dim: D, from 1. batch: B, the global one, of all devices together, from `devices`. devices: from
     1 to `classes`; each holds the proxies of ceil(C / devices) classes at most. per_class: K, from 1. method: one of
     `METHODS`. dtype: of the proxies, "float32" or "bfloat16". optimizer: of the proxies, "adamw", "adam", "sgd" (with
-    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton". touched: "all", or "batch" to
-    compare with the classes of the batch alone, which is another loss.
+    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton". touched: "all"; "batch" to compare
+    with the classes of the batch alone; a number in (0, 1) to draw such a share of all classes beside them: both
+    another loss, and not to be divided among devices. on_cpu: chunks are smaller there.
 
     >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
     >>> work.shard, work.rows
@@ -85,7 +86,8 @@ class Workload:
     dtype: str = "float32"
     optimizer: str = "adamw"
     implementation: str = "chunked"
-    touched: str = "all"
+    touched: str | float = "all"
+    on_cpu: bool = False
 
     def __post_init__(self) -> None:
         whole(1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class)
@@ -95,7 +97,15 @@ class Workload:
         known("dtype", self.dtype, BYTES)
         known("optimizer", self.optimizer, OPTIMIZERS)
         known("implementation", self.implementation, IMPLEMENTATIONS)
-        known("touched", self.touched, TOUCHED)
+        if isinstance(self.touched, str):
+            known("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
+        elif not 0 < self.touched < 1:
+            raise ValueError(f"touched: got {self.touched}, wanted 'all', 'batch' or a number above 0 and below 1")
+        if self.touched != "all" and self.devices > 1:
+            raise ValueError(
+                f"devices: got {self.devices} with touched {self.touched}, whose proxies cannot be divided; "
+                "wanted 1, or touched all"
+            )
         if self.per_class > 1 and not self.kind.several:
             raise ValueError(f"per_class: got {self.per_class}, but a class of {self.method} has one proxy; wanted 1")
         if self.devices > self.classes:
@@ -122,8 +132,11 @@ class Workload:
 
     @property
     def columns(self) -> int:
-        """Classes of that device that a batch is compared with: all, or those in the batch, all of which may be its."""
-        return self.shard if self.touched == "all" else min(self.shard, self.batch)
+        """Classes of that device that a batch is compared with: all, or those in the batch and a share of all."""
+        if self.touched == "all":
+            return self.shard
+        drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
+        return min(self.shard, self.batch + drawn)
 
     @property
     def compared(self) -> int:
