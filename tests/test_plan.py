@@ -61,8 +61,8 @@ def test_one_device_by_hand():
         "optimizer state": 2 * 1000 * 8 * 4,
         "embeddings": 2 * 4 * 8 * 4,
         "gathered embeddings": 0,
-        "similarities": 4
-        * (4 * 1000 * 4 + 4 * 8 + 9 * 1000 + 2 * 4 * 8),  # one chunk holds all; the batch's own rows apart
+        # One chunk holds all; the batch's own rows and the two gradients of the embeddings are apart.
+        "similarities": 4 * (4 * 1000 * 4 + 9 * 1000 + 4 * 8 + 2 * 4 * 8),
     }
 
 
