@@ -80,7 +80,7 @@ def _changes(work: Workload) -> Iterator[tuple[str, dict[str, str]]]:
     if work.implementation == "plain":
         yield "chunked: no matrix of all queries by all proxies", {"implementation": "chunked"}
     if work.optimizer != "rowwise-adagrad":
-        yield "row-wise optimiser state; of all classes by an optimiser of your own", {"optimizer": "rowwise-adagrad"}
+        yield "row-wise optimiser state (train.proxy_optimizer)", {"optimizer": "rowwise-adagrad"}
     if work.dtype == "float32":
         yield "proxies in half precision", {"dtype": "bfloat16"}
     if work.touched == "all" and work.devices == 1:

@@ -122,6 +122,4 @@ def _notes(work: Workload, machine: Machine) -> list[str]:
         notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")
     if work.touched != "all":
         notes.append("not compared with all classes: cheaper, and another loss")
-    elif work.optimizer == "rowwise-adagrad":
-        notes.append("row-wise Adagrad of all classes takes an optimiser of your own; train has it for --touched batch")
     return notes
