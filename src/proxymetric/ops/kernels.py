@@ -3,26 +3,25 @@
 A chunk is n columns of K rows each against B queries; its similarities S lie row after row, (n K, B), as the product
 of rows and queries gave them: lengths are folded in here. A program sees a tile of `TILE` rows: several columns where a
 column is one row, else the K rows of one column, padded to a power of two. All numbers are float32 but the shares,
-which are of the products' type. This module imports triton: only `fused` imports it, when it is about to launch.
+which are of the products' type. This module imports triton: only `runs` imports it, when it is about to launch. Triton
+reads annotations as code, so there are none but its own.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _log1p(x: Any) -> Any:
+def _log1p(x):
     """`log(1 + x)`, also of an x that 1 + x does not show: `1 + x` was rounded, and so is what it is divided by."""
     u = 1.0 + x
     return tl.where(u == 1.0, x, x * tl.log(u) / tl.where(u == 1.0, 1.0, u - 1.0))
 
 
 @triton.jit
-def _shrink(lengths: Any, rows: Any, there: Any, least: Any, NORMAL: tl.constexpr) -> Any:
+def _shrink(lengths, rows, there, least, NORMAL: tl.constexpr):
     """By what rows are multiplied, and the same but 0 where the length does not count."""
     if NORMAL:
         length = tl.load(lengths + rows, mask=there, other=1.0)
@@ -35,7 +34,7 @@ def _shrink(lengths: Any, rows: Any, there: Any, least: Any, NORMAL: tl.constexp
 
 
 @triton.jit
-def _of_columns(s: Any, k: Any, K: tl.constexpr, KIND: tl.constexpr, gamma: Any) -> Any:
+def _of_columns(s, k, K: tl.constexpr, KIND: tl.constexpr, gamma):
     """Similarities of rows (TILE, BLOCK) -> of columns (COLUMNS, BLOCK)."""
     if K == 1:
         found = s
@@ -54,7 +53,7 @@ def _of_columns(s: Any, k: Any, K: tl.constexpr, KIND: tl.constexpr, gamma: Any)
 
 
 @triton.jit
-def _of_rows(s: Any, found: Any, k: Any, K: tl.constexpr, KIND: tl.constexpr, gamma: Any) -> Any:
+def _of_rows(s, found, k, K: tl.constexpr, KIND: tl.constexpr, gamma):
     """The slopes of the columns' similarities in those of their rows, (TILE, BLOCK)."""
     if K == 1:
         slopes = 1.0
@@ -74,7 +73,7 @@ def _of_rows(s: Any, found: Any, k: Any, K: tl.constexpr, KIND: tl.constexpr, ga
 
 
 @triton.jit
-def _weights(s: Any, edges: Any, levels: Any, label: Any, there: Any, EDGES: tl.constexpr) -> Any:
+def _weights(s, edges, levels, label, there, EDGES: tl.constexpr):
     """The rule of each column's class (COLUMNS,) at its similarities (COLUMNS, BLOCK)."""
     weight = tl.load(levels + label * (EDGES + 1), mask=there, other=0.0)[:, None] + 0.0 * s
     for e in tl.static_range(EDGES):
@@ -85,7 +84,7 @@ def _weights(s: Any, edges: Any, levels: Any, label: Any, there: Any, EDGES: tl.
 
 
 @triton.jit
-def _tile(tile: Any, n: Any, K: tl.constexpr, TILE: tl.constexpr) -> Any:
+def _tile(tile, n, K: tl.constexpr, TILE: tl.constexpr):
     """Of the tile'th tile: its columns, which of them there are, its rows, which of them there are, and their k."""
     if K == 1:
         k = tl.zeros([TILE], tl.int32)
@@ -102,10 +101,10 @@ def _tile(tile: Any, n: Any, K: tl.constexpr, TILE: tl.constexpr) -> Any:
 
 @triton.jit
 def _look(
-    S: Any, shrink: Any, row: Any, real: Any, k: Any, label: Any, is_column: Any, of_queries: Any, i: Any, edges: Any,
-    levels: Any, B: Any, slope: Any, offset: Any, gamma: Any,
+    S, shrink, row, real, k, label, is_column, of_queries, i, edges,
+    levels, B, slope, offset, gamma,
     K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """A tile at the queries i: similarities of rows and of columns, which pairs are of two classes, weights, exponents.
 
     Exponents of other pairs are -inf. Without a weighting (EDGES < 0) a weight is 1.
@@ -124,7 +123,7 @@ def _look(
 
 
 @triton.jit
-def _write(W: Any, w: Any, s: Any, row: Any, real: Any, i: Any, B: Any) -> Any:
+def _write(W, w, s, row, real, i, B):
     """Write shares as their type rounds them; what was written, times the similarity."""
     narrow = w.to(W.dtype.element_ty)
     tl.store(W + row[:, None] * B + i[None, :], narrow, mask=real[:, None] & (i < B)[None, :])
@@ -133,15 +132,15 @@ def _write(W: Any, w: Any, s: Any, row: Any, real: Any, i: Any, B: Any) -> Any:
 
 @triton.jit(do_not_specialize=["n"])
 def log_means(
-    S: Any, W: Any, factors: Any, inwards: Any, logs: Any, means: Any, lengths: Any, labels: Any, of_queries: Any,
-    edges: Any, levels: Any, n: Any, B: Any, slope: Any, offset: Any, gamma: Any, least: Any,
+    S, W, factors, inwards, logs, means, lengths, labels, of_queries,
+    edges, levels, n, B, slope, offset, gamma, least,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
     WANTED: tl.constexpr, ONE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """For each column `log(1 + sum exp z)` over the queries of other classes, its mean weight, and its gradient's parts.
+):  # fmt: skip
+    """For each column `log(1 + sum exp z)` over the queries of other classes, its mean weight, its gradient's parts.
 
     That in the row r is `slope (factor (W x)_r - inward p_r)`, that in the queries `slope W^T (factor p)`. W are shares
-    of the largest of their column, so that a narrow type holds them. EDGES < 0: no weighting. ONE: a block is the batch.
+    of the largest of their column, so that a narrow type holds them. EDGES < 0: no weighting. ONE: one block is all.
     """
     column, is_column, row, real, k = _tile(tl.program_id(0), n, K, TILE)
     shrink, bend = _shrink(lengths, row, real, least, NORMAL)
@@ -203,14 +202,14 @@ def log_means(
 
 @triton.jit(do_not_specialize=["n"])
 def log_sums(
-    S: Any, highests: Any, totals: Any, weigheds: Any, counts: Any, lengths: Any, labels: Any, of_queries: Any,
-    edges: Any, levels: Any, n: Any, B: Any, slope: Any, offset: Any, gamma: Any, least: Any,
+    S, highests, totals, weigheds, counts, lengths, labels, of_queries,
+    edges, levels, n, B, slope, offset, gamma, least,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """For each query, add the columns of other classes to running sums: the highest exponent, `sum exp(z - highest)`.
 
-    Programs along the first axis share the columns out, tile by tile in turns, and each has sums of its own, (parts, B).
+    Programs along the first axis take the tiles of columns in turns, and each has sums of its own, (parts, B).
     """
     part, parts = tl.program_id(0), tl.num_programs(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -245,11 +244,11 @@ def log_sums(
 
 @triton.jit(do_not_specialize=["n"])
 def shares(
-    S: Any, W: Any, factors: Any, inwards: Any, sums: Any, grads: Any, lengths: Any, labels: Any, of_queries: Any,
-    edges: Any, levels: Any, n: Any, B: Any, slope: Any, offset: Any, gamma: Any, least: Any, lift: Any,
+    S, W, factors, inwards, sums, grads, lengths, labels, of_queries,
+    edges, levels, n, B, slope, offset, gamma, least, lift,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """The slopes of each query's log-sum, in the form that `log_means` has; `lift` times too large in W.
 
     The gradient in the log-sums is left to the products, whose queries are multiplied with it; only `inwards` have it.
@@ -274,9 +273,9 @@ def shares(
 
 @triton.jit(do_not_specialize=["n"])
 def finish(
-    rows: Any, product: Any, factors: Any, inwards: Any, scaled: Any, grads: Any, by: Any, n: Any, D: Any,
+    rows, product, factors, inwards, scaled, grads, by, n, D,
     SCALED: tl.constexpr, WANTED: tl.constexpr, NORMAL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """Of n rows: `scaled = factor p`, and the gradient `by (factor product - inward p)`."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -294,7 +293,7 @@ def finish(
 
 
 @triton.jit
-def rescale(values: Any, by: Any, size: Any, BLOCK: tl.constexpr) -> None:
+def rescale(values, by, size, BLOCK: tl.constexpr):
     """Multiply all values by one that lies on the device; nothing is touched where that is 1."""
     factor = tl.load(by).to(tl.float32)
     if factor != 1.0:
