@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
 """times the error of plain gradients of narrow types, as root mean square, that these may have: the shares they are
 made of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
 REDUCTIONS = ("mean_over_batch", "over_classes")
-AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 57, 1, 65), (13, 11, 3, 31), (5, 2, 10, 128)]
+AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (13, 7, 3, 31), (5, 2, 10, 128)]
 """batch, classes, per class, dim"""
 
 
@@ -114,12 +117,12 @@ def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
 
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_over_classes_kept_or_computed_again(budget):
-    compare("over_classes", 11, 50, 1, 9, rows=16, budget=budget, scale=32.0)
+    compare("over_classes", 11, 40, 1, 9, draws=3, rows=16, budget=budget, scale=32.0)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(33, 57, 1, 65), (13, 11, 3, 31)])
+@pytest.mark.parametrize("shape", [(33, 41, 1, 65), (13, 7, 3, 31)])
 @pytest.mark.parametrize("scale", [8.0, 32.0])
 def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(scale, shape, dtype, reduction):
     """Values as exact as float32's, for the products of narrow numbers are exact; gradients within `NARROW`."""
@@ -316,6 +319,15 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
     chunk = {"mean_over_batch": ["log_means", "finish"], "over_classes": ["log_sums"]}[reduction]
     back = {"mean_over_batch": ["rescale"], "over_classes": ["shares", "finish"] * 2}[reduction]
     assert seen == chunk * 2 + back
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")
+def test_kernels_compile():
+    """The interpreter takes for Python what a compiler does not take."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("triton_compiles.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_is_named_and_chosen():

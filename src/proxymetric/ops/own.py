@@ -33,7 +33,7 @@ class Own:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.per_class = task.refs.per_class or 1
-        labels, of_classes = task.labels.long(), task.refs.labels[:: self.per_class].contiguous()
+        labels, of_classes = task.labels.long(), task.refs.labels[:: self.per_class].long().contiguous()
         count, classes = len(labels), len(of_classes)
         present, order = labels.sort(stable=True)
         number = torch.cat([present[:1] * 0, (present[1:] != present[:-1]).long()]).cumsum(0)
