@@ -27,7 +27,7 @@ NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
 """times the error of plain gradients of narrow types, as root mean square, that these may have: the shares they are
 made of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
 REDUCTIONS = ("mean_over_batch", "over_classes")
-AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (13, 7, 3, 31), (5, 2, 10, 128)]
+AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (7, 5, 3, 31), (3, 2, 10, 128)]
 """batch, classes, per class, dim"""
 
 
@@ -74,7 +74,7 @@ class Errors:
             assert self.of["triton"][name] ** 0.5 <= allowed, (name, self.of, size)
 
 
-def compare(reduction: str, *shape: int, draws: int = 5, rows: int = 24, budget: int = 2**30, **choice: Any) -> None:
+def compare(reduction: str, *shape: int, draws: int = 4, rows: int = 24, budget: int = 2**30, **choice: Any) -> None:
     """Errors against float64 within the budget, over several draws of one shape in float32."""
     errors = Errors()
     for seed in range(draws):
@@ -101,7 +101,7 @@ def test_single_precision_is_as_exact_as_plain(shape, scale, reduction):
 def test_all_that_a_loss_may_ask_for(normalise, kind, weighted, reduction):
     """K rows that make a class or are columns each, with rules of weights, and classes that no query is of."""
     choice = {"present": 4, "counts": (3.0, 7.0) if weighted else (None, None)}
-    compare(reduction, 6, 7, 3, 7, kind=kind, normalise=normalise, weighted=weighted, draws=3, rows=12, **choice)
+    compare(reduction, 5, 6, 3, 7, kind=kind, normalise=normalise, weighted=weighted, draws=3, rows=12, **choice)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -112,7 +112,7 @@ def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
     monkeypatch.setattr(runs, "ONE", 8)
     monkeypatch.setattr(runs, "TILE", 16 * per_class)
     kind = "soft" if per_class > 1 else None
-    compare(reduction, 19, 6, per_class, 5, kind=kind, present=present, weighted=present > 1, draws=3, rows=9)
+    compare(reduction, 19, 6, per_class, 5, kind=kind, present=present, weighted=present > 1, draws=2, rows=9)
 
 
 @pytest.mark.parametrize("budget", [0, 2**30])
@@ -122,13 +122,12 @@ def test_over_classes_kept_or_computed_again(budget):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(33, 41, 1, 65), (13, 7, 3, 31)])
-@pytest.mark.parametrize("scale", [8.0, 32.0])
-def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(scale, shape, dtype, reduction):
+@pytest.mark.parametrize("shape", [(33, 41, 1, 65), (7, 5, 3, 31)])
+def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(shape, dtype, reduction):
     """Values as exact as float32's, for the products of narrow numbers are exact; gradients within `NARROW`."""
     errors = Errors()
     for seed in range(3):
-        problem = Here(seed, *shape, kind="soft", scale=scale)
+        problem = Here(seed, *shape, kind="soft", scale=32.0)
         exact = problem.answer(reduction, "plain", given=dtype)
         errors.take("plain", problem.answer(reduction, "plain", dtype), exact)
         got = problem.answer(reduction, "triton", dtype, rows=24)
@@ -305,7 +304,7 @@ def test_what_kernels_do_not_know_is_done_in_chunks(choice, reduction):
 def test_kernels_are_what_runs(reduction, monkeypatch):
     """Else every other test here could pass without them."""
     seen = []
-    for name in ("log_means", "log_sums", "shares", "finish", "rescale"):
+    for name in ("find", "log_means", "log_sums", "shares", "finish", "rescale"):
         kernel = getattr(kernels, name)
 
         class Seen:
@@ -316,9 +315,10 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
         monkeypatch.setattr(kernels, name, Seen())
     monkeypatch.setattr(fused, "interpreting", lambda: True)
     Here(0, 5, 7, 1, 3).answer(reduction, "triton", torch.float32, rows=4)
+    # Seven classes are two chunks; those of a batch of five are two, too.
     chunk = {"mean_over_batch": ["log_means", "finish"], "over_classes": ["log_sums"]}[reduction]
-    back = {"mean_over_batch": ["rescale"], "over_classes": ["shares", "finish"] * 2}[reduction]
-    assert seen == chunk * 2 + back
+    back = {"mean_over_batch": ["rescale"], "over_classes": ["shares", "finish"] * 4}[reduction]
+    assert seen == ["find", *chunk * 4, *back]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")

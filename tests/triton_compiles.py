@@ -12,7 +12,8 @@ from proxymetric.ops import kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {"labels": "*i64", "of_queries": "*i32", "W": "*bf16", "rows": "*bf16", "scaled": "*bf16", "values": "*bf16"}
-NUMBERS = {"n": "i32", "B": "i32", "D": "i32", "size": "i64"} | dict.fromkeys(
+POINTERS |= dict.fromkeys(("classes", "present", "columns"), "*i64")
+NUMBERS = {"n": "i32", "C": "i32", "B": "i32", "D": "i32", "size": "i64"} | dict.fromkeys(
     ("slope", "offset", "gamma", "least", "lift"), "fp32"
 )
 
@@ -27,12 +28,12 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> None:
 
 
 def main() -> None:
-    one, ten = {"K": 1, "KIND": 0, "STRIDE": 1}, {"K": 10, "KIND": 0, "STRIDE": 10}
+    one, ten = {"K": 1, "KIND": 0, "OWN": False, "STRIDE": 1}, {"K": 10, "KIND": 0, "OWN": True, "STRIDE": 10}
     for normal, edges in ((True, -1), (False, 2)):
         how = {"NORMAL": normal, "EDGES": edges}
         compiled(kernels.log_means, 8, **one, **how, WANTED=True, ONE=True, TILE=2, BLOCK=4096)
         compiled(kernels.log_means, 8, **one, **how, WANTED=normal, ONE=False, TILE=2, BLOCK=4096)
-        for kind in range(3):
+        for kind in range(3) if normal else (0,):
             some = ten | how | {"KIND": kind}
             compiled(kernels.log_means, 8, **some, WANTED=True, ONE=False, TILE=16, BLOCK=512)
             compiled(kernels.log_sums, 4, **some, TILE=16, BLOCK=256)
@@ -40,6 +41,7 @@ def main() -> None:
         compiled(kernels.log_sums, 4, **one, **how, TILE=32, BLOCK=128)
         compiled(kernels.shares, 8, **one, **how, TILE=8, BLOCK=1024)
         compiled(kernels.finish, 4, SCALED=True, WANTED=True, NORMAL=normal, TILE=4, BLOCK=512)
+    compiled(kernels.find, 4, STRIDE=1, STEPS=13, BLOCK=1024)
     compiled(kernels.rescale, 4, BLOCK=4096)
 
 

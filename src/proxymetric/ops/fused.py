@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops import chunked
-from proxymetric.ops.own import Found, Own
+from proxymetric.ops.own import Own, own_rows
 from proxymetric.ops.runs import Run, kernels, rows_of
 from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals
 
@@ -51,7 +51,8 @@ def mean_over_batch(
     if not takes(queries, task):
         return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
-    return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
+    with torch.cuda.device_of(queries):
+        return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
@@ -63,7 +64,8 @@ def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
     _check(queries)
     if not takes(queries, task):
         return chunked.over_classes(queries, task, setting)
-    return Reduced(*_OverClasses.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
+    with torch.cuda.device_of(queries):
+        return Reduced(*_OverClasses.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
 
 
 def _check(queries: Tensor) -> None:
@@ -112,36 +114,30 @@ def _means(
     queries: Tensor, vectors: Tensor, job: chunked.Job
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], chunked.Made]:
     """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
-    own = Own(job.task)
-    with torch.enable_grad():
-        up = own.mean(queries, vectors, job.counts[0], job.wanted)
-    up_queries, up_vectors = _gradients(up, None, job.wanted)
-    run = Run(queries, vectors, job)
-    logs, weights = run.numbers(run.columns), run.numbers(run.columns)
+    own = own_rows(job.task, kernels().find)
+    up, up_weight, up_queries, up_rows = _mean(queries, vectors.detach()[own.rows], job, own)
+    down, down_weight, down_queries, in_vectors = _mean(queries, vectors, job)
+    in_queries = None if up_queries is None or down_queries is None else (up_queries, down_queries)
+    in_own = queries[:0] if up_rows is None else up_rows
+    return (up, down), (up_weight, down_weight), chunked.Made(in_queries, in_vectors, own.rows, in_own)
+
+
+def _mean(
+    queries: Tensor, vectors: Tensor, job: chunked.Job, own: Own | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """A total, its summed weights, and the total's gradients."""
+    run = Run(queries, vectors, job, own)
+    count = job.counts[1 if own is None else 0]
+    logs, weights, by = run.numbers(run.columns), run.numbers(run.columns), run.numbers(1).fill_(run.line.slope / count)
     in_queries = run.numbers(*queries.shape).zero_() if job.wanted[0] else None
-    kind = torch.float32 if vectors.dtype == torch.float16 else vectors.dtype
-    in_vectors = vectors.new_empty(vectors.shape, dtype=kind) if job.wanted[1] else None
-    by = run.numbers(1).fill_(job.task.negative.slope / job.counts[1])
+    # Half precision would lose small gradients before a loss scale, which comes later, can save them.
+    wide = own is not None or vectors.dtype == torch.float16
+    in_vectors = run.like(vectors, torch.float32 if wide else vectors.dtype) if job.wanted[1] else None
     for part in run:
         run.look(part)
         run.log_means(part, logs, weights)
         run.back(part, run.queries, in_queries, in_vectors, by)
-    if in_queries is not None:
-        in_queries.mul_(by)
-        assert up_queries is not None
-    totals = up.log.detach(), logs.sum() / job.counts[1]
-    made = chunked.Made(
-        None if in_queries is None or up_queries is None else (up_queries, in_queries),
-        in_vectors, own.rows, up.vectors if up_vectors is None else up_vectors,
-    )  # fmt: skip
-    return totals, (up.weight.detach(), weights.sum()), made
-
-
-def _gradients(found: Found, grad: Tensor | None, wanted: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
-    """Of `found.log`, in the queries and in the rows of their classes."""
-    leaves = [leaf for leaf, want in zip((found.queries, found.vectors), wanted, strict=True) if want]
-    got = list(torch.autograd.grad(found.log, leaves, grad)) if leaves else []
-    return (got.pop(0) if wanted[0] else None), (got.pop(0) if wanted[1] else None)
+    return logs.sum() / count, weights.sum(), None if in_queries is None else in_queries.mul_(by), in_vectors
 
 
 class _OverClasses(torch.autograd.Function):
@@ -149,54 +145,59 @@ class _OverClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[Tensor, ...]:
-        up = Own(job.task).each(queries, vectors, (False, False))
+        own = own_rows(job.task, kernels().find)
+        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, own), None)
         run = Run(queries, vectors, job)
         ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
-        sums = run.sums()
-        for part in run:
-            run.look(part, ctx.kept)
-            run.log_sums(part, sums)
-        highest = sums[0].amax(0)
-        base = highest.masked_fill(highest == NONE, 0.0)
-        down = base + ((sums[0] - base).exp() * sums[1]).sum(0).log()
-        if job.task.weight is None:
-            down_weight = (down != NONE).to(down)
-        else:
-            down_weight = sums[2].sum(0) / sums[3].sum(0).clamp(min=1)
+        down, down_weight = _sums(run, ctx.kept)
         ctx.job = job
-        ctx.save_for_backward(queries, vectors, down)
-        ctx.mark_non_differentiable(up.weight, down_weight)
-        return up.log, down, up.weight, down_weight
+        ctx.save_for_backward(queries, vectors, up, down, *own)
+        ctx.mark_non_differentiable(up_weight, down_weight)
+        return up, down, up_weight, down_weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         chunked.once()
-        queries, vectors, down = ctx.saved_tensors
-        job: chunked.Job = ctx.job
-        own = Own(job.task)
-        with torch.enable_grad():
-            up = own.each(queries, vectors, job.wanted)
-        up_queries, up_vectors = _gradients(up, grads[0], job.wanted)
-        run = Run(queries, vectors, job)
-        lift = LIFT if run.type == torch.float16 else 1.0
-        grad = grads[1].masked_fill(down == NONE, 0.0).contiguous()
-        sums = down.masked_fill(down == NONE, 0.0)
-        # The gradient may be too small for float16, as a mean over a batch makes it, but not for all queries at once.
-        most = grad.abs().amax()
-        most = most.where(most > 0, 1.0)
-        shares, by = grad / most, (most * (job.task.negative.slope / lift)).view(1)
-        scaled = (run.queries * shares[:, None]).to(run.type)
-        in_queries = run.numbers(*queries.shape).zero_() if job.wanted[0] else None
-        in_vectors = vectors.new_empty(vectors.shape) if job.wanted[1] else None
-        for part in run:
-            run.look(part, ctx.kept, known=job.keep)
-            run.shares(part, sums, shares, lift)
-            run.back(part, scaled, in_queries, in_vectors, by)
-        if in_vectors is not None:
-            assert up_vectors is not None
-            in_vectors.index_add_(0, own.rows, up_vectors.to(in_vectors))
+        queries, vectors, up, down, *rows = ctx.saved_tensors
+        job, own = ctx.job, Own(*rows)
+        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, own), up, grads[0], None)
+        in_queries, in_vectors = _back(Run(queries, vectors, job), down, grads[1], ctx.kept)
         if in_queries is not None:
             assert up_queries is not None
-            in_queries.mul_(shares[:, None] * by).add_(up_queries)
-            return in_queries.to(queries.dtype), in_vectors, None
-        return None, in_vectors, None
+            in_queries = in_queries.add_(up_queries).to(queries.dtype)
+        if in_vectors is not None:
+            assert up_rows is not None
+            in_vectors.index_add_(0, own.rows, up_rows.to(in_vectors))
+        return in_queries, in_vectors, None
+
+
+def _sums(run: Run, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of each query the log-sum over the columns, and their mean weight."""
+    sums = run.sums()
+    for part in run:
+        run.look(part, kept)
+        run.log_sums(part, sums)
+    highest = sums[0].amax(0)
+    highest.masked_fill_(highest == NONE, 0.0)
+    logs = highest + ((sums[0] - highest).exp() * sums[1]).sum(0).log()
+    return logs, (logs != NONE).to(logs) if run.how["EDGES"] < 0 else sums[2].sum(0) / sums[3].sum(0).clamp(min=1)
+
+
+def _back(run: Run, logs: Tensor, grads: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """From the gradient in the log-sums: that in the queries and in the rows."""
+    lift = LIFT if run.type == torch.float16 else 1.0
+    empty = logs == NONE
+    grads = grads.masked_fill(empty, 0.0)
+    # A mean over a batch makes all of them small, which a narrow type would feel; their shares of the largest are not.
+    most = grads.abs().amax()
+    most = most.where(most > 0, 1.0)
+    shares, by = (grads / most).contiguous(), (most * (run.line.slope / lift)).view(1)
+    scaled = (run.queries * shares[:, None]).to(run.type)
+    in_queries = run.numbers(*run.queries.shape).zero_() if run.wants[0] else None
+    in_vectors = run.like(run.vectors, torch.float32 if run.how["OWN"] else run.vectors.dtype) if run.wants[1] else None
+    logs = logs.masked_fill(empty, 0.0)
+    for part in run:
+        run.look(part, kept, known=kept is not None)
+        run.shares(part, logs, shares, lift)
+        run.back(part, scaled, in_queries, in_vectors, by)
+    return None if in_queries is None else in_queries.mul_(shares[:, None] * by), in_vectors

@@ -103,19 +103,23 @@ def _tile(tile, n, K: tl.constexpr, TILE: tl.constexpr):
 def _look(
     S, shrink, row, real, k, label, is_column, of_queries, i, edges,
     levels, B, slope, offset, gamma,
-    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """A tile at the queries i: similarities of rows and of columns, which pairs are of two classes, weights, exponents.
+    """A tile at the queries i: similarities of rows and of columns, which pairs are meant, their weights and exponents.
 
-    Exponents of other pairs are -inf. Without a weighting (EDGES < 0) a weight is 1.
+    Meant are pairs of one class (OWN), or of two; exponents of others are -inf. Without a weighting (EDGES < 0) a
+    weight is 1. A label below 0 is no class: it has no rule, and no query is of it.
     """
     query = tl.load(of_queries + i, mask=i < B, other=-1)
     s = tl.load(S + row[:, None] * B + i[None, :], mask=real[:, None] & (i < B)[None, :], other=0.0) * shrink[:, None]
     found = _of_columns(s, k, K, KIND, gamma)
-    there = (label.to(tl.int32)[:, None] != query[None, :]) & (i < B)[None, :] & is_column[:, None]
+    if OWN:
+        there = (label.to(tl.int32)[:, None] == query[None, :]) & (i < B)[None, :] & is_column[:, None]
+    else:
+        there = (label.to(tl.int32)[:, None] != query[None, :]) & (i < B)[None, :] & is_column[:, None]
     z = slope * found + offset
     if EDGES >= 0:
-        weight = _weights(found, edges, levels, label, is_column, EDGES)
+        weight = _weights(found, edges, levels, label, is_column & (label >= 0), EDGES)
         z = z * weight
     else:
         weight = 1.0
@@ -132,12 +136,11 @@ def _write(W, w, s, row, real, i, B):
 
 @triton.jit(do_not_specialize=["n"])
 def log_means(
-    S, W, factors, inwards, logs, means, lengths, labels, of_queries,
-    edges, levels, n, B, slope, offset, gamma, least,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
-    WANTED: tl.constexpr, ONE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, W, factors, inwards, logs, means, lengths, labels, of_queries, edges, levels, n, B, slope, offset, gamma, least,
+    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
+    STRIDE: tl.constexpr, WANTED: tl.constexpr, ONE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each column `log(1 + sum exp z)` over the queries of other classes, its mean weight, its gradient's parts.
+    """For each column `log(1 + sum exp z)` over the queries that are meant, its mean weight, its gradient's parts.
 
     That in the row r is `slope (factor (W x)_r - inward p_r)`, that in the queries `slope W^T (factor p)`. W are shares
     of the largest of their column, so that a narrow type holds them. EDGES < 0: no weighting. ONE: one block is all.
@@ -150,7 +153,7 @@ def log_means(
         j = tl.arange(0, BLOCK)
         s, found, there, weight, z = _look(
             S, shrink, row, real, k, label, is_column, of_queries, j, edges, levels, B, slope, offset, gamma,
-            K, KIND, EDGES,
+            K, KIND, EDGES, OWN,
         )  # fmt: skip
         count = tl.sum(tl.where(there, 1.0, 0.0), 1)
         weighed = tl.sum(tl.where(there, weight, 0.0), 1)
@@ -166,7 +169,7 @@ def log_means(
             i = start + tl.arange(0, BLOCK)
             _, _, there_i, weight_i, z_i = _look(
                 S, shrink, row, real, k, label, is_column, of_queries, i, edges, levels, B, slope, offset, gamma,
-                K, KIND, EDGES,
+                K, KIND, EDGES, OWN,
             )  # fmt: skip
             count += tl.sum(tl.where(there_i, 1.0, 0.0), 1)
             weighed += tl.sum(tl.where(there_i, weight_i, 0.0), 1)
@@ -192,7 +195,7 @@ def log_means(
                 i = start + tl.arange(0, BLOCK)
                 s_i, found_i, _, weight_i, z_i = _look(
                     S, shrink, row, real, k, label, is_column, of_queries, i, edges, levels, B, slope, offset, gamma,
-                    K, KIND, EDGES,
+                    K, KIND, EDGES, OWN,
                 )  # fmt: skip
                 w_i = tl.exp(z_i - bottom[:, None]) * weight_i * _of_rows(s_i, found_i, k, K, KIND, gamma)
                 inner += tl.sum(_write(W, w_i, s_i, row, real, i, B), 1)
@@ -202,12 +205,12 @@ def log_means(
 
 @triton.jit(do_not_specialize=["n"])
 def log_sums(
-    S, highests, totals, weigheds, counts, lengths, labels, of_queries,
-    edges, levels, n, B, slope, offset, gamma, least,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, highests, totals, weigheds, counts, lengths, labels, of_queries, edges, levels,
+    n, B, slope, offset, gamma, least,
+    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
+    STRIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each query, add the columns of other classes to running sums: the highest exponent, `sum exp(z - highest)`.
+    """For each query, add the columns that are meant to running sums: the highest exponent, `sum exp(z - highest)`.
 
     Programs along the first axis take the tiles of columns in turns, and each has sums of its own, (parts, B).
     """
@@ -226,7 +229,7 @@ def log_sums(
         label = tl.load(labels + column * STRIDE, mask=is_column, other=-1)
         _, _, there, weight, z = _look(
             S, shrink, row, real, k, label, is_column, of_queries, i, edges, levels, B, slope, offset, gamma,
-            K, KIND, EDGES,
+            K, KIND, EDGES, OWN,
         )  # fmt: skip
         if EDGES >= 0:
             weighed += tl.sum(tl.where(there, weight, 0.0), 0)
@@ -244,10 +247,10 @@ def log_sums(
 
 @triton.jit(do_not_specialize=["n"])
 def shares(
-    S, W, factors, inwards, sums, grads, lengths, labels, of_queries,
-    edges, levels, n, B, slope, offset, gamma, least, lift,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, STRIDE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, W, factors, inwards, sums, grads, lengths, labels, of_queries, edges, levels,
+    n, B, slope, offset, gamma, least, lift,
+    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
+    STRIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The slopes of each query's log-sum, in the form that `log_means` has; `lift` times too large in W.
 
@@ -263,7 +266,7 @@ def shares(
         grad = tl.load(grads + i, mask=i < B, other=0.0)
         s, found, _, weight, z = _look(
             S, shrink, row, real, k, label, is_column, of_queries, i, edges, levels, B, slope, offset, gamma,
-            K, KIND, EDGES,
+            K, KIND, EDGES, OWN,
         )  # fmt: skip
         w = tl.exp(z - log[None, :]) * lift * weight * _of_rows(s, found, k, K, KIND, gamma)
         inner += tl.sum(_write(W, w, s, row, real, i, B) * grad[None, :], 1)
@@ -290,6 +293,24 @@ def finish(
         if NORMAL:
             grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
         tl.store(grads + at, (tl.load(by) * grad).to(grads.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def find(classes, present, columns, C, B, STRIDE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """`columns[j] = c` where the j'th of the sorted labels `present` (B,) is the first of class c; others are left."""
+    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    label = tl.load(classes + c * STRIDE, mask=c < C, other=0).to(tl.int64)
+    low = tl.zeros([BLOCK], tl.int32)
+    high = low + B
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        open_ = (low < high) & (c < C)
+        there = tl.load(present + middle, mask=open_, other=0)
+        low = tl.where(open_ & (there < label), middle + 1, low)
+        high = tl.where(open_ & (there >= label), middle, high)
+    inside = (low < B) & (c < C)
+    there = tl.load(present + low, mask=inside, other=0)
+    tl.store(columns + low, c, mask=inside & (there == label))
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.chunked import Job
+from proxymetric.ops.own import Own
 from proxymetric.seam import LEAST
 
 PAIRS = 2**25
@@ -46,35 +47,38 @@ class Part(NamedTuple):
 
 
 class Run:
-    """Queries and references of a task, in the type of their products."""
+    """Queries and references of a task, in the type of their products.
 
-    def __init__(self, queries: Tensor, vectors: Tensor, job: Job) -> None:
+    For the pairs of two classes; or, of the rows in `own`, for those of one.
+    """
+
+    def __init__(self, queries: Tensor, vectors: Tensor, job: Job, own: Own | None = None) -> None:
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
         self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
         self.batch, self.dim = queries.shape
-        self.K, self.line = job.task.per_column, job.task.negative
+        self.K, self.line = job.task.per_column, job.task.negative if own is None else job.task.positive
+        weight = job.task.weight
+        rule = None if weight is None else weight.negative if own is None else weight.positive
         self.columns = len(vectors) // self.K
         self.chunk = min(max(1, job.rows // self.K), self.columns)
-        self.labels, of_queries = job.task.refs.labels, job.task.labels.to(torch.int32).contiguous()
-        of_class, rule = job.task.of_class, job.task.weight and job.task.weight.negative
+        self.labels = job.task.refs.labels if own is None else own.labels
+        of_class, of_queries = job.task.of_class, job.task.labels.to(torch.int32).contiguous()
         self.least = None if job.task.refs.normalise is None else LEAST[job.task.refs.normalise]
         rows = self.chunk * self.K
         self.lengths, self.factors, self.inwards = (self.numbers(rows) for _ in range(3))
-        self.rules = (
-            self.lengths if rule is None else rule.edges.float().contiguous(),
-            self.lengths if rule is None else rule.levels.float().contiguous(),
-        )
-        self.given = (of_queries, *self.rules)
+        rules = [self.lengths] * 2 if rule is None else [each.float().contiguous() for each in rule]
+        self.given = (of_queries, *rules)
         self.how = {
             "K": self.K,
             "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
             "NORMAL": self.least is not None,
             "EDGES": -1 if rule is None else rule.edges.shape[1],
+            "OWN": own is not None,
             "STRIDE": self.K * self.labels.stride(0),
         }
         self.exponent = (self.line.slope, self.line.offset, 1.0 if of_class is None else of_class.gamma)
         self.padded = _power(self.K)
-        self.wanted = any(job.wanted)
+        self.wants, self.wanted = job.wanted, any(job.wanted)
         self.rows = self.similarities = self.numbers(0)
         self.own_similarities: Tensor | None = None
         self.shared = self.empty(rows, self.batch) if self.wanted else self.numbers(0)
@@ -86,6 +90,9 @@ class Run:
 
     def empty(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape)
+
+    def like(self, vectors: Tensor, kind: torch.dtype) -> Tensor:
+        return vectors.new_empty(vectors.shape, dtype=kind)
 
     def __iter__(self) -> Iterator[Part]:
         for start in range(0, self.columns, self.chunk):
