@@ -29,17 +29,16 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> None:
 
 def main() -> None:
     one, ten = {"K": 1, "KIND": 0, "OWN": False, "STRIDE": 1}, {"K": 10, "KIND": 0, "OWN": True, "STRIDE": 10}
-    for normal, edges in ((True, -1), (False, 2)):
-        how = {"NORMAL": normal, "EDGES": edges}
-        compiled(kernels.log_means, 8, **one, **how, WANTED=True, ONE=True, TILE=2, BLOCK=4096)
-        compiled(kernels.log_means, 8, **one, **how, WANTED=normal, ONE=False, TILE=2, BLOCK=4096)
-        for kind in range(3) if normal else (0,):
-            some = ten | how | {"KIND": kind}
-            compiled(kernels.log_means, 8, **some, WANTED=True, ONE=False, TILE=16, BLOCK=512)
-            compiled(kernels.log_sums, 4, **some, TILE=16, BLOCK=256)
-            compiled(kernels.shares, 8, **some, TILE=16, BLOCK=512)
-        compiled(kernels.log_sums, 4, **one, **how, TILE=32, BLOCK=128)
-        compiled(kernels.shares, 8, **one, **how, TILE=8, BLOCK=1024)
+    plain, weighted = {"NORMAL": True, "EDGES": -1}, {"NORMAL": False, "EDGES": 2}
+    compiled(kernels.log_means, 8, **one, **plain, WANTED=True, ONE=True, TILE=2, BLOCK=4096)
+    compiled(kernels.log_means, 8, **one, **weighted, WANTED=False, ONE=False, TILE=2, BLOCK=4096)
+    compiled(kernels.log_sums, 4, **one, **weighted, TILE=32, BLOCK=128)
+    compiled(kernels.shares, 8, **one, **plain, TILE=8, BLOCK=1024)
+    for kind, how in ((0, plain), (1, plain), (2, weighted)):
+        compiled(kernels.log_means, 8, **(ten | {"KIND": kind}), **how, WANTED=True, ONE=False, TILE=16, BLOCK=512)
+    compiled(kernels.log_sums, 4, **ten, **plain, TILE=16, BLOCK=256)
+    compiled(kernels.shares, 8, **ten, **weighted, TILE=16, BLOCK=512)
+    for normal in (True, False):
         compiled(kernels.finish, 4, SCALED=True, WANTED=True, NORMAL=normal, TILE=4, BLOCK=512)
     compiled(kernels.find, 4, STRIDE=1, STEPS=13, BLOCK=1024)
     compiled(kernels.rescale, 4, BLOCK=4096)

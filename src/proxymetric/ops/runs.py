@@ -117,7 +117,7 @@ class Run:
         """Of each column `log(1 + sum exp)` and the mean weight; and shares, factors and inward parts."""
         block = _power(self.batch)
         one = block * self.padded <= (ONE if self.K == 1 else TILE)
-        tile = max(1, TILE // block) if self.K == 1 else self.padded
+        tile = min(max(1, TILE // block), 64) if self.K == 1 else self.padded
         if not one:
             tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
         grid = -(-part.n // tile) if self.K == 1 else part.n
@@ -172,7 +172,7 @@ class Run:
                 made = self.product[:size]
             product(shared, queries, made)
         block = min(_power(self.dim), 1024)
-        tile = max(1, 2048 // block)
+        tile = min(max(1, 2048 // block), 64)
         kernels().finish[(-(-size // tile), -(-self.dim // block))](
             self.rows, made, self.factors, self.inwards, self.scaled, out, by, size, self.dim,
             SCALED=in_queries is not None, WANTED=in_vectors is not None, NORMAL=self.least is not None,
