@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from proxymetric.ops import IMPLS, NONE, chosen, fused, kernels, runs, using
+from proxymetric.ops import IMPLS, NONE, Line, chosen, fused, kernels, mean_over_batch, runs, using
 from proxymetric.rules import Steps, Weight
 from proxymetric.seam import NORMALISATIONS, References
 from proxymetric.shards import Shard
@@ -181,6 +181,27 @@ def test_rows_at_the_edge_of_their_normalisation(normalise, length, reduction):
     wanted, got = (problem.answer(reduction, impl, torch.float32, rows=3) for impl in ("plain", "triton"))
     for name, each in wanted.items():
         torch.testing.assert_close(got[name], each, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_of_several_largest_rows_each_has_an_equal_share(reduction):
+    problem = Here(0, 5, 4, 3, 6, kind="max")
+    problem.p[1::3] = problem.p[::3]
+    wanted, got = (problem.answer(reduction, impl, torch.float32) for impl in ("plain", "triton"))
+    torch.testing.assert_close(got["in rows"], wanted["in rows"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_that_one_does_not_show_counts():
+    """`log(1 + 1e-9)` is 1e-9, not what is left of 1 + 1e-9 in float32."""
+    problem = Here(0, 5, 4, 1, 6)
+    given = (problem.x.float(), problem.labels, problem.refs._replace(vectors=problem.p.float()))
+    lines, counts = (Line(1.0, -20.0), Line(1.0, -21.0)), {"positive_count": 1.0, "negative_count": 1.0}
+    with using("triton"):
+        got = mean_over_batch(*given, *lines, **counts)
+    with using("plain"):
+        wanted = mean_over_batch(*given, *lines, **counts)
+    assert 0 < float(wanted.negative) < 1e-7
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # float16 cannot hold the gradient in such a row, plain's neither
