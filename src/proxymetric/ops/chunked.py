@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.blocks import Blocks, Side
-from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals, log1p_exp
+from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals, lifted, log1p_exp
 
 CACHE = 2**20
 """numbers of one chunk that suit a processor's own cache: its rows, and three matrices beside the batch"""
@@ -42,15 +42,18 @@ def mean_over_batch(
 
     Where a count is given, it is in that gradient; else the whole of it is multiplied once more in the backward pass.
     """
+    queries = lifted(queries)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
     return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+    queries = lifted(queries)
     return Reduced(*_Reduce.apply(queries, task.refs.vectors, _job(0, queries, task, setting)))
 
 
 def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+    queries = lifted(queries)
     return Reduced(*_Reduce.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
 
 
@@ -78,7 +81,7 @@ class _MeanOverBatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        _once()
+        once()
         queries, vectors = ctx.saved_tensors
         # The large gradient is handed out, not copied. Who asks a second time has it made again.
         made, ctx.made = ctx.made or _means(queries, vectors, ctx.job)[-1], None
@@ -92,7 +95,7 @@ class _MeanOverBatch(torch.autograd.Function):
         return in_queries, made.in_vectors.to(vectors.dtype), None
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """The gradients that the forward pass of the means leaves."""
 
     in_queries: tuple[Tensor, Tensor] | None
@@ -105,7 +108,7 @@ class _Made(NamedTuple):
     """(len(own_rows), D) which it is"""
 
 
-def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], _Made]:
+def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
     """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
     blocks = Blocks(queries, vectors, job.task, job.rows)
     in_queries = (torch.zeros_like(queries), torch.zeros_like(queries)) if job.wanted[0] else None
@@ -131,7 +134,7 @@ def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ..
             blocks.back(part, slopes, in_queries and in_queries[sign], in_rows)
     totals = logs[0].sum() / job.counts[0], logs[1].sum() / job.counts[1]
     summed = weights[0].sum(), weights[1].sum()
-    return totals, summed, _Made(in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own))
+    return totals, summed, Made(in_queries, in_vectors, torch.cat(own_rows), torch.cat(in_own))
 
 
 def _log1p(side: Side, count: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,7 +179,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        _once()
+        once()
         queries, vectors, *sums = ctx.saved_tensors
         job: Job = ctx.job
         sums = [each.where(each != NONE, 0.0) for each in sums]
@@ -226,7 +229,7 @@ def _divided(total: Tensor, count: Tensor) -> Tensor:
     return total / count.clamp(min=1)
 
 
-def _once() -> None:
+def once() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: the chunked reductions have no second derivative; "

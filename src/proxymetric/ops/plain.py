@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import NONE, Count, Line, Reduced, Setting, Task, Totals, log1p_exp
+from proxymetric.ops.task import NONE, Count, Line, Reduced, Setting, Task, Totals, lifted, log1p_exp
 from proxymetric.seam import References
 
 
@@ -56,11 +56,11 @@ def mean_over_batch(
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
-    return _reduce(0, queries, task)
+    return _reduce(0, lifted(queries), task)
 
 
 def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
-    return _reduce(1, queries, task)
+    return _reduce(1, lifted(queries), task)
 
 
 def _columns(queries: Tensor, task: Task) -> Columns:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.ops import chunked, plain
+from proxymetric.ops import chunked, fused, plain
 from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, Totals
 from proxymetric.rules import Weight
@@ -41,6 +41,7 @@ class Implementation(NamedTuple):
 IMPLS: dict[str, Implementation] = {
     "plain": Implementation(plain.mean_over_batch, plain.over_batch, plain.over_classes),
     "chunked": Implementation(chunked.mean_over_batch, chunked.over_batch, chunked.over_classes),
+    "triton": Implementation(fused.mean_over_batch, fused.over_batch, fused.over_classes),
 }
 """name -> implementation: the one list of them"""
 
@@ -58,9 +59,10 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
     """Compute the losses inside in another way: the same values and gradients, in other time and memory.
 
     impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
-    spares a product where the budget allows it; "auto" (the default) chooses by size. budget: bytes from 0 that the
-    similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of one chunk,
-    from 1; by default as many as suit the processor. What is None stays as it is outside.
+    spares a product where the budget allows it; "triton" is that on a GPU, its products in the type of queries and
+    references and fused kernels between them; "auto" (the default) chooses by size and device. budget: bytes from 0
+    that the similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of
+    one chunk, from 1; by default as many as suit the processor. What is None stays as it is outside.
 
     >>> with using("chunked", budget=0) as now:
     ...     now.impl, now.budget
@@ -68,6 +70,8 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
     """
     if impl is not None and impl not in (*IMPLS, "auto"):
         raise ValueError(f"impl: got {impl!r}, wanted one of {', '.join(IMPLS)}, auto")
+    if impl == "triton" and not fused.installed():
+        raise ValueError("impl: got 'triton', which wants the package of that name: pip install 'proxymetric[triton]'")
     for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
         if value is not None and (not isinstance(value, int) or value < least):
             raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
@@ -85,7 +89,8 @@ def chosen(queries: Tensor, refs: References) -> str:
     name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
     if name == "auto":
         kind = queries.device.type
-        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else "chunked"
+        large = "triton" if kind == "cuda" and fused.installed() else "chunked"
+        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else large
     return name if pairs else "plain"
 
 
@@ -114,7 +119,7 @@ def mean_over_batch(
     task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         do = IMPLS[chosen(queries, refs)].mean_over_batch
-        found = do(_lifted(queries, refs), task, positive_count, negative_count, _setting.get())
+        found = do(_felt(queries, refs), task, positive_count, negative_count, _setting.get())
         if refs.shard is not None:
             found = Totals(*added(torch.stack(found), refs.shard))
         least = 1e-12
@@ -139,7 +144,7 @@ def over_batch(
     """
     task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        return IMPLS[chosen(queries, refs)].over_batch(_lifted(queries, refs), task, _setting.get())
+        return IMPLS[chosen(queries, refs)].over_batch(_felt(queries, refs), task, _setting.get())
 
 
 def over_classes(
@@ -154,7 +159,7 @@ def over_classes(
     """For each query i: `log sum_c exp(w z(s_ic))` over the columns c of its class, and over the others."""
     task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        found = IMPLS[chosen(queries, refs)].over_classes(_lifted(queries, refs), task, _setting.get())
+        found = IMPLS[chosen(queries, refs)].over_classes(_felt(queries, refs), task, _setting.get())
         if refs.shard is None:
             return found
         if weight is not None:
@@ -163,7 +168,5 @@ def over_classes(
         return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
 
 
-def _lifted(queries: Tensor, refs: References) -> Tensor:
-    """Queries in the type of the sums; references follow, row by row where that can be."""
-    queries = queries if refs.shard is None else felt_by_all(queries, refs.shard)
-    return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries
+def _felt(queries: Tensor, refs: References) -> Tensor:
+    return queries if refs.shard is None else felt_by_all(queries, refs.shard)

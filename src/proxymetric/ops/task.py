@@ -93,3 +93,8 @@ Count = float | None
 def log1p_exp(z: Tensor) -> Tensor:
     """`log(1 + exp z)` for a log-sum z: 0 with a zero gradient where z is -inf, z itself where it is large."""
     return torch.logaddexp(z, z.new_zeros(()))
+
+
+def lifted(queries: Tensor) -> Tensor:
+    """Queries in the type of the sums, float32 or better; references follow, row by row where that can be."""
+    return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries

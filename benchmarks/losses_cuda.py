@@ -1,0 +1,325 @@
+"""Proxy losses with very many classes on one GPU: fused kernels against chunks, a dense formula, and it compiled.
+
+    python benchmarks/losses_cuda.py                 131k, a million and ten million classes; about two minutes
+    python benchmarks/losses_cuda.py --parts rates   some of it: rates, groups, curve, rows
+    python benchmarks/losses_cuda.py --profile       what the kernels of one step of the fused side take
+    python benchmarks/losses_cuda.py --plot          draw results/losses-cuda.png from the JSON, anywhere
+    TRITON_INTERPRET=1 python benchmarks/losses_cuda.py --tiny    see that it runs, also without a GPU
+
+Embeddings and proxies are bfloat16 of 512 dimensions. A step is the loss and its gradient in both. Time: the median of
+steps between events, after a first one. Memory: the peak of a step beyond embeddings and proxies; the gradient of the
+proxies is part of it. TFLOP/s count three products, 6 B R D, whatever a side computes; the rate of one large product in
+the same run says what there is. A side that does not fit is recorded as such. Writes results/losses-cuda.json beside
+this file, after every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from proxymetric.losses import MPAAP, ProxyAnchor, SoftTriple
+from proxymetric.ops import using
+from proxymetric.seam import Loss, References, unit
+
+RESULTS = Path(__file__).parent / "results"
+DIM = 512
+BATCHES, CLASSES = (512, 4096), (131_072, 1_000_000, 10_000_000)
+CURVE = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+ROWS = (2048, 4096, 8192, 8448, 16384, 16896, 33792)
+"""of one chunk, tried at a batch of 4096"""
+PER_CLASS, GROUPS = 10, 100_000
+SIDES = ("dense", "dense, compiled", "chunked", "triton")
+SCALE, MARGIN = 32.0, 0.1
+REACH, SPARE = 350.0, 1.1
+"""TFLOP/s of the fused side at the second largest size, and its memory at the largest, of proxies and gradient"""
+TINY = "--tiny" in sys.argv
+if TINY:
+    DIM, BATCHES, CLASSES, CURVE, ROWS, GROUPS = 16, (4, 8), (40, 100, 200), (20, 100), (16, 64), 20
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def dense(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
+    """Proxy-Anchor as its equation reads, on a matrix of all pairs; exponents in float32."""
+    s = (functional.normalize(x) @ functional.normalize(p).T).float()
+    own = y[:, None] == torch.arange(len(p), device=p.device)
+    pull = torch.where(own, torch.exp(-SCALE * (s - MARGIN)), 0.0).sum(0)
+    push = torch.where(own, 0.0, torch.exp(SCALE * (s + MARGIN))).sum(0)
+    return pull.log1p().sum() / own.any(0).sum() + push.log1p().mean()
+
+
+def inputs(batch: int, classes: int, per_class: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    x = torch.randn(batch, DIM, generator=generator, device=DEVICE).bfloat16().requires_grad_()
+    y = torch.randint(classes, (batch,), generator=generator, device=DEVICE)
+    p = torch.empty(classes * per_class, DIM, dtype=torch.bfloat16, device=DEVICE)
+    for some in p.split(2**20):
+        some.normal_(generator=generator)
+    return x, y, p.requires_grad_()
+
+
+def step_of(
+    side: str, loss: Loss, x: Tensor, y: Tensor, p: Tensor, per_class: int = 1, rows: int | None = None
+) -> Callable[[], Tensor]:
+    formula = torch.compile(dense, dynamic=False) if side == "dense, compiled" else dense
+    refs = References(p, torch.arange(len(p) // per_class, device=DEVICE).repeat_interleave(per_class), per_class)
+    refs = refs._replace(normalise="l2")
+
+    def step() -> Tensor:
+        x.grad = p.grad = None
+        if side.startswith("dense"):
+            value = formula(x, y, p)
+        else:
+            with using(side, rows=rows):
+                value = loss(unit(x), y, refs)
+        value.backward()
+        return value.detach()
+
+    return step
+
+
+def synchronise() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(step: Callable[[], Any], steps: int) -> list[float]:
+    """Seconds of each step."""
+    seconds = []
+    for _ in range(steps):
+        synchronise()
+        start = time.perf_counter()
+        step()
+        synchronise()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def measured(
+    side: str, loss: Loss, batch: int, classes: int, per_class: int = 1, rows: int | None = None
+) -> dict[str, Any]:
+    """One side at one size."""
+    if side == "dense, compiled":
+        torch._dynamo.reset()
+        pairs = 4 * batch * classes  # bytes of all similarities and their gradient
+        if pairs > torch.cuda.get_device_properties(0).total_memory:
+            return {"failed": f"does not fit: similarities and their gradient alone are {pairs / 2**30:.0f} GiB"}
+    given = inputs(batch, classes, per_class)
+    held = sum(each.numel() * each.element_size() for each in given)
+    try:
+        step = step_of(side, loss, *given, per_class, rows)
+        begun = time.perf_counter()
+        value = step()  # compiles, chooses products, fills the pool of memory
+        synchronise()
+        first = time.perf_counter() - begun
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        given[0].grad = given[2].grad = None
+        labels = classes * per_class * 8  # the labels of the references, which the step holds
+        seconds = timed(step, 3 if first > 0.5 else 7)
+        peak = torch.cuda.max_memory_allocated() - held - labels if DEVICE == "cuda" else 0
+    except torch.OutOfMemoryError:
+        return {"failed": "does not fit"}
+    finally:
+        step = None  # type: ignore[assignment]
+        given = ()  # type: ignore[assignment]
+        gc.collect()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+    median, size = statistics.median(seconds), classes * per_class
+    return {
+        "ms": round(median * 1e3, 3),
+        "lowest and highest": [round(min(seconds) * 1e3, 3), round(max(seconds) * 1e3, 3)],
+        "tflops": round(6 * batch * size * DIM / median / 1e12, 1),
+        "extra_mb": round(peak / 2**20, 1),
+        "of proxies and gradient": round((held + peak) / (2 * size * DIM * 2), 3),
+        "loss": float(value),
+    }
+
+
+def matrix_rate() -> float:
+    """TFLOP/s of one large bfloat16 product."""
+    size = 64 if TINY else 8192
+    a, b = (torch.randn(size, size, device=DEVICE).bfloat16() for _ in range(2))
+    out = torch.empty_like(a)
+
+    def ten() -> None:
+        for _ in range(10):
+            torch.mm(a, b, out=out)
+
+    timed(ten, 1)
+    return 20 * size**3 / statistics.median(timed(ten, 3)) / 1e12
+
+
+class Record:
+    """What was measured so far, on disk after every number."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def put(self, *path: str, value: Any) -> None:
+        at = self.found
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        at[path[-1]] = value
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.found, indent=2) + "\n")
+        print(", ".join(path), json.dumps(value), flush=True)
+
+
+def agree(one: dict[str, Any], other: dict[str, Any], within: float) -> None:
+    if "failed" not in one and "failed" not in other:
+        assert abs(one["loss"] - other["loss"]) <= within * abs(other["loss"]), (one, other)
+
+
+def rates(record: Record) -> None:
+    """All sides of Proxy-Anchor; the largest first for the fused side, which is what is asked for most."""
+    for classes in CLASSES[::-1] if not TINY else CLASSES:
+        for batch in BATCHES[::-1]:
+            here: dict[str, dict[str, Any]] = {}
+            for side in SIDES[::-1]:
+                if DEVICE == "cpu" and side == "dense, compiled":
+                    continue
+                found = here[side] = measured(side, ProxyAnchor(SCALE, MARGIN), batch, classes)
+                if "failed" not in found:
+                    found["of the matrix rate"] = round(found["tflops"] / record.found["matrix_tflops"], 3)
+                record.put("proxy-anchor", f"batch {batch}", f"{classes} classes", side, value=found)
+            agree(here["triton"], here["chunked"], 1e-4)
+            agree(here["triton"], here["dense"], 1e-2)  # its similarities are rounded to bfloat16
+    met = record.found["proxy-anchor"][f"batch {BATCHES[-1]}"]
+    fused, largest = met[f"{CLASSES[1]} classes"]["triton"], met[f"{CLASSES[2]} classes"]["triton"]
+    pairs = [
+        (sides["triton"], sides["dense, compiled"])
+        for sizes in record.found["proxy-anchor"].values()
+        for sides in sizes.values()
+        if "ms" in sides.get("dense, compiled", {})
+    ]
+    record.put("targets", value={
+        f"{REACH} TFLOP/s at a batch of {BATCHES[-1]} and {CLASSES[1]} classes": fused["tflops"] >= REACH,
+        f"{CLASSES[2]} classes within {SPARE} of proxies and gradient": largest["of proxies and gradient"] <= SPARE,
+        "never slower than compiled": all(one["ms"] <= other["ms"] for one, other in pairs),
+    })  # fmt: skip
+
+
+def gradients(record: Record) -> None:
+    """How far the fused side's gradients are from those of chunks, which multiply in float32."""
+    grads = []
+    for side in ("chunked", "triton"):
+        x, y, p = inputs(BATCHES[0], CLASSES[0])
+        step_of(side, ProxyAnchor(SCALE, MARGIN), x, y, p)()
+        assert x.grad is not None
+        assert p.grad is not None
+        grads.append((x.grad.float(), p.grad.float()))
+    far = [float((one - other).norm() / one.norm()) for one, other in zip(*grads, strict=True)]
+    record.put("gradients, distance from chunked", value={"in queries": far[0], "in proxies": far[1]})
+    assert max(far) < 2e-2, far
+
+
+def groups(record: Record) -> None:
+    """K = 10 proxies a class. A mask of all pairs of proxies, as other libraries make for SoftTriple, has (C K)^2."""
+    losses: dict[str, Loss] = {"soft-triple": SoftTriple(), "mpa-ap": MPAAP()}
+    record.put("ten per class", "mask of all pairs of proxies, GiB", value=round((GROUPS * PER_CLASS) ** 2 / 2**30, 1))
+    for name, loss in losses.items():
+        for batch, sides in ((BATCHES[0], ("triton", "chunked")), (BATCHES[1], ("triton",))):
+            here = {side: measured(side, loss, batch, GROUPS, PER_CLASS) for side in sides}
+            for side, found in here.items():
+                record.put("ten per class", name, f"batch {batch}", side, value=found)
+            if len(here) == 2:
+                agree(here["triton"], here["chunked"], 1e-4)
+
+
+def curve(record: Record) -> None:
+    """Time and memory against the number of classes."""
+    for classes in CURVE:
+        for side in ("dense", "chunked", "triton"):
+            known = record.found.get("proxy-anchor", {}).get(f"batch {BATCHES[-1]}", {}).get(f"{classes} classes", {})
+            found = known.get(side) or measured(side, ProxyAnchor(SCALE, MARGIN), BATCHES[-1], classes)
+            record.put("curve", side, str(classes), value=found)
+
+
+def rows(record: Record) -> None:
+    """Chunks of other sizes than the fused side chooses."""
+    for count in ROWS:
+        found = measured("triton", ProxyAnchor(SCALE, MARGIN), BATCHES[-1], CLASSES[1], rows=count)
+        record.put("rows of a chunk", str(count), value=found)
+
+
+def profile() -> None:
+    step = step_of("triton", ProxyAnchor(SCALE, MARGIN), *inputs(BATCHES[-1], CLASSES[1]))
+    step()
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (DEVICE == "cuda")
+    with torch.profiler.profile(activities=kinds) as seen:
+        step()
+        synchronise()
+    by = "cuda_time_total" if DEVICE == "cuda" else "cpu_time_total"
+    print(seen.key_averages().table(sort_by=by, row_limit=20, max_name_column_width=60))
+
+
+def plot(file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    found = json.loads(file.read_text())
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for side, points in found["curve"].items():
+        there = [(int(classes), each) for classes, each in points.items() if "failed" not in each]
+        for axis, field in zip(axes, ("ms", "extra_mb"), strict=True):
+            axis.plot([one for one, _ in there], [each[field] for _, each in there], marker="o", label=side)
+    gradient = [(int(each), int(each) * found["dim"] * 2 / 2**20) for each in found["curve"]["triton"]]
+    axes[1].plot(*zip(*gradient, strict=True), color="grey", linestyle=":", label="the gradient of the proxies alone")
+    for axis, title in zip(axes, ("ms a step", "MiB beyond embeddings and proxies"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="classes", title=title)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(f"Proxy-Anchor, {found['batches'][-1]} embeddings of {found['dim']} in bfloat16, {found['device']}")
+    figure.savefig(file.with_suffix(".png"), dpi=120)
+
+
+PARTS: dict[str, Callable[[Record], None]] = {
+    "rates": rates, "gradients": gradients, "groups": groups, "curve": curve, "rows": rows,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--out", type=Path, default=RESULTS / "losses-cuda.json", help="JSON file to add to")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--plot", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="sizes at which it only shows that it runs")
+    options = parser.parse_args()
+    if options.plot:
+        return plot(options.out)
+    if options.profile:
+        return profile()
+    if DEVICE == "cpu" and not TINY:
+        parser.error("wanted a GPU, or --tiny")
+    import triton
+
+    begun, record = time.perf_counter(), Record(options.out)
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    about = {"benchmark": "losses", "device": device, "dim": DIM, "batches": BATCHES, "type": "bfloat16"}
+    for name, value in (about | {"versions": versions, "matrix_tflops": matrix_rate()}).items():
+        record.put(name, value=value)
+    for part in options.parts:
+        PARTS[part](record)
+    record.put("seconds", value=round(time.perf_counter() - begun, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""One pass over the references in chunks: buffers that every chunk uses again, its products and its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxymetric.ops.chunked import Job
+from proxymetric.ops.own import Own
+from proxymetric.seam import LEAST
+
+PAIRS = 2**25
+"""numbers of one chunk's similarities: large products, and not so many of them that launching takes the time"""
+SUMS = 2**18
+"""running sums over the classes that are made side by side, of all queries together"""
+TILE = 2**13
+"""numbers that a program holds"""
+ONE = 2**14
+"""numbers of a batch up to which a program holds all of them, and reads them once"""
+KINDS = ("soft", "max", "mean")
+
+
+@cache
+def kernels() -> Any:
+    """The module of kernels: triton is imported here, and nowhere before."""
+    from proxymetric.ops import kernels
+
+    return kernels
+
+
+def rows_of(batch: int, dim: int, wished: int | None) -> int:
+    """How many rows a chunk has."""
+    rows = wished or max(1, PAIRS // batch // 64) * 64
+    return min(rows, (2**31 - 1) // max(batch, dim))  # kernels count in 32 bits
+
+
+class Part(NamedTuple):
+    """A chunk of n columns."""
+
+    columns: slice
+    rows: slice
+    n: int
+
+
+class Run:
+    """Queries and references of a task, in the type of their products.
+
+    For the pairs of two classes; or, of the rows in `own`, for those of one.
+    """
+
+    def __init__(self, queries: Tensor, vectors: Tensor, job: Job, own: Own | None = None) -> None:
+        self.type = torch.promote_types(queries.dtype, vectors.dtype)
+        self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
+        self.batch, self.dim = queries.shape
+        self.K, self.line = job.task.per_column, job.task.negative if own is None else job.task.positive
+        weight = job.task.weight
+        rule = None if weight is None else weight.negative if own is None else weight.positive
+        self.columns = len(vectors) // self.K
+        self.chunk = min(max(1, job.rows // self.K), self.columns)
+        self.labels = job.task.refs.labels if own is None else own.labels
+        of_class, of_queries = job.task.of_class, job.task.labels.to(torch.int32).contiguous()
+        self.least = None if job.task.refs.normalise is None else LEAST[job.task.refs.normalise]
+        rows = self.chunk * self.K
+        self.lengths, self.factors, self.inwards = (self.numbers(rows) for _ in range(3))
+        rules = [self.lengths] * 2 if rule is None else [each.float().contiguous() for each in rule]
+        self.given = (of_queries, *rules)
+        self.how = {
+            "K": self.K,
+            "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
+            "NORMAL": self.least is not None,
+            "EDGES": -1 if rule is None else rule.edges.shape[1],
+            "OWN": own is not None,
+            "STRIDE": self.K * self.labels.stride(0),
+        }
+        self.exponent = (self.line.slope, self.line.offset, 1.0 if of_class is None else of_class.gamma)
+        self.padded = _power(self.K)
+        self.wants, self.wanted = job.wanted, any(job.wanted)
+        self.rows = self.similarities = self.numbers(0)
+        self.own_similarities: Tensor | None = None
+        self.shared = self.empty(rows, self.batch) if self.wanted else self.numbers(0)
+        self.scaled = self.empty(rows, self.dim) if job.wanted[0] else self.numbers(0)
+        self.product: Tensor | None = None
+
+    def numbers(self, *shape: int) -> Tensor:
+        return self.queries.new_empty(shape, dtype=torch.float32)
+
+    def empty(self, *shape: int) -> Tensor:
+        return self.queries.new_empty(shape)
+
+    def like(self, vectors: Tensor, kind: torch.dtype) -> Tensor:
+        return vectors.new_empty(vectors.shape, dtype=kind)
+
+    def __iter__(self) -> Iterator[Part]:
+        for start in range(0, self.columns, self.chunk):
+            stop = min(start + self.chunk, self.columns)
+            yield Part(slice(start, stop), slice(start * self.K, stop * self.K), stop - start)
+
+    def look(self, part: Part, kept: Tensor | None = None, known: bool = False) -> None:
+        """Similarities of a chunk, not yet over lengths. Those of all rows are written to `kept`, or are there."""
+        self.rows = self.vectors[part.rows].to(self.type).contiguous()
+        if self.least is not None:
+            torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float32, out=self.lengths[: len(self.rows)])
+        if kept is None:
+            if self.own_similarities is None:
+                self.own_similarities = self.numbers(self.chunk * self.K, self.batch)
+            self.similarities = self.own_similarities[: len(self.rows)]
+        else:
+            self.similarities = kept[part.rows]
+        if not known:
+            product(self.rows, self.queries.T, self.similarities)
+
+    def log_means(self, part: Part, logs: Tensor, weights: Tensor) -> None:
+        """Of each column `log(1 + sum exp)` and the mean weight; and shares, factors and inward parts."""
+        block = _power(self.batch)
+        one = block * self.padded <= (ONE if self.K == 1 else TILE)
+        tile = min(max(1, TILE // block), 64) if self.K == 1 else self.padded
+        if not one:
+            tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
+        grid = -(-part.n // tile) if self.K == 1 else part.n
+        kernels().log_means[(grid,)](
+            self.similarities, self.shared, self.factors, self.inwards, logs[part.columns], weights[part.columns],
+            self.lengths, self.labels[part.rows], *self.given, part.n, self.batch, *self.exponent, self.least or 1.0,
+            **self.how, WANTED=self.wanted, ONE=one, TILE=tile, BLOCK=block, num_warps=_warps(tile * block),
+        )  # fmt: skip
+
+    def sums(self) -> Tensor:
+        """(4, parts, B) empty running sums: highest exponents, sums over these, weights, and how many."""
+        parts = min(max(SUMS // _power(self.batch), 1), 512, self.columns)
+        sums = self.numbers(4, parts, self.batch).zero_()
+        sums[0].fill_(float("-inf"))
+        return sums
+
+    def log_sums(self, part: Part, sums: Tensor) -> None:
+        """Add the columns of a chunk to running sums of each query."""
+        tile, block = (32, 128) if self.K == 1 else (self.padded, max(16, 2**12 // self.padded))
+        block = min(block, _power(self.batch))
+        kernels().log_sums[(sums.shape[1], -(-self.batch // block))](
+            self.similarities, *sums, self.lengths, self.labels[part.rows], *self.given,
+            part.n, self.batch, *self.exponent, self.least or 1.0,
+            **self.how, TILE=tile, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+
+    def shares(self, part: Part, sums: Tensor, grads: Tensor, lift: float) -> None:
+        """From the log-sums of each query: shares, factors and inward parts of a chunk."""
+        tile, block = (8, TILE // 8) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
+        block = min(block, _power(self.batch))
+        grid = -(-part.n // tile) if self.K == 1 else part.n
+        kernels().shares[(grid,)](
+            self.similarities, self.shared, self.factors, self.inwards, sums, grads, self.lengths,
+            self.labels[part.rows], *self.given, part.n, self.batch, *self.exponent, self.least or 1.0, lift,
+            **self.how, TILE=tile, BLOCK=block, num_warps=_warps(tile * block),
+        )  # fmt: skip
+
+    def back(
+        self, part: Part, queries: Tensor, in_queries: Tensor | None, in_vectors: Tensor | None, by: Tensor
+    ) -> None:
+        """From a chunk's shares: write `by` times the gradient in its rows, add that in the queries without `by`."""
+        if not self.wanted:
+            return
+        size = len(self.rows)
+        shared, made = self.shared[:size], self.similarities
+        out = self.scaled if in_vectors is None else in_vectors[part.rows]
+        if in_vectors is not None:
+            if in_vectors.dtype == torch.float32:
+                made = out
+            else:
+                self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
+                made = self.product[:size]
+            product(shared, queries, made)
+        block = min(_power(self.dim), 1024)
+        tile = min(max(1, 2048 // block), 64)
+        kernels().finish[(-(-size // tile), -(-self.dim // block))](
+            self.rows, made, self.factors, self.inwards, self.scaled, out, by, size, self.dim,
+            SCALED=in_queries is not None, WANTED=in_vectors is not None, NORMAL=self.least is not None,
+            TILE=tile, BLOCK=block,
+        )  # fmt: skip
+        if in_queries is not None:
+            add_product(in_queries, shared.T, self.scaled[:size])
+
+
+def _power(number: int) -> int:
+    """The lowest power of two from `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _warps(numbers: int) -> int:
+    """Threads by the 32 that hold some thirty numbers each."""
+    return min(max(numbers // 1024, 1), 16)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`out = a b`, summed and written in float32."""
+    if a.dtype == torch.float32:
+        torch.mm(a, b, out=out)
+    elif _widens(a.device, a.dtype):
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(a.float(), b.float(), out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`total += a b`, in float32."""
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    elif _widens(a.device, a.dtype):
+        # torch.addmm of narrow matrices wants a narrow total, too.
+        total.add_(torch.mm(a, b, out_dtype=torch.float32))
+    else:
+        total.addmm_(a.float(), b.float())
+
+
+@cache
+def _widens(device: torch.device, kind: torch.dtype) -> bool:
+    """Whether this torch multiplies matrices of a narrow type into float32 there: from 2.8, on CUDA."""
+    some = torch.zeros(16, 16, dtype=kind, device=device)
+    try:
+        torch.mm(some, some, out_dtype=torch.float32, out=torch.empty(16, 16, device=device))
+    except (TypeError, RuntimeError):
+        return False
+    return True
