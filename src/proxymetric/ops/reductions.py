@@ -60,7 +60,7 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
 
     impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
     spares a product where the budget allows it; "triton" is that on a GPU, its products in the type of queries and
-    references and fused kernels between them; "auto" (the default) chooses by size and device. budget: bytes from 0
+    references and fused kernels between them; "auto" (the default) is one of the first two, by size. budget: bytes from 0
     that the similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of
     one chunk, from 1; by default as many as suit the processor. What is None stays as it is outside.
 
@@ -89,8 +89,8 @@ def chosen(queries: Tensor, refs: References) -> str:
     name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
     if name == "auto":
         kind = queries.device.type
-        large = "triton" if kind == "cuda" and fused.installed() else "chunked"
-        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else large
+        # Not "triton": what it takes on a GPU has not been measured yet.
+        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else "chunked"
     return name if pairs else "plain"
 
 
