@@ -60,8 +60,8 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
 
     impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
     spares a product where the budget allows it; "triton" is that on a GPU, its products in the type of queries and
-    references and fused kernels between them; "auto" (the default) is one of the first two, by size. budget: bytes from 0
-    that the similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of
+    references and fused kernels between them; "auto" (the default) is one of the first two, by size. budget: bytes from
+    0 that the similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of
     one chunk, from 1; by default as many as suit the processor. What is None stays as it is outside.
 
     >>> with using("chunked", budget=0) as now:
