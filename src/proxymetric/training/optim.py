@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
-from proxymetric.training.sharded import Sharded
+from proxymetric.training.sharded import Sharded, here, is_part
 
 
 def rates(options: TrainOptions) -> tuple[float, float]:
@@ -37,8 +37,9 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
         table.follow(kind, options.betas, options.weight_decay, options.momentum)
     for group in groups:
         group["first_lr"] = group["lr"]
-    # One kernel for all parameters instead of a dozen; on a CPU as ever.
-    fused = True if next(encoder.parameters()).is_cuda else None
+    # One kernel for all parameters instead of a dozen; on a CPU as ever. What is divided knows it of Adam alone.
+    first = next(encoder.parameters())
+    fused = True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
     decay = options.weight_decay
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused)
@@ -77,9 +78,11 @@ def clipped(
     found = [p for p in (*parameters, *rows) if p.grad is not None]
     if not found:
         return torch.zeros(())
+    parts = [sharded is not None and sharded.divides(p) for p in found]
+    found = [here(p) for p in found]
     norms = torch.stack(torch._foreach_norm([p.grad for p in found if p.grad is not None]))
-    if sharded is not None and sharded.parts:
-        apart = torch.tensor([any(p is own for own in sharded.parameters) for p in found], device=norms.device)
+    if sharded is not None and any(parts):
+        apart = torch.tensor(parts, device=norms.device)
         norm = sharded.norm(norms[~apart], norms[apart])
     else:
         norm = norms.norm()
