@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import shutil
 import signal
@@ -12,9 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+import proxymetric as pm
+from proxymetric.encoders import build
+from proxymetric.learner import Learner
 from proxymetric.papers import needs
 from proxymetric.recipe import TrainOptions
-from proxymetric.training.parallel import check
+from proxymetric.training.optim import clipped, make_optimizer
+from proxymetric.training.parallel import Parallel, check, divide, whole
+from proxymetric.training.sharded import Sharded
 from proxymetric.training.world import World
 from test_training_parallel import STILL, Pair, close, free_port
 from training_runs import command, kill_in_epoch, run, same_run, state
@@ -146,9 +152,6 @@ BACKBONES = {"small": 32, "test_vit": 32, "resnet18": 32, "bn_inception": 64, "t
 
 
 def one_of_two(rank: int, port: int, folder: str) -> None:
-    from proxymetric.encoders import build
-    from proxymetric.training.parallel import divide, whole
-
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     found: dict[str, dict[str, Any]] = {}
@@ -174,8 +177,31 @@ def one_of_two(rank: int, port: int, folder: str) -> None:
         about["together"] = float((encoder(images) - wanted).abs().max())
         encoder(images).sum().backward()
         about["gradients"] = all(p.grad is None or hasattr(p.grad, "to_local") for p in encoder.parameters())
+    found["learner"] = begun_apart(rank)
     Path(folder, str(rank)).write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
+
+
+def begun_apart(rank: int) -> dict[str, Any]:
+    """Two learners that start with other numbers, and proxies whose gradients differ."""
+    torch.manual_seed(rank)
+    learner = Learner(build("small", dim=8, size=32), pm.method("proxy-anchor", classes=5, dim=8), world=2)
+    mine = learner.criterion.state_dict()["objective.source.vectors"].clone()
+    parallel = Parallel(learner, TrainOptions(warmup=0, parallel="fsdp"), World(rank, 2))
+    own = Sharded(learner, make_optimizer(learner, TrainOptions()))
+    proxies, weight = learner.criterion.objective.source.vectors, learner.encoder.head.weight
+    proxies.grad = torch.full_like(proxies, 1.0 + 2 * rank)
+    parallel.average()
+    averaged = proxies.grad.unique().tolist()
+    proxies.grad, weight.grad = torch.full_like(proxies, 3.0), torch.full_like(weight, 4.0)
+    norm = clipped([proxies, weight], [], TrainOptions(clip_norm=1.0), own)
+    return {
+        "moved": float((proxies - mine).abs().max()),
+        "proxies": proxies.tolist(),
+        "averaged": averaged,
+        "norm": float(norm),
+        "clipped": [float(proxies.grad.max()), float(weight.grad.to_local().max())],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +230,19 @@ def test_each_process_holds_half(name: str, halves: list[dict[str, dict[str, Any
         assert about["together"] < 1e-5
     assert first["alone"] < 1e-5
     assert first["features"] < 1e-5
+
+
+def test_what_is_not_divided_stays_alike(halves: list[dict[str, dict[str, Any]]]) -> None:
+    first, second = (half["learner"] for half in halves)
+    assert first["moved"] == 0
+    assert second["moved"] > 0.1, "it took over what the first one started with"
+    assert first["proxies"] == second["proxies"]
+    assert first["averaged"] == second["averaged"] == [2.0]
+
+
+def test_the_norm_is_that_of_all_parts(halves: list[dict[str, dict[str, Any]]]) -> None:
+    """Of 40 threes that both hold and 8 x 256 fours that are divided."""
+    norm = math.sqrt(40 * 9 + 8 * 256 * 16)
+    for half in halves:
+        assert half["learner"]["norm"] == pytest.approx(norm)
+        assert half["learner"]["clipped"] == pytest.approx([3 / norm, 4 / norm])
