@@ -277,8 +277,10 @@ class Trainer:
         if self.world.size > 1:
             for statistic in self.learner.encoder.buffers():
                 torch.distributed.broadcast(statistic, 0)
-        with whole(self.learner.encoder):
-            scores = {} if self.score is None else self.world.from_first(self.score)
+        scores: dict[str, float] = {}
+        if self.score is not None:
+            with whole(self.learner.encoder):
+                scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
         better = value is not None and self.step > 0 and (self.best is None or value > self.best[0])
         if better:
