@@ -81,15 +81,24 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
     close(tmp_path / "two", run(broken, tmp_path / "one", **settings).folder)
 
 
-WAYS = {"two to one": ("fsdp", None), "one to two": (None, "fsdp"), "whole to parts": ("ddp", "fsdp")}
+PROMPTS = VIT | {"encoder__tuning": "vpt", "train__shard": False}
+WAYS: dict[str, tuple[tuple[str | None, str | None], dict[str, Any]]] = {
+    "two to one": (("fsdp", None), {}),
+    "one to two": ((None, "fsdp"), {}),
+    "whole to parts": (("ddp", "fsdp"), {}),
+    "a vit, two to one": (("fsdp", None), PROMPTS),
+    "a vit, one to two": ((None, "fsdp"), PROMPTS),
+}
+"""how many processes begin and go on: None: one"""
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_goes_on_as_something_else(way: str, photos: Path, tmp_path: Path) -> None:
-    """None: one process."""
-    settings = STILL | {"train__epochs": 2, "train__clip_norm": 0.5, "train__shard": True}
+    """A head of seven rows and a token of one: parts are unequal, and may be empty."""
+    kinds, changed = WAYS[way]
+    settings = STILL | {"train__epochs": 2, "train__clip_norm": 0.5, "train__shard": True, "encoder__dim": 7} | changed
     straight = run(photos, tmp_path / "straight", **settings)
-    for kind, more in zip(WAYS[way], ({"train__epochs": 1}, {}), strict=True):
+    for kind, more in zip(kinds, ({"train__epochs": 1}, {}), strict=True):
         begun = (tmp_path / "changed" / "run.json").is_file()
         if kind is None:
             run(photos, tmp_path / "changed", resume=begun, **settings | more)
@@ -141,6 +150,12 @@ def test_refusals_reach_people(photos: Path, tmp_path: Path) -> None:
             assert sentence in rank.text()
             assert "Traceback" not in rank.text()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_torch_without_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.fsdp.fully_shard")
+    with pytest.raises(ValueError, match=r"^train\.parallel: 'fsdp' needs torch 2\.6 or newer, and this is .*'ddp'$"):
+        divide(build("small", dim=8, size=32))
 
 
 def test_alone_it_changes_nothing(photos: Path, tmp_path: Path) -> None:
