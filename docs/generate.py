@@ -221,6 +221,28 @@ def metrics_table() -> str:
     return "\n".join(rows)
 
 
+def losses_table() -> str:
+    """The recorded run of benchmarks/losses.py on a CPU: forward and backward of a loss beside the peer's."""
+    study = json.loads((ROOT / "benchmarks" / "results" / "losses-cpu.json").read_text())
+    rows = [
+        "| loss | classes | here | pytorch-metric-learning | time | extra memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for loss, sizes in study["losses"].items():
+        for size, part in sizes.items():
+            sides, classes = part.get("sides", {}), int(size.split()[0])
+            if "proxymetric" not in sides or "peer" not in sides:
+                continue
+            ours, theirs = (f"{1000 * side['seconds']:,.0f} ms, {side['extra_mb']:,.0f} MB"
+                            for side in (sides["proxymetric"], sides["peer"]))  # fmt: skip
+            ratio = part["of the peer's"]
+            named = f"`{loss}`" + (f", {part['per_class']} a class" if part["per_class"] > 1 else "")
+            rows.append(
+                f"| {named} | {classes:,} | {ours} | {theirs} | {ratio['time']:.2f} x | {ratio['memory']:.2f} x |"
+            )
+    return "\n".join(rows)
+
+
 def _cost(side: dict) -> str:
     return f"{side['cpu']:.1f} s CPU, {side['extra_mb']:,.0f} MB"
 
@@ -239,6 +261,7 @@ PARTS = {
     "mlrc": mlrc_table,
     "step": step_table,
     "metrics": metrics_table,
+    "losses": losses_table,
 }
 
 

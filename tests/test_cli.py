@@ -26,7 +26,7 @@ from proxymetric.search import Index
 from proxymetric.training.watch import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
-VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "report", "methods")
+VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "report", "methods", "plan")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
 
@@ -51,7 +51,7 @@ def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("words", ["--help", "-h", "--version", "train --help", "query -h", ""])
+@pytest.mark.parametrize("words", ["--help", "-h", "--version", "train --help", "query -h", "plan -h", ""])
 def test_help_needs_no_torch(words):
     script = (
         "import sys; from proxymetric.cli import main\n"

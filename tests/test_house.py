@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"seam", "criterion", "papers"},
     "files": set(),
     "device": set(),
+    "planning": {"checks"},
     "checkpoint": {"files"},
     "data": {"seam", "files"},
     "encoders": {"_torchvision", "data", "files", "look"},
@@ -115,7 +116,8 @@ def test_files_are_short_and_say_what_they_are(file):
 
 
 def public() -> Iterator[tuple[str, object]]:
-    for module in (pm, pm.losses, pm.references, importlib.import_module("proxymetric.papers")):
+    others = (importlib.import_module(f"proxymetric.{name}") for name in ("papers", "planning"))
+    for module in (pm, pm.losses, pm.references, *others):
         for name in module.__all__:
             value = getattr(module, name)
             if callable(value) or inspect.ismodule(value):

@@ -17,7 +17,8 @@ import proxymetric as pm
 from proxymetric.references import RowProxies, RowTable
 from proxymetric.references.rows import STATE
 from proxymetric.seam import Batch, Context, Progress
-from test_training_parallel import STILL, Pair, close, free_port
+from proxymetric.training.rowwise import with_rowwise
+from test_training_parallel import STILL, Pair, close
 from training_runs import command, records, run, same_run
 
 C, D = 400, 3
@@ -110,13 +111,41 @@ def test_state_is_as_large_as_the_optimiser_wants(kind: str) -> None:
     again.load_state_dict(table.state_dict())
 
 
-ROWS = {"loss__touched": 0.3, "train__row_optimizer": "rowwise-adagrad", "train__proxy_lr": 0.1}
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_beside_another_optimiser_both_step_as_they_would_alone(kind: type[torch.optim.Optimizer]) -> None:
+    """Rows as `RowTable` moves them, the network as `kind` alone moves it, and state that is saved and loaded."""
+    torch.manual_seed(0)
+    start = torch.randn(6, 4), torch.randn(3, 3)
+    rows, weight, alone = (torch.nn.Parameter(each.clone()) for each in (*start, start[1]))
+    table = RowTable(start[0], optimizer="rowwise-adagrad", weight_decay=0.01)
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01}
+    groups = [{"params": [rows], "rowwise": True}, {"params": [weight], "rowwise": False}]
+    mixed, plain = with_rowwise(kind)(groups, **options), kind([alone], **options)
+    for number in range(4):
+        for p in (rows, weight, alone):
+            p.grad = None
+        taken = table.take(torch.arange(6))
+        (rows.pow(3).sum() + weight.pow(4).sum() + alone.pow(4).sum() + taken.pow(3).sum()).backward()
+        mixed.step()
+        plain.step()
+        table.step(lr=0.1)
+        torch.testing.assert_close(rows.detach(), table.values)
+        assert torch.equal(weight, alone)
+        if number == 1:
+            saved = mixed.state_dict()
+            assert {tuple(state["square"].shape) for state in saved["state"].values() if "square" in state} == {(6, 1)}
+            mixed = with_rowwise(kind)(groups, **options)
+            mixed.load_state_dict(saved)
+
+
+ROWS = {"loss__touched": 0.3, "train__proxy_optimizer": "rowwise-adagrad", "train__proxy_lr": 0.1}
 
 
 @pytest.mark.usefixtures("no_page")
-def test_two_processes_draw_alike(photos: Path, tmp_path: Path) -> None:
-    Pair(command(photos, tmp_path / "two", **STILL | ROWS), tmp_path).finish()
-    close(tmp_path / "two", run(photos, tmp_path / "one", **STILL | ROWS).folder)
+@pytest.mark.parametrize("settings", [ROWS, ROWS | {"loss__touched": "all", "train__shard": True}])
+def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    Pair(command(photos, tmp_path / "two", **STILL | settings), tmp_path).finish()
+    close(tmp_path / "two", run(photos, tmp_path / "one", **STILL | settings).folder)
 
 
 @pytest.mark.usefixtures("no_page")
@@ -125,8 +154,9 @@ def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, t
     settings = STILL | ROWS | {"train__epochs": 6, "train__save_every": 1, "data__validation": 0.0}
     out = tmp_path / "lost"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=2"]
-    words = [*launcher, f"--master_port={free_port()}", "-m", "proxymetric", *command(photos, out, **settings)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as torchrun:
+    words = [*launcher, "--standalone", "-m", "proxymetric", *command(photos, out, **settings)]
+    said = tmp_path / "said"
+    with open(said, "w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT) as torchrun:
         killed = False
         while torchrun.poll() is None and not killed:
             time.sleep(0.02)
@@ -134,8 +164,12 @@ def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, t
                 children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
                 os.kill(int(children[-1]), signal.SIGKILL)
                 killed = True
-        text, _ = torchrun.communicate(timeout=180)
-    assert killed, text
-    assert torchrun.returncode == 0, text
+        try:
+            torchrun.wait(120)
+        except subprocess.TimeoutExpired:
+            torchrun.kill()
+            raise
+    assert killed, said.read_text()
+    assert torchrun.returncode == 0, said.read_text()
     Pair(command(photos, tmp_path / "whole", **settings), tmp_path).finish()
     same_run(out, tmp_path / "whole")

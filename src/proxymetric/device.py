@@ -20,3 +20,11 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: {name} was asked for, but no CUDA device can be used here; wanted cpu or auto")
     return device
+
+
+def accelerator() -> tuple[str, int] | None:
+    """Name and bytes of memory of this process's GPU; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(pick_device("cuda"))
+    return properties.name, properties.total_memory

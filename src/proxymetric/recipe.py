@@ -64,12 +64,12 @@ class TrainOptions:
     """How a run trains.
 
     batch, accumulate: images in a forward pass, and forward passes in a step. per_class: images of a class in a batch
-    (None: what the method advises, 0: random batches). optimizer: "adamw", "adam", "sgd"; row_optimizer: of proxies
-    that step row by row (`loss.touched`), one of these or "rowwise-adagrad" (None: as optimizer). lr: the encoder's
-    rate (None: 1e-4, or 1e-3 with frozen). proxy_lr: the proxies' (None: 100 x lr). warmup: epochs in which only head
-    and proxies move. decay: "none", "step" (x decay_by every decay_every epochs) or "cosine" (over decay_every epochs,
-    None: all). clip_value, clip_norm: gradient clipping. amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16",
-    "off". metrics: what an evaluation computes; monitor: the one that chooses the best. evaluate_every: epochs from one
+    (None: what the method advises, 0: random batches). optimizer: "adamw", "adam", "sgd"; proxy_optimizer:
+    "rowwise-adagrad", one number of state for each proxy (None: as optimizer). lr: the encoder's rate (None: 1e-4, or
+    1e-3 with frozen). proxy_lr: the proxies' (None: 100 x lr). warmup: epochs in which only head and proxies move.
+    decay: "none", "step" (x decay_by every decay_every epochs) or "cosine" (over decay_every epochs, None: all).
+    clip_value, clip_norm: gradient clipping. amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16", "off".
+    metrics: what an evaluation computes; monitor: the one that chooses the best. evaluate_every: epochs from one
     evaluation to the next. evaluate_steps: optimiser steps from one to the next instead, also in the middle of an epoch
     (None: by epochs); in any case the end of training is evaluated. patience: evaluations without a better one before
     training stops (None: never). save_every: steps between checkpoints. frozen: train head and proxies on cached
@@ -87,7 +87,7 @@ class TrainOptions:
     accumulate: int = 1
     per_class: int | None = None
     optimizer: str = "adamw"
-    row_optimizer: str | None = None
+    proxy_optimizer: str | None = None
     lr: float | None = None
     proxy_lr: float | None = None
     weight_decay: float = 1e-4
@@ -134,7 +134,7 @@ class TrainOptions:
                 raise ValueError(f"train.{name}: got {getattr(self, name)}, wanted at least 0 and less than 1")
         for name, known in (
             ("optimizer", ("adamw", "adam", "sgd")),
-            ("row_optimizer", (None, "adamw", "adam", "sgd", "rowwise-adagrad")),
+            ("proxy_optimizer", (None, "rowwise-adagrad")),
             ("decay", ("none", "step", "cosine")),
             ("amp", ("auto", "bf16", "fp16", "off")),
             ("parallel", ("ddp", "fsdp")),

@@ -97,7 +97,9 @@ class Encoder(nn.Module):
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
             raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        return (compiled or self._pooled)(self.normalise(images), towers).chunk(len(towers))
+        found = (compiled or self._pooled)(self.normalise(images), towers)
+        # What is exported has batches of any size: nothing may be asked of it that a number would answer.
+        return (found,) if len(towers) == 1 else found.chunk(len(towers))
 
     def _pooled(self, x: Tensor, towers: tuple[Tower, ...]) -> Tensor:
         """The features (towers B, F) of normalised images, those of the first tower first."""

@@ -73,7 +73,7 @@ def last_tokens(
             there; "mlp": do so with the hidden layer of each MLP.
     """
     towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
-    size, last, plain = len(tokens), len(vit.blocks) - 1, has_plain_blocks(vit)
+    size, last, plain = tokens.shape[0], len(vit.blocks) - 1, has_plain_blocks(vit)
     tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
@@ -109,7 +109,7 @@ def run_block(
     """
     if not plain:
         parts = []
-        for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True):
+        for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True):
             joined = part if front is None else torch.cat([front, part], 1)
             parts.append(_whole(block, joined, beside)[:, -part.shape[1] :])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -159,14 +159,15 @@ def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int)
     """
     rows = [
         part if front is None else torch.cat([front, part], 1)
-        for front, part in zip(fronts, tokens.chunk(len(fronts)), strict=True)
+        for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True)
     ]
     flat = rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows])
     q, k, v = _projected(attn.qkv, tokens[:, :asking], flat)
     sizes = [part.shape[0] * part.shape[1] for part in rows]
+    split = [[each] if len(rows) == 1 else each.split(sizes) for each in (k, v)]
     seen = []
-    for part, *found in zip(rows, q.chunk(len(rows)), k.split(sizes), v.split(sizes), strict=True):
-        by_head = (each.view(len(part), -1, attn.num_heads, attn.head_dim) for each in found)
+    for part, *found in zip(rows, _divided(q, len(rows)), *split, strict=True):
+        by_head = (each.view(part.shape[0], -1, attn.num_heads, attn.head_dim) for each in found)
         asked, keys, values = (each.transpose(1, 2) for each in by_head)
         dropped = attn.attn_drop.p if attn.training else 0.0
         heads = scaled_dot_product_attention(attn.q_norm(asked), attn.k_norm(keys), values, dropout_p=dropped)
@@ -177,6 +178,11 @@ def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int)
     if getattr(attn, "gate", None) is not None:
         x = x * attn.gate(tokens[:, :asking]).sigmoid()
     return attn.proj_drop(attn.proj(x))
+
+
+def _divided(rows: Tensor, towers: int) -> Sequence[Tensor]:
+    """The rows of each tower."""
+    return [rows] if towers == 1 else rows.chunk(towers)
 
 
 def _projected(qkv: Any, asking: Tensor, rows: Tensor) -> list[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
+from proxymetric.training.rowwise import with_rowwise
 from proxymetric.training.sharded import Sharded, here, is_part
 
 
@@ -33,18 +34,18 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
             "nothing to train: the encoder has no head, its backbone is frozen and the method owns nothing"
         )
     for table in learner.criterion.row_tables():
-        kind = options.row_optimizer if table.rate == "proxies" and options.row_optimizer else options.optimizer
-        table.follow(kind, options.betas, options.weight_decay, options.momentum)
+        own = table.rate == "proxies" and options.proxy_optimizer
+        table.follow(own or options.optimizer, options.betas, options.weight_decay, options.momentum)
     for group in groups:
         group["first_lr"] = group["lr"]
+        group["rowwise"] = group["name"] == "proxies" and options.proxy_optimizer is not None
     # One kernel for all parameters instead of a dozen; on a CPU as ever. What is divided knows it of Adam alone.
     first = next(encoder.parameters())
     fused = True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
-    decay = options.weight_decay
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused)
-    adam = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return adam(groups, lr=lr, betas=options.betas, weight_decay=decay, fused=fused)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
+    memory = {"momentum": options.momentum} if options.optimizer == "sgd" else {"betas": options.betas}
+    kind = with_rowwise(kind) if options.proxy_optimizer is not None else kind
+    return kind(groups, lr=lr, weight_decay=options.weight_decay, fused=fused, **memory)
 
 
 def decayed(options: TrainOptions, epoch: int) -> float:

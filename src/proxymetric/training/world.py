@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -37,8 +38,12 @@ class World(NamedTuple):
             return
         ours = not torch.distributed.is_initialized()
         if ours:
+            # Workers that torchrun started again find in the store where the lost ones were: each attempt has its own.
+            store, rank, size = next(rendezvous("env://"))
+            store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             # What processes agree on travels by the CPU, gradients by whatever they lie on.
-            torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            torch.distributed.init_process_group(kind, store=store, rank=rank, world_size=size)
         try:
             yield World(torch.distributed.get_rank(), size)
         finally:

@@ -1,0 +1,125 @@
+"""A plan: memory, time, whether it fits, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from proxymetric.checks import above_zero
+from proxymetric.planning.advice import Advice, advice_for, most_classes
+from proxymetric.planning.duration import Duration, duration_of, less_than_measured
+from proxymetric.planning.memory import memory_of
+from proxymetric.planning.rates import Machine
+from proxymetric.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a load takes on each device; the encoder is not part of it."""
+
+    work: Workload
+    memory: dict[str, int]
+    """bytes of each part on the fullest device, see `memory_of`"""
+    available: int
+    """bytes of a device"""
+    machine: Machine
+    """whose rates were taken"""
+    duration: Duration
+    advice: tuple[Advice, ...]
+    """what would help; none where it fits"""
+    most_classes: int | None
+    """how many classes would fit, all else being as it is"""
+    notes: tuple[str, ...]
+    """what to know about the numbers"""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.available
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in plain types, bytes and seconds, for JSON."""
+        rates = {
+            "bandwidth": self.machine.bandwidth and self.machine.bandwidth._asdict(),
+            "matrix": self.machine.matrix._asdict(),
+            "implementations": {name: rate and rate._asdict() for name, rate in self.machine.implementations.items()},
+        }
+        return {
+            "asked": asdict(self.work),
+            "rows": self.work.rows,
+            "memory": {
+                "parts": self.memory,
+                "total": self.total,
+                "available": self.available,
+                "left": self.available - self.total,
+            },
+            "fits": self.fits,
+            "most_classes": self.most_classes,
+            "time": {
+                "loss": self.duration.loss._asdict(),
+                "optimizer": self.duration.optimizer._asdict(),
+                "at_least": self.duration.low,
+                "flops": self.duration.flops,
+                "traffic": self.duration.traffic,
+                "exchanged": self.duration.exchanged,
+            },
+            "device": self.machine.name,
+            "rates": rates,
+            "advice": [
+                {"change": each.words, "options": list(each.options), "total": each.total, "fits": each.fits}
+                for each in self.advice
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def plan(work: Workload, available: int, machine: Machine) -> Plan:
+    """What `work` takes on devices of `available` bytes, in time by the rates of `machine`.
+
+    >>> from proxymetric.planning import Workload, machine
+    >>> made = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
+    >>> made.fits, round(made.total / 1e9, 1)
+    (True, 6.3)
+    """
+    above_zero(available=available)
+    return Plan(
+        work,
+        memory_of(work),
+        available,
+        machine,
+        duration_of(work, machine),
+        advice_for(work, available),
+        most_classes(work, available),
+        tuple(_notes(work, machine)),
+    )
+
+
+def _about_rates(work: Workload, machine: Machine) -> list[str]:
+    names = ("chunked", "triton") if work.implementation == "triton" else (work.implementation,)
+    rates = {name: rate for name in names if (rate := machine.implementations.get(name)) is not None}
+    if work.implementation not in machine.implementations:
+        return []
+    used = {"matrix units": machine.matrix} | rates if work.implementation not in rates else rates
+    notes = [f"{rate.value:g} {rate.unit} of {name}: {rate.origin()}" for name, rate in used.items()]
+    for name, rate in rates.items():
+        reasons = less_than_measured(work, rate)
+        if reasons:
+            notes.append(f"the rate of {name} may not be reached: {'; '.join(reasons)}")
+    return notes
+
+
+def _notes(work: Workload, machine: Machine) -> list[str]:
+    notes = []
+    if work.implementation == "triton":
+        notes.append("the memory of triton is not measured: the similarities are at most those of chunked")
+    notes += _about_rates(work, machine)
+    if work.kind.over == "classes" and work.implementation != "plain":
+        kept = "kept from the forward pass" if work.cached else "computed again in the backward pass"
+        notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")
+    if work.touched != "all":
+        notes.append("not compared with all classes: cheaper, and another loss")
+    return notes

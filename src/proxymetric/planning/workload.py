@@ -1,0 +1,154 @@
+"""What is asked: a proxy loss over so many classes, on so many devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxymetric.checks import whole
+from proxymetric.planning.numbers import known
+
+
+class Kind(NamedTuple):
+    """How a method's loss sums."""
+
+    over: str
+    """"batch": for each class over the batch; "classes": for each query over the classes"""
+    grouped: bool = False
+    """whether the K proxies of a class make one similarity"""
+    several: bool = True
+    """whether a class may have several proxies"""
+
+
+METHODS: dict[str, Kind] = {
+    "proxy-anchor": Kind("batch"),
+    "proxy-nca": Kind("classes"),
+    "proxy-nca++": Kind("classes"),
+    "norm-softmax": Kind("classes"),
+    "cosface": Kind("classes"),
+    "arcface": Kind("classes", several=False),
+    "soft-triple": Kind("classes", grouped=True),
+    "mpa": Kind("batch", grouped=True),
+    "mpa-dw": Kind("classes", grouped=True),
+    "mpa-ap": Kind("classes", grouped=True),
+}
+"""the methods of the catalogue that compare with learned proxies and remember nothing else"""
+
+_PAIRS = "compares within a batch or a memory and has no proxies"
+APART: dict[str, str] = {
+    "contrastive": _PAIRS,
+    "margin-contrastive": _PAIRS,
+    "triplet": _PAIRS,
+    "multi-similarity": _PAIRS,
+    "xbm": _PAIRS,
+    "moco": _PAIRS,
+    "ccp": "has a copy of the encoder and a pool of embeddings beside its proxies; plan the loss it is built on",
+    "proxy-isa": "has a memory of embeddings beside its proxies; plan its base, such as proxy-anchor",
+    "vcpa": "has two vectors for each proxy and settles them in Newton steps; proxy-anchor is the least it takes",
+    "vptsp-m": "makes its proxies from images and prompts",
+    "vptsp-g": "makes its proxies from images and prompts",
+}
+"""the other methods, and why there is no plan for them"""
+
+BYTES = {"float32": 4, "bfloat16": 2}
+"""of one number of the proxies, of their gradient and of the optimiser's state"""
+OPTIMIZERS: dict[str, int | None] = {"adamw": 2, "adam": 2, "sgd": 1, "rowwise-adagrad": None}
+"""numbers of state for each number of a proxy; None: one for each proxy"""
+IMPLEMENTATIONS = ("plain", "chunked", "triton")
+TOUCHED = ("all", "batch")
+
+BUDGET = 2**30
+"""bytes that similarities may take from a forward pass to its backward; beyond that they are computed again"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A proxy loss and the devices it is spread over: B queries, C classes, K per class, D dim.
+
+    classes: C, from 1. dim: D, from 1. batch: B, the global one, of all devices together, from `devices`. devices: from
+    1 to `classes`; each holds the proxies of ceil(C / devices) classes at most. per_class: K, from 1. method: one of
+    `METHODS`. dtype: of the proxies, "float32" or "bfloat16". optimizer: of the proxies, "adamw", "adam", "sgd" (with
+    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton". touched: "all"; "batch" to compare
+    with the classes of the batch alone; a number in (0, 1) to draw such a share of all classes beside them: both
+    another loss, and not to be divided among devices. on_cpu: chunks are smaller there.
+
+    >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
+    >>> work.shard, work.rows
+    (125001, 250002)
+    """
+
+    classes: int
+    dim: int
+    batch: int
+    devices: int = 1
+    per_class: int = 1
+    method: str = "proxy-anchor"
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    implementation: str = "chunked"
+    touched: str | float = "all"
+    on_cpu: bool = False
+
+    def __post_init__(self) -> None:
+        whole(1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class)
+        if self.method in APART:
+            raise ValueError(f"method: {self.method} {APART[self.method]}; wanted one of {', '.join(METHODS)}")
+        known("method", self.method, METHODS)
+        known("dtype", self.dtype, BYTES)
+        known("optimizer", self.optimizer, OPTIMIZERS)
+        known("implementation", self.implementation, IMPLEMENTATIONS)
+        if isinstance(self.touched, str):
+            known("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
+        elif not 0 < self.touched < 1:
+            raise ValueError(f"touched: got {self.touched}, wanted 'all', 'batch' or a number above 0 and below 1")
+        if self.touched != "all" and self.devices > 1:
+            raise ValueError(
+                f"devices: got {self.devices} with touched {self.touched}, whose proxies cannot be divided; "
+                "wanted 1, or touched all"
+            )
+        if self.per_class > 1 and not self.kind.several:
+            raise ValueError(f"per_class: got {self.per_class}, but a class of {self.method} has one proxy; wanted 1")
+        if self.devices > self.classes:
+            raise ValueError(f"devices: got {self.devices}, wanted at most one for each of the {self.classes} classes")
+        if self.devices > self.batch:
+            raise ValueError(
+                f"batch: got {self.batch}, wanted one embedding at least for each of the {self.devices} devices: "
+                "it is the batch of all of them together"
+            )
+
+    @property
+    def kind(self) -> Kind:
+        return METHODS[self.method]
+
+    @property
+    def shard(self) -> int:
+        """Classes of the device that holds most of them: ceil(C / devices)."""
+        return -(-self.classes // self.devices)
+
+    @property
+    def rows(self) -> int:
+        """Proxies of that device: `shard * K`."""
+        return self.shard * self.per_class
+
+    @property
+    def columns(self) -> int:
+        """Classes of that device that a batch is compared with: all, or those in the batch and a share of all."""
+        if self.touched == "all":
+            return self.shard
+        drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
+        return min(self.shard, self.batch + drawn)
+
+    @property
+    def compared(self) -> int:
+        """Proxies of that device that a batch is compared with: `columns * K`."""
+        return self.columns * self.per_class
+
+    @property
+    def cached(self) -> bool:
+        """Whether the (B, compared) similarities are kept for the backward pass, which spares a product.
+
+        Over the batch no backward pass needs them; `plain` keeps them always; else the budget decides.
+        """
+        if self.kind.over == "batch":
+            return False
+        return self.implementation == "plain" or 4 * self.batch * self.compared <= BUDGET

@@ -1,0 +1,53 @@
+"""Proxies of very many classes with one number of optimiser state each, beside a network with its usual optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
+    """`kind`, but groups with the key "rowwise" step by row-wise Adagrad, the gradient g of a row p being one thing::
+
+        g <- g + weight_decay p,   G <- G + mean(g^2),   p <- p - lr g / (sqrt G + eps)
+
+    Nothing as large as the parameter is made.
+
+    >>> p = torch.nn.Parameter(torch.zeros(1, 2))
+    >>> optimizer = with_rowwise(torch.optim.SGD)([{"params": [p], "rowwise": True}], lr=0.5, momentum=0.9)
+    >>> p.grad = torch.tensor([[3.0, 4.0]])
+    >>> optimizer.step(); p.data * 12.5**0.5
+    tensor([[-1.5000, -2.0000]])
+    """
+
+    class Mixed(kind):  # type: ignore[misc, valid-type]
+        @torch.no_grad()
+        def step(self, closure: Callable[[], float] | None = None) -> Any:
+            groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+            self.param_groups = [group for group in groups if not group.get("rowwise")]
+            try:
+                loss = super().step(closure) if self.param_groups else None
+            finally:
+                self.param_groups = groups
+            for group in groups:
+                for p in group["params"] if group.get("rowwise") else ():
+                    if p.grad is not None:
+                        _moved(p, p.grad, self.state[p], group["lr"], group["weight_decay"])
+            return loss
+
+    return Mixed
+
+
+def _moved(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float, decay: float) -> None:
+    if not state:
+        state["square"] = p.new_zeros(len(p), *(1 for _ in p.shape[1:]), dtype=torch.float32)
+        state["step"] = torch.zeros(())  # Adam looks for it in every state that it loads
+    state["step"] += 1
+    if decay:
+        grad.add_(p, alpha=decay)
+    length = torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float32).view_as(state["square"])
+    state["square"] += length.square() * (len(p) / p.numel())
+    p.addcmul_(grad, (state["square"].sqrt() + 1e-8).reciprocal().to(p.dtype), value=-lr)
