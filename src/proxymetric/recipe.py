@@ -76,7 +76,9 @@ class TrainOptions:
     features of the backbone. refit: afterwards train on all classes for the number of epochs that the held-out ones
     chose. deterministic: bit-equal runs on a GPU too. compile: have torch.compile make the backbone's training steps,
     and record them on a GPU: the first ones take a minute, the others less time. shard: each of several processes holds
-    the proxies of a part of the classes, and their optimiser state. track: "tensorboard" writes the curves to the run's
+    the proxies of a part of the classes, and their optimiser state. parallel: how several processes train the encoder:
+    "ddp" (each holds all of it) or "fsdp" (each holds a part of its parameters and of their optimiser state, with
+    FSDP2; without warmup, frozen, compile, fp16). track: "tensorboard" writes the curves to the run's
     folder `tensorboard` as well (needs the extra `track`).
     """
 
@@ -109,6 +111,7 @@ class TrainOptions:
     deterministic: bool = False
     compile: bool = False
     shard: bool = False
+    parallel: str = "ddp"
     device: str = "auto"
     track: str | None = None
 
@@ -134,6 +137,7 @@ class TrainOptions:
             ("proxy_optimizer", (None, "rowwise-adagrad")),
             ("decay", ("none", "step", "cosine")),
             ("amp", ("auto", "bf16", "fp16", "off")),
+            ("parallel", ("ddp", "fsdp")),
             ("track", (None, "tensorboard")),
         ):
             if getattr(self, name) not in known:

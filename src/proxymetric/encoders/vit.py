@@ -6,6 +6,7 @@ are pooled are computed in it. The result is that of running the whole block.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -76,11 +77,13 @@ def last_tokens(
     tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
-        given = (block, tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")
+        given = (tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")
+        # Training in several processes may have something to do before and after: it puts its own in this place.
+        run = getattr(block, "run", None) or partial(run_block, block)
         if checkpointing is True and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, *given, use_reentrant=False)
+            tokens = checkpoint(run, *given, use_reentrant=False)
         else:
-            tokens = run_block(*given)
+            tokens = run(*given)
     return vit.norm(tokens)
 
 
@@ -142,7 +145,10 @@ def has_plain_blocks(vit: Any) -> bool:
     """Whether blocks and attention are timm's plain ones, so that tokens can be keys without being queries."""
     from timm.models.vision_transformer import Attention, Block
 
-    return all(type(block) is Block and type(block.attn) is Attention and block.attn.fused_attn for block in vit.blocks)
+    return all(
+        type(block).forward is Block.forward and type(block.attn) is Attention and block.attn.fused_attn
+        for block in vit.blocks
+    )
 
 
 def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], asking: int) -> Tensor:

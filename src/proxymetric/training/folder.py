@@ -17,6 +17,7 @@ MAY_CHANGE = {
     "train.patience",
     "train.refit",
     "train.device",
+    "train.parallel",
     "train.save_every",
     "train.track",
     "data.path",

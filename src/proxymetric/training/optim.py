@@ -11,7 +11,7 @@ from torch import Tensor
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
 from proxymetric.training.rowwise import with_rowwise
-from proxymetric.training.sharded import Sharded
+from proxymetric.training.sharded import Sharded, here, is_part
 
 
 def rates(options: TrainOptions) -> tuple[float, float]:
@@ -39,8 +39,9 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     for group in groups:
         group["first_lr"] = group["lr"]
         group["rowwise"] = group["name"] == "proxies" and options.proxy_optimizer is not None
-    # One kernel for all parameters instead of a dozen; on a CPU as ever.
-    fused = True if next(encoder.parameters()).is_cuda else None
+    # One kernel for all parameters instead of a dozen; on a CPU as ever. What is divided knows it of Adam alone.
+    first = next(encoder.parameters())
+    fused = True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
     memory = {"momentum": options.momentum} if options.optimizer == "sgd" else {"betas": options.betas}
     kind = with_rowwise(kind) if options.proxy_optimizer is not None else kind
@@ -78,9 +79,11 @@ def clipped(
     found = [p for p in (*parameters, *rows) if p.grad is not None]
     if not found:
         return torch.zeros(())
+    parts = [sharded is not None and sharded.divides(p) for p in found]
+    found = [here(p) for p in found]
     norms = torch.stack(torch._foreach_norm([p.grad for p in found if p.grad is not None]))
-    if sharded is not None and sharded.parts:
-        apart = torch.tensor([any(p is own for own in sharded.parameters) for p in found], device=norms.device)
+    if sharded is not None and any(parts):
+        apart = torch.tensor(parts, device=norms.device)
         norm = sharded.norm(norms[~apart], norms[apart])
     else:
         norm = norms.norm()

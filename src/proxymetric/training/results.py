@@ -42,15 +42,18 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return peak
 
 
-def counts(learner: Learner, trained: int, rows: int = 0) -> dict[str, Any]:
-    """Parameters that are trained (row tables included), those there are, and the trained ones of each part."""
-    own = sum(p.numel() for p in learner.criterion.parameters() if p.requires_grad)
+def counts(learner: Learner, trained: int, rows: int = 0, elsewhere: int = 0) -> dict[str, Any]:
+    """Parameters that are trained (row tables included), those there are, and the trained ones of each part.
+
+    elsewhere: numbers of the proxies that other processes hold, which `trained` counts already.
+    """
+    own = sum(p.numel() for p in learner.criterion.parameters() if p.requires_grad) + elsewhere
     encoder = {"head": sum(p.numel() for p in learner.encoder.head_parameters())}
     if not learner.frozen:
         encoder = tuned_parameters(learner.encoder)
     parts = encoder | {"proxies and what else the method trains": own, "rows": rows}
     return {
         "trained": trained + rows,
-        "total": sum(p.numel() for p in learner.parameters()) + rows,
+        "total": sum(p.numel() for p in learner.parameters()) + rows + elsewhere,
         "parts": {part: count for part, count in parts.items() if count},
     }

@@ -23,7 +23,7 @@ from proxymetric.papers import method as make_method
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.training import folder as folders
-from proxymetric.training import results
+from proxymetric.training import parallel, results
 from proxymetric.training.certainty import class_uncertainty, knows_uncertainty
 from proxymetric.training.report import draw_report
 from proxymetric.training.setup import (
@@ -157,7 +157,9 @@ class _Sitting:
 
     def run(self) -> Run:
         recipe = self.recipe
-        self._can_serve(needs_of(recipe.method, recipe.loss))
+        needs = needs_of(recipe.method, recipe.loss)
+        self._can_serve(needs)
+        parallel.check(recipe.train, needs, self.desk.world, self.desk.device)
         make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # wrong values are said before anything is opened
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
@@ -176,7 +178,8 @@ class _Sitting:
             best.tensors = trainer.sharded.own(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
-        result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))
+        with parallel.whole(learner.encoder):
+            result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))
         return Run(self.folder, result)
 
     def _can_serve(self, needs: Iterable[str]) -> None:
@@ -225,7 +228,8 @@ class _Sitting:
             trainer.pool = make_pool(desk, encoder, feed, lambda: trainer.step)
         baselines = None
         if shown is not None and not begun:
-            baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
+            with parallel.whole(encoder):
+                baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
         if trainer.resume(begun):
             self.watcher.say(f"going on from epoch {trainer.epoch}, step {trainer.step}")
         # What an earlier sitting could not read belongs into the result too.
@@ -288,7 +292,7 @@ class _Sitting:
         return {
             "training_seconds": round(trainer.seconds, 1),
             "memory": results.peak_memory(self.desk.device),
-            "parameters": results.counts(trainer.learner, trainer.trained, rows),
+            "parameters": results.counts(trainer.learner, trainer.trained, rows, trainer.sharded.elsewhere),
             "steps": trainer.step,
             "skipped_steps": trainer.skipped,
         }

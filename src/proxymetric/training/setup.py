@@ -24,6 +24,7 @@ from proxymetric.papers import method as make_method
 from proxymetric.recipe import Recipe
 from proxymetric.seam import Batch, Pool
 from proxymetric.training import trainer
+from proxymetric.training.parallel import whole
 from proxymetric.training.watch import Watcher
 from proxymetric.training.world import World
 
@@ -232,7 +233,8 @@ def make_pool(desk: Desk, encoder: Encoder, feed: Feed, step: Callable[[], int])
         encoder.eval()
         try:
             # Rounding differs from device to device, and all processes must pick the same.
-            vectors, labels = desk.world.from_first(lambda: embedded(count))
+            with whole(encoder):
+                vectors, labels = desk.world.from_first(lambda: embedded(count))
         finally:
             encoder.train(training)
         return vectors.to(desk.device), labels.to(desk.device)

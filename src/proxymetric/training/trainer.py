@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.learner import Learner
@@ -20,6 +19,7 @@ from proxymetric.seam import Batch, Pool
 from proxymetric.training.folder import steps_in
 from proxymetric.training.log import Log
 from proxymetric.training.optim import autocast_type, clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.parallel import Parallel, whole
 from proxymetric.training.sharded import Sharded
 from proxymetric.training.signals import listening
 from proxymetric.training.track import TensorBoard
@@ -67,8 +67,9 @@ class Trainer:
             raise ValueError("data: not one batch can be made of the training images")
         self.learner, self.feed, self.options, self.folder = learner, feed, options, folder
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
+        self.parallel = Parallel(learner, options, world)
         self.optimizer = make_optimizer(learner, options)
-        self.sharded = Sharded(learner.criterion, self.optimizer)
+        self.sharded = Sharded(learner, self.optimizer)
         if self.sharded.parts and options.amp == "fp16":
             raise ValueError("train.amp: got 'fp16' with train.shard, whose parts would scale apart; wanted 'bf16'")
         if options.compile and not learner.frozen:
@@ -113,7 +114,6 @@ class Trainer:
         self._trainable = list(_parameters(self.optimizer))
         self.trained = sum(p.numel() for p in self._trainable if p.requires_grad) + self.sharded.elsewhere
         """numbers that training moves, counted before a warm-up holds some of them still"""
-        self._module: nn.Module = learner
         self._statistics: list[Tensor] = []
         """running averages of the encoder that a forward pass changes"""
         self._before: list[Tensor] = []
@@ -195,11 +195,7 @@ class Trainer:
         self._before = [value.clone() for value in self._statistics]
         learner.criterion.epoch(self.epoch)
         set_rates(self.optimizer, decayed(self.options, self.epoch))
-        if self.world.size > 1:
-            # Which parameters take part is fixed when the wrapper is made. Memories are kept equal by `commit`.
-            apart = [f"criterion.{name}" for name in self.sharded.parts]
-            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, apart)
-            self._module = nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False)
+        self.parallel.begin_epoch()
 
     def _to_training(self) -> None:
         """An evaluation leaves the encoder in evaluation mode."""
@@ -219,12 +215,13 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for i, batch in enumerate(micro):
             assert batch.images is not None
-            with self._quiet_until_last(i == len(micro) - 1):
+            with self.parallel.quiet_until(i == len(micro) - 1):
                 with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
-                    loss = self._module(batch.images, batch.labels) / len(micro)
+                    loss = self.parallel.module(batch.images, batch.labels) / len(micro)
                 if loss.requires_grad:
                     self.scaler.scale(loss).backward()
             total += loss.detach()
+        self.parallel.average()
         rows = [leaf for table in self.learner.criterion.row_tables() for leaf in table.leaves()]
         if self.scaler.is_enabled() and any(p.grad is not None for p in self._trainable):
             self.scaler.unscale_(self.optimizer)
@@ -250,15 +247,6 @@ class Trainer:
         if any(p.grad is not None for p in self._trainable):
             self.scaler.update()
         return value if fine else None
-
-    @contextlib.contextmanager
-    def _quiet_until_last(self, last: bool) -> Iterator[None]:
-        """Between micro-batches gradients need not travel between processes."""
-        if last or not isinstance(self._module, nn.parallel.DistributedDataParallel):
-            yield
-        else:
-            with self._module.no_sync():
-                yield
 
     def _tell(self, loss: float | None, unread: int, rate: float, seconds_a_step: float) -> None:
         if loss is None and self.unread > unread:
@@ -289,7 +277,10 @@ class Trainer:
         if self.world.size > 1:
             for statistic in self.learner.encoder.buffers():
                 torch.distributed.broadcast(statistic, 0)
-        scores = {} if self.score is None else self.world.from_first(self.score)
+        scores: dict[str, float] = {}
+        if self.score is not None:
+            with whole(self.learner.encoder):
+                scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
         better = value is not None and self.step > 0 and (self.best is None or value > self.best[0])
         if better:
@@ -326,7 +317,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write everything to `last.safetensors`."""
-        if not self.world.first and not self.sharded.parts:
+        if not self.world.first and not self.sharded.anything:
             return
         checkpoint = self._model()
         checkpoint.tensors |= self.sharded.whole(optimizer_tensors(self.optimizer))
