@@ -16,6 +16,8 @@ from PIL import Image
 # Also of processes that tests start. Sums over threads depend on their number, and bits are compared here.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports it
 
 
 def pytest_configure(config: pytest.Config) -> None:

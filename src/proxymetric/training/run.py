@@ -40,7 +40,7 @@ from proxymetric.training.setup import (
 )
 from proxymetric.training.trainer import Trainer
 from proxymetric.training.watch import Silent, Watcher
-from proxymetric.training.world import World
+from proxymetric.training.world import World, restarts
 
 PIXELS = 64
 """images up to this side are compared as raw pixels too, as the baseline under every encoder"""
@@ -108,8 +108,8 @@ def train(
         {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        # torchrun started the processes anew after one of them was lost: they go on, whatever was asked at first.
+    if restarts():
+        # They go on, whatever was asked at first.
         resume, overwrite = True, False
     with World.joined() as world:
         before = world.from_first(lambda: folders.claim(folder, resume, overwrite))

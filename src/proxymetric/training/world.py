@@ -13,6 +13,11 @@ from torch.distributed.rendezvous import rendezvous
 T = TypeVar("T")
 
 
+def restarts() -> int:
+    """How often torchrun started the processes anew because one of them was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 class World(NamedTuple):
     """Rank and size of the group that `torchrun` started; (0, 1) without it.
 
@@ -38,12 +43,15 @@ class World(NamedTuple):
             return
         ours = not torch.distributed.is_initialized()
         if ours:
-            # Workers that torchrun started again find in the store where the lost ones were: each attempt has its own.
-            store, rank, size = next(rendezvous("env://"))
-            store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             # What processes agree on travels by the CPU, gradients by whatever they lie on.
-            kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(kind, store=store, rank=rank, world_size=size)
+            kind, attempt = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", restarts()
+            if attempt == 0:
+                torch.distributed.init_process_group(kind)
+            else:
+                # Workers that are started again would find in the store where the lost ones were.
+                store, rank, size = next(rendezvous("env://"))
+                store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
+                torch.distributed.init_process_group(kind, store=store, rank=rank, world_size=size)
         try:
             yield World(torch.distributed.get_rank(), size)
         finally:
