@@ -107,16 +107,16 @@ def run_block(
         wanted: the result may be that of so many of the first tokens alone.
         again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
     """
-    if not plain:
+    if all(front is None for front in fronts):
+        if not (beside or again):
+            return block(tokens)
+        x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+    elif not plain:
         parts = []
         for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True):
             joined = part if front is None else torch.cat([front, part], 1)
-            parts.append(_whole(block, joined, beside)[:, -part.shape[1] :])
+            parts.append(run_block(block, joined, [None], beside, plain)[:, -part.shape[1] :])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    if all(front is None for front in fronts) and not again:
-        return _whole(block, tokens, beside)
-    if all(front is None for front in fronts):
-        x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
     else:
         normed = block.norm1(tokens)
         fronts = [None if front is None else block.norm1(front) for front in fronts]
@@ -124,13 +124,6 @@ def run_block(
         x = x + block.drop_path1(block.ls1(_attend(block.attn, normed, fronts, x.shape[1])))
     if again and torch.is_grad_enabled():
         return x + checkpoint(_mlp, block, x, beside, use_reentrant=False)
-    return x + _mlp(block, x, beside)
-
-
-def _whole(block: Any, tokens: Tensor, beside: list[nn.Module]) -> Tensor:
-    if not beside:
-        return block(tokens)
-    x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
     return x + _mlp(block, x, beside)
 
 

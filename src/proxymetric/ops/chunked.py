@@ -58,11 +58,17 @@ def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
 
 
 def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> Job:
-    vectors = task.refs.vectors
     (batch, width), on_cpu = queries.shape, queries.device.type == "cpu"
     rows = setting.rows or max(256, CACHE // (width + 3 * batch) if on_cpu else LARGE // batch)
+    return job_of(dim, queries, task, rows, setting.budget)
+
+
+def job_of(dim: int, queries: Tensor, task: Task, rows: int, budget: int) -> Job:
+    """The job of a task in chunks of so many rows; its similarities are kept if they fit into the budget, in bytes."""
+    vectors = task.refs.vectors
     wanted = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
-    keep = any(wanted) and batch * len(vectors) * queries.element_size() <= setting.budget
+    # Similarities are float32 or wider, whatever the queries are.
+    keep = any(wanted) and len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
     # The vectors themselves are kept where autograd sees whether they were changed since.
     task = task._replace(refs=task.refs._replace(vectors=vectors[:0].detach()))
     return Job(dim, task, rows, wanted, keep)

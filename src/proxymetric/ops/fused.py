@@ -74,12 +74,8 @@ def _check(queries: Tensor) -> None:
 
 
 def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> chunked.Job:
-    vectors, (batch, width) = task.refs.vectors, queries.shape
-    wanted = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
-    keep = dim == 1 and any(wanted) and batch * len(vectors) * 4 <= setting.budget
-    # The vectors themselves are kept where autograd sees whether they were changed since.
-    task = task._replace(refs=task.refs._replace(vectors=vectors[:0].detach()))
-    return chunked.Job(dim, task, rows_of(batch, width, setting.rows), wanted, keep)
+    batch, width = queries.shape
+    return chunked.job_of(dim, queries, task, rows_of(batch, width, setting.rows), setting.budget)
 
 
 class _MeanOverBatch(torch.autograd.Function):
