@@ -112,9 +112,9 @@ class Encoder(nn.Module):
     def compile_steps(self, recorded: bool = False) -> None:
         """Have `torch.compile` make the training steps of the backbone: slow at first, then faster, with less memory.
 
-        Evaluation and use stay as they are. recorded: a step's kernels are recorded once (CUDA graphs) and then started
-        together, which pays where starting them takes longer than they run; gradients must be gone before the next
-        forward pass.
+        Evaluation and use stay as they are. Under autocast, a ViT keeps less for the backward pass (`lean`). recorded:
+        a step's kernels are recorded once (CUDA graphs) and then started together, which pays where starting them takes
+        longer than they run; gradients must be gone before the next forward pass.
         """
         # torch counts what it compiled by code object and gives up after a few: each encoder has one of its own.
         own = types.FunctionType(Encoder._pooled.__code__.replace(), globals())

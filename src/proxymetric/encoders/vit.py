@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from proxymetric.encoders.lean import activated, normed, short
 from proxymetric.encoders.tuning import Joined
 from proxymetric.look import ByClass
 
@@ -108,9 +109,9 @@ def run_block(
         again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
     """
     if all(front is None for front in fronts):
-        if not (beside or again):
+        if not (beside or again or (plain and short(tokens))):
             return block(tokens)
-        x = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+        x = tokens + block.drop_path1(block.ls1(block.attn(normed(block.norm1, tokens))))
     elif not plain:
         parts = []
         for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True):
@@ -118,20 +119,27 @@ def run_block(
             parts.append(run_block(block, joined, [None], beside, plain)[:, -part.shape[1] :])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     else:
-        normed = block.norm1(tokens)
-        fronts = [None if front is None else block.norm1(front) for front in fronts]
+        fronts = [None if front is None else normed(block.norm1, front) for front in fronts]
         x = tokens[:, :wanted]
-        x = x + block.drop_path1(block.ls1(_attend(block.attn, normed, fronts, x.shape[1])))
+        x = x + block.drop_path1(block.ls1(_attend(block.attn, normed(block.norm1, tokens), fronts, x.shape[1])))
     if again and torch.is_grad_enabled():
         return x + checkpoint(_mlp, block, x, beside, use_reentrant=False)
     return x + _mlp(block, x, beside)
 
 
 def _mlp(block: Any, x: Tensor, beside: list[nn.Module]) -> Tensor:
-    mlp = block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    mlp = block.drop_path2(block.ls2(_hidden(block.mlp, normed(block.norm2, x))))
     for module in beside:
         mlp = module(x, mlp)
     return mlp
+
+
+def _hidden(mlp: Any, x: Tensor) -> Tensor:
+    from timm.layers import Mlp
+
+    if type(mlp) is not Mlp or not short(x):
+        return mlp(x)
+    return mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(activated(mlp.act, mlp.fc1(x))))))
 
 
 def has_plain_blocks(vit: Any) -> bool:
