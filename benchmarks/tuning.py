@@ -5,12 +5,12 @@
 
 A step is the trainer's own: forward under its autocast, backward, optimiser, commit, with images on the device and
 random weights. Every side runs as it is ("eager") and with `train.compile` ("recorded": torch.compile, and CUDA graphs
-that start all kernels of a pass together); some also with torch.compile alone ("compiled"). The sides take turns, round
-by round; times are medians of the rounds; memory is the most that was reserved on the device, beside it for what is not
-recorded the most that was in use. "mlp again" computes the hidden layers of the MLPs once more in the backward pass,
-"checkpointing" all but the tokens between blocks. Then, memory alone, VPTSP with few and with many classes. What is
-compiled is compiled by many processes at once first, so that the one that measures finds it made (--no-warm: it is
-not). Writes results/tuning-cpu.json or results/tuning-cuda.json beside this file.
+that start all kernels of a pass together); some also with torch.compile alone ("compiled"). Every side is a process of
+its own: they make themselves ready side by side, and then step one at a time, in turns, round by round. Times are
+medians of the rounds; memory is the most that was reserved on the device, beside it for what is not recorded the most
+that was in use. "mlp again" computes the hidden layers of the MLPs once more in the backward pass, "checkpointing" all
+but the tokens between blocks. Then, memory alone, VPTSP with few and with many classes. Writes results/tuning-cpu.json
+or results/tuning-cuda.json beside this file, anew after each batch size.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+import traceback
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,8 +55,6 @@ SIDES: dict[str, tuple[str, Any, dict[str, Any], bool | str]] = {
     "vptsp-g, checkpointing": ("vptsp-g", "vpt+bitfit", {}, True),
 }
 """method, tuning, arguments of the method, checkpointing"""
-AT_ONCE = 13
-"""processes that compile"""
 MANY = 11_318
 """classes of Stanford Online Products"""
 
@@ -126,8 +126,7 @@ def made(
         running = Running(side, setting, batches, device, folder)
         running.step()
         return running, {"memory_mb": extra_mb(running.step, device)}
-    gc.collect()
-    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     running = Running(side, setting, batches, device, folder)
@@ -148,44 +147,102 @@ def some_batches(setting: Setting, batch: int, device: torch.device) -> list[Bat
     return [Batch(torch.randint(256, shape, dtype=torch.uint8, device=device), of) for of in labels]
 
 
-def compared(
-    setting: Setting, batch: int, sides: list[Side], device: torch.device, rounds: int, folder: Path
-) -> dict[str, Any]:
-    batches = some_batches(setting, batch, device)
-    running, memory = {}, {}
-    for side in sides:
-        begun = time.perf_counter()
-        running[side], memory[side] = made(side, setting, batches, device, folder)
-        print(f"batch {batch}, {', '.join(side)}: first steps in {time.perf_counter() - begun:.0f} s", flush=True)
-    spent: dict[Side, list[float]] = {side: [] for side in running}
-    for _ in range(rounds):
-        for side, each in running.items():
-            spent[side].append(spent_ms(each.step, device, setting.steps))
-    times = {side: statistics.median(found) for side, found in spent.items()}
+def serve(line: Connection, side: Side, setting: Setting, device: torch.device) -> None:
+    """The process of one side. Asked for a batch size it gets ready and tells its memory; asked for steps, their ms."""
+    settle(device)
+    running: Running | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        while (asked := line.recv()) is not None:
+            try:
+                if "batch" in asked:
+                    running = None
+                    torch.compiler.reset()
+                    release(device)
+                    batches, begun = some_batches(setting, asked["batch"], device), time.perf_counter()
+                    running, found = made(side, setting, batches, device, Path(folder))
+                    line.send(found | {"seconds": round(time.perf_counter() - begun, 1)})
+                else:
+                    assert running is not None
+                    spent_ms(running.step, device, 2)
+                    line.send({"ms": spent_ms(running.step, device, setting.steps), "skipped": running.trainer.skipped})
+            except Exception:
+                running = None
+                line.send({"failed": traceback.format_exc(limit=-3)})
+            if side[1] == "eager":
+                release(device)  # its memory is the next one's
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # as a run has it
+    else:
+        torch.set_num_threads(1)
+
+
+def release(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def answered(line: Connection) -> dict[str, Any]:
+    """What a side says; that it is gone, where it is."""
+    try:
+        return line.recv()
+    except EOFError:
+        return {"failed": "the process died"}
+
+
+def ready(lines: dict[Side, Connection], batch: int) -> dict[Side, dict[str, Any]]:
+    """Memory of each side. What is compiled compiles side by side, after the others, which need room for a moment."""
     found = {}
-    for side, each in running.items():
-        against = [(FULL, kind) for kind in KINDS if (FULL, kind) in running]
-        found[", ".join(side)] = {
+    for side, line in lines.items():
+        if side[1] == "eager":
+            line.send({"batch": batch})
+            found[side] = answered(line)
+    others = {side: line for side, line in lines.items() if side not in found}
+    for line in others.values():
+        line.send({"batch": batch})
+    return found | {side: answered(line) for side, line in others.items()}
+
+
+def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str, Any]:
+    """Times and memory of all sides at one batch size, and how they stand to full fine-tuning."""
+    memory = ready(lines, batch)
+    for side, found in memory.items():
+        print(f"batch {batch}, {', '.join(side)}: ready, {json.dumps(found)}", flush=True)
+    spent: dict[Side, list[float]] = {side: [] for side, found in memory.items() if "failed" not in found}
+    skipped = {}
+    for side in list(spent) * rounds:
+        lines[side].send({})
+        answer = answered(lines[side])
+        if "failed" in answer:
+            memory[side] = answer
+        else:
+            spent[side].append(answer["ms"])
+            skipped[side] = answer["skipped"]
+    times = {side: statistics.median(spent[side]) for side, found in memory.items() if "failed" not in found}
+    figures: dict[str, Any] = {}
+    for side, found in memory.items():
+        if "failed" in found:
+            figures[", ".join(side)] = found
+            continue
+        against = [(FULL, kind) for kind in KINDS if (FULL, kind) in times]
+        figures[", ".join(side)] = {
             "step_ms": round(times[side], 3),
             "lowest and highest round": [round(min(spent[side]), 3), round(max(spent[side]), 3)],
             **{f"times full, {other[1]}": round(times[side] / times[other], 4) for other in against},
-            **{key: round(value, 1) for key, value in memory[side].items()},
-            "memory times full, eager": round(memory[side]["memory_mb"] / memory[FULL, "eager"]["memory_mb"], 4),
-            "skipped": each.trainer.skipped,
+            **{key: round(value, 1) for key, value in found.items()},
+            **{
+                f"{key} times full, eager": round(found[mb] / memory[FULL, "eager"][mb], 4)
+                for key, mb in (("memory", "memory_mb"), ("in use", "in use_mb"))
+                if mb in found
+            },
+            "skipped": skipped[side],
         }
-    for word, figures in found.items():
-        print(f"batch {batch}, {word}: {json.dumps(figures)}", flush=True)
-    return found
-
-
-def warm(batch: int, sides: list[Side]) -> None:
-    """Have other processes compile what is compiled: torch keeps it on disk."""
-    waiting = [side for side in sides if side[1] != "eager"]
-    command = [sys.executable, __file__, "--device", "cuda", "--no-warm", "--batches", str(batch), "--only"]
-    while waiting:
-        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-        for process in [subprocess.Popen([*command, *side], stdout=subprocess.DEVNULL) for side in now]:
-            process.wait()
+    for word, each in figures.items():
+        print(f"batch {batch}, {word}: {json.dumps(each)}", flush=True)
+    return figures
 
 
 def by_classes(setting: Setting, device: torch.device, folder: Path) -> dict[str, Any]:
@@ -198,7 +255,7 @@ def by_classes(setting: Setting, device: torch.device, folder: Path) -> dict[str
         memory[classes] = taken.get("in use_mb", taken["memory_mb"])
         prompts = running.trainer.learner.criterion.row_tables()[0].values[0].numel()
         del running
-        gc.collect()
+        release(device)
     more, number = many - few, 4 / 2**20
     arrays = {"one (C, D) array": more * setting.dim * number, "one (B, C) array": more * batch * number}
     lasting = 5 * arrays["one (C, D) array"]
@@ -220,16 +277,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=None, help="instead of 32, 64 and 256")
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="full always is one")
-    parser.add_argument("--only", nargs=2, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="compile beforehand")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     device, setting = torch.device(options.device), SETTINGS[options.device]
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # as a run has it
-    else:
-        torch.set_num_threads(1)
-    batches = options.batches or setting.batches
+    settle(device)
     kinds = KINDS if device.type == "cuda" else ("eager",)
     sides = [
         (side, kind)
@@ -237,21 +288,31 @@ def main() -> None:
         for side in SIDES
         if side in (FULL, *options.sides) and (kind != "compiled" or side in ALONE)
     ]
+    out = options.out or Path(__file__).parent / "results" / f"tuning-{options.device}.json"
     record: dict[str, Any] = {"benchmark": "tuning", "machine": machine(torch.get_num_threads()), **setting._asdict()}
+
+    def write() -> None:
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # in each of many processes
+    context, lines, processes = get_context("spawn"), {}, []
+    for side in sides:
+        lines[side], theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(theirs, side, setting, device)))
+        processes[-1].start()
+        theirs.close()
     with tempfile.TemporaryDirectory() as folder:
-        if options.only:
-            made(tuple(options.only), setting, some_batches(setting, batches[0], device), device, Path(folder))
-            return
-        record["by batch"] = {}
-        for batch in batches:
-            if options.warm and device.type == "cuda":
-                warm(batch, sides)
-            record["by batch"][str(batch)] = compared(setting, batch, sides, device, options.rounds, Path(folder))
-            gc.collect()
         record["by classes"] = by_classes(setting, device, Path(folder))
         print(json.dumps(record["by classes"]), flush=True)
-    out = options.out or Path(__file__).parent / "results" / f"tuning-{options.device}.json"
-    out.write_text(json.dumps(record, indent=2) + "\n")
+    release(device)
+    record["by batch"] = {}
+    for batch in options.batches or setting.batches:
+        record["by batch"][str(batch)] = compared(lines, batch, options.rounds)
+        write()
+    for line in lines.values():
+        line.send(None)
+    for process in processes:
+        process.join()
     print(f"written to {out}")
 
 
