@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -129,6 +130,8 @@ class Process:
         self.process.join(WAIT)
         code = self.process.exitcode
         if code is None:
+            self.send(signal.SIGUSR1)  # it writes where it stands
+            time.sleep(1)
             self.process.kill()
             raise AssertionError(f"still running after {WAIT:.0f} s:\n{self.output.read_text()}")
         return code
@@ -145,6 +148,7 @@ def _main(words: list[str], output: str, environment: dict[str, str]) -> None:
     os.dup2(file, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1)
     sys.argv = ["proxymetric", *words]
     from proxymetric.cli import main
     from proxymetric.training import run
