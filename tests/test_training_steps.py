@@ -21,7 +21,7 @@ from proxymetric.recipe import TrainOptions
 from proxymetric.references import LearnedProxies
 from proxymetric.seam import Compare, Context, Objective, Outcome
 from proxymetric.training import Run
-from proxymetric.training.optim import clipped, decayed, make_optimizer, rates, set_rates
+from proxymetric.training.optim import clipped, decayed, make_optimizer, rates, set_rates, step_where
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -97,10 +97,14 @@ class Watching(Notes):
             shutil.copy(self.folder / "last.safetensors", self.folder / "after")
 
 
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_leaves_no_trace(
-    poison: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    poison: str, fused: bool | None, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the optimiser itself looks whether it is (fused, as on a GPU)."""
+    monkeypatch.setattr("proxymetric.training.optim._fused", lambda *given: fused)
+
     @about(paper="none", choose="never")
     def poisoned(classes: int, dim: int) -> Objective:
         return Poisoned(classes, dim, poison)
@@ -289,3 +293,20 @@ def test_seeds_make_runs_repeatable(photos: Path, tmp_path: Path) -> None:
     same_tensors(here.folder / "last.safetensors", tmp_path / "there" / "last.safetensors")
     other = run(photos, tmp_path / "other", train__epochs=1, seed=1)
     assert state(other.folder)["curve"] != state(here.folder)["curve"]
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_an_optimiser_that_looks_itself_trains_the_same(
+    kind: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxymetric.training.optim._fused", lambda *given: True)
+    settings = {"train__optimizer": kind, "train__epochs": 1, "train__warmup": 0}
+    asked: list[Tensor] = []
+    with monkeypatch.context() as patch:
+        here, there = "proxymetric.training.trainer.step_where", step_where
+        patch.setattr(here, lambda optimizer, fine: (asked.append(fine), there(optimizer, fine)))
+        looked = tensors(run(photos, tmp_path / "looked", **settings))
+    assert len(asked) == (0 if kind == "sgd" else 8)
+    monkeypatch.setattr("proxymetric.training.trainer.steps_blind", lambda optimizer: False)
+    told = tensors(run(photos, tmp_path / "told", **settings))
+    assert all(torch.equal(looked[name], told[name]) for name in told)

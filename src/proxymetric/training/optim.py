@@ -39,13 +39,36 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     for group in groups:
         group["first_lr"] = group["lr"]
         group["rowwise"] = group["name"] == "proxies" and options.proxy_optimizer is not None
-    # One kernel for all parameters instead of a dozen; on a CPU as ever. What is divided knows it of Adam alone.
-    first = next(encoder.parameters())
-    fused = True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
     memory = {"momentum": options.momentum} if options.optimizer == "sgd" else {"betas": options.betas}
     kind = with_rowwise(kind) if options.proxy_optimizer is not None else kind
+    fused = _fused(next(encoder.parameters()), options)
     return kind(groups, lr=lr, weight_decay=options.weight_decay, fused=fused, **memory)
+
+
+def _fused(first: Tensor, options: TrainOptions) -> bool | None:
+    """One kernel for all parameters instead of a dozen; on a CPU as ever. What is divided knows it of Adam alone."""
+    return True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
+
+
+def steps_blind(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step_where` can be asked of it. SGD's memory would be of nothing after a first step that is none."""
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and bool(optimizer.defaults["fused"])
+
+
+def step_where(optimizer: Any, fine: Tensor) -> None:
+    """Step if `fine`, which the device knows and need not tell: nobody waits for it.
+
+    >>> p = torch.nn.Parameter(torch.ones(1))
+    >>> p.grad, optimizer = torch.ones(1), torch.optim.AdamW([p], lr=0.5, fused=True)
+    >>> step_where(optimizer, torch.tensor(False)); p.item()
+    1.0
+    """
+    optimizer.found_inf = (~fine).float()
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf
 
 
 def decayed(options: TrainOptions, epoch: int) -> float:

@@ -18,7 +18,15 @@ from proxymetric.recipe import TrainOptions
 from proxymetric.seam import Batch, Pool
 from proxymetric.training.folder import steps_in
 from proxymetric.training.log import Log
-from proxymetric.training.optim import autocast_type, clipped, decayed, make_optimizer, set_rates
+from proxymetric.training.optim import (
+    autocast_type,
+    clipped,
+    decayed,
+    make_optimizer,
+    set_rates,
+    step_where,
+    steps_blind,
+)
 from proxymetric.training.parallel import Parallel, whole
 from proxymetric.training.sharded import Sharded
 from proxymetric.training.signals import listening
@@ -82,6 +90,7 @@ class Trainer:
             )
         self.precision = autocast_type(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
+        self._blind = steps_blind(self.optimizer) and not self.scaler.is_enabled() and world.size == 1
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
         self.log = Log(folder / "log.jsonl", writes=world.first, also=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
@@ -228,12 +237,16 @@ class Trainer:
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
-        # An accelerator is waited for once in a step: here.
         norm = clipped(self._trainable, rows, self.options, self.sharded)
-        value, length = torch.stack([total, norm.to(total)]).tolist()
+        told = torch.stack([total, norm.to(total)])
+        moves = any(p.grad is not None for p in self._trainable)
+        if moves and self._blind:
+            step_where(self.optimizer, told.isfinite().all())
+        # An accelerator is waited for once in a step: here.
+        value, length = told.tolist()
         fine = math.isfinite(value) and math.isfinite(length)
         if fine:
-            if any(p.grad is not None for p in self._trainable):
+            if moves and not self._blind:
                 self.scaler.step(self.optimizer)
             criterion, factor = self.learner.criterion, decayed(self.options, self.epoch)
             first = (criterion.row_lr, criterion.network_lr)
@@ -244,7 +257,7 @@ class Trainer:
             # What went through BatchNorm left its trace there: infinite activations would ruin its averages for good.
             _copy(self._statistics, self._before)
             self.skipped += 1
-        if any(p.grad is not None for p in self._trainable):
+        if moves:
             self.scaler.update()
         return value if fine else None
 
