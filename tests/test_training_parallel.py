@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -12,9 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from proxymetric.checkpoint import Checkpoint
-from training_runs import Process, command, kill_in_epoch, records, run, same_run, state
+from proxymetric.training.world import World
+from training_runs import WAIT, Process, _forks, command, kill_in_epoch, records, run, same_run, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
@@ -126,6 +131,37 @@ def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> N
     Pair(command(photos, out, "--resume", **settings), tmp_path).finish()
     Pair(command(photos, tmp_path / "straight", **settings), tmp_path).finish()
     same_run(out, tmp_path / "straight")
+
+
+def _comes_and_goes(rank: int, ports: list[int]) -> None:
+    torch.set_num_threads(1)
+    for port in ports:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        # This thread keeps the interpreter until it waits for something: what is rare otherwise is not.
+        sys.setswitchinterval(60)
+        with contextlib.suppress(InterruptedError), World.joined() as world:
+            _agrees_to_stop(world)
+        sys.setswitchinterval(0.005)
+
+
+def _agrees_to_stop(world: World) -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    world.any(True)
+    raise InterruptedError(model)  # which lives on until the group was left
+
+
+def test_who_leaves_does_not_wait_for_a_thread_that_waits_for_him() -> None:
+    ports = [free_port() for _ in range(12)]
+    both = [_forks.Process(target=_comes_and_goes, args=(rank, ports), daemon=True) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(WAIT)
+    codes = [process.exitcode for process in both]
+    for process in both:
+        process.kill()
+    assert codes == [0, 0]
 
 
 def test_what_one_refuses_all_refuse(photos: Path, tmp_path: Path) -> None:

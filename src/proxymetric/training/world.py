@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
+SETTLE = 0.1
+"""seconds that the threads of a group have to come to rest before it is left"""
 
 
 def restarts() -> int:
@@ -56,6 +59,9 @@ class World(NamedTuple):
             yield World(torch.distributed.get_rank(), size)
         finally:
             if ours:
+                # A thread of gloo that lets go of the last tensors wants the interpreter's lock. Who destroys the group
+                # may hold that lock, and waits for the thread: neither would ever go on. Here it can have the lock.
+                time.sleep(SETTLE)
                 torch.distributed.destroy_process_group()
 
     def from_first(self, make: Callable[[], T]) -> T:
