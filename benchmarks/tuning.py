@@ -194,16 +194,14 @@ def answered(line: Connection) -> dict[str, Any]:
 
 
 def ready(lines: dict[Side, Connection], batch: int) -> dict[Side, dict[str, Any]]:
-    """Memory of each side. What is compiled compiles side by side, after the others, which need room for a moment."""
+    """Memory of each side. What is compiled compiles side by side; the others, which are fast, have room one by one."""
+    asked = sorted(lines, key=lambda side: side[1] == "eager")
     found = {}
-    for side, line in lines.items():
+    for side in asked:
+        lines[side].send({"batch": batch})
         if side[1] == "eager":
-            line.send({"batch": batch})
-            found[side] = answered(line)
-    others = {side: line for side, line in lines.items() if side not in found}
-    for line in others.values():
-        line.send({"batch": batch})
-    return found | {side: answered(line) for side, line in others.items()}
+            found[side] = answered(lines[side])
+    return {side: found.get(side) or answered(line) for side, line in lines.items()}
 
 
 def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str, Any]:
