@@ -96,12 +96,16 @@ class Problem:
 
 
 def close(got: dict[str, Tensor], wanted: dict[str, Tensor], problem: Problem) -> None:
-    """Equal but for rounding in float64, that of the numbers on the way: of exponents, and of slopes over lengths."""
+    """Equal but for rounding in float64, that of the numbers on the way: of exponents, and of slopes over lengths.
+
+    What is off in an exponent, by its own size, all of its exponential is off by.
+    """
     assert got.keys() == wanted.keys()
     scale = 1 + problem.choice.get("scale", 8.0)
+    share = 1e-12 + 4 * scale * torch.finfo(torch.float64).eps
     for name, each in wanted.items():
         way = scale / problem.p.norm(dim=1, keepdim=True).clamp(min=1e-12) if name == "in rows" else scale
-        near = (got[name] - each).abs() <= 1e-12 * (way + each.abs())
+        near = (got[name] - each).abs() <= share * (way + each.abs())
         assert bool((near | (got[name] == each)).all()), (name, got[name], each)
 
 
