@@ -233,14 +233,12 @@ def test_only_what_wants_a_gradient_gets_one(which, reduction):
         assert not any(each.requires_grad for each in problem.made(reduction, x, p, "chunked", rows=4))
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("budget", [0, 2**30])
-def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budget):
-    problem = Problem(0, 5, 7, 2, 3, kind="soft")
+def uses_twice_and_goes_back_again(problem: Problem, impl: str, reduction: str, budget: int, kind: torch.dtype) -> None:
+    """Gradients by way of a result that is used twice, and by going back again, are plain's."""
     grads = []
-    for impl in ("plain", "chunked"):
-        x, p = problem.x.clone().requires_grad_(), problem.p.clone().requires_grad_()
-        up, down, *_ = problem.made(reduction, x, p, impl, rows=4, budget=budget)
+    for each in ("plain", impl):
+        x, p = (given.to(kind, copy=True).requires_grad_() for given in (problem.x, problem.p))
+        up, down, *_ = problem.made(reduction, x, p, each, rows=4, budget=budget)
         up, down = up.where(up != NONE, 0.0).sum(), down.where(down != NONE, 0.0).sum()
         total = up * up + 0.5 * down + torch.sin(down)
         total.backward(retain_graph=True)
@@ -250,28 +248,41 @@ def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budge
         grads += [(first, x.grad, p.grad)]
         with pytest.raises(RuntimeError, match="second time"):
             total.backward()
-    for one, other in zip(*grads):
-        torch.testing.assert_close(one, other)
+    near = {} if kind == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, **near)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_second_derivative_is_refused(reduction):
-    problem = Problem(0, 5, 7, 2, 3, kind="soft")
-    x = problem.x.clone().requires_grad_()
-    total = problem.made(reduction, x, problem.p, "chunked")[1].sum()
+def refuses_a_second_derivative(problem: Problem, impl: str, reduction: str, kind: torch.dtype) -> None:
+    x = problem.x.to(kind, copy=True).requires_grad_()
+    total = problem.made(reduction, x, problem.p.to(kind), impl)[1].sum()
     with pytest.raises(RuntimeError, match=r"no second derivative; wanted .*using\('plain'\)"):
         torch.autograd.grad(total, x, create_graph=True)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
-    problem = Problem(0, 5, 7, 1, 3)
-    x, p = problem.x.clone().requires_grad_(), problem.p.clone().requires_grad_()
-    total = problem.made(reduction, x, p, "chunked")[1].sum()
+def notices_changed_rows(problem: Problem, impl: str, reduction: str, kind: torch.dtype) -> None:
+    x, p = (given.to(kind, copy=True).requires_grad_() for given in (problem.x, problem.p))
+    total = problem.made(reduction, x, p, impl)[1].sum()
     with torch.no_grad():
         p.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budget):
+    uses_twice_and_goes_back_again(Problem(0, 5, 7, 2, 3, kind="soft"), "chunked", reduction, budget, torch.float64)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_second_derivative_is_refused(reduction):
+    refuses_a_second_derivative(Problem(0, 5, 7, 2, 3, kind="soft"), "chunked", reduction, torch.float64)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
+    notices_changed_rows(Problem(0, 5, 7, 1, 3), "chunked", reduction, torch.float64)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -20,7 +20,13 @@ from proxymetric.ops import IMPLS, NONE, Line, chosen, fused, kernels, mean_over
 from proxymetric.rules import Steps, Weight
 from proxymetric.seam import NORMALISATIONS, References
 from proxymetric.shards import Shard
-from test_ops_chunked import BUDGET, Problem
+from test_ops_chunked import (
+    BUDGET,
+    Problem,
+    notices_changed_rows,
+    refuses_a_second_derivative,
+    uses_twice_and_goes_back_again,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
@@ -239,42 +245,17 @@ def test_only_what_wants_a_gradient_gets_one(which, reduction):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budget):
-    problem = Here(0, 5, 7, 2, 3, kind="soft")
-    grads = []
-    for impl in ("plain", "triton"):
-        x, p = problem.x.float().requires_grad_(), problem.p.float().requires_grad_()
-        up, down, *_ = problem.made(reduction, x, p, impl, rows=4, budget=budget)
-        up, down = up.where(up != NONE, 0.0).sum(), down.where(down != NONE, 0.0).sum()
-        total = up * up + 0.5 * down + torch.sin(down)
-        total.backward(retain_graph=True)
-        first = p.grad.clone()
-        (3 * down).backward(retain_graph=True)  # from another place, and so with another gradient coming in
-        total.backward()
-        grads += [(first, x.grad, p.grad)]
-        with pytest.raises(RuntimeError, match="second time"):
-            total.backward()
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    uses_twice_and_goes_back_again(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, budget, torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_second_derivative_is_refused(reduction):
-    problem = Here(0, 5, 7, 2, 3, kind="soft")
-    x = problem.x.float().requires_grad_()
-    total = problem.made(reduction, x, problem.p.float(), "triton")[1].sum()
-    with pytest.raises(RuntimeError, match=r"no second derivative; wanted .*using\('plain'\)"):
-        torch.autograd.grad(total, x, create_graph=True)
+    refuses_a_second_derivative(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
-    problem = Here(0, 5, 7, 1, 3)
-    x, p = problem.x.float().requires_grad_(), problem.p.float().requires_grad_()
-    total = problem.made(reduction, x, p, "triton")[1].sum()
-    with torch.no_grad():
-        p.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        total.backward()
+    notices_changed_rows(Here(0, 5, 7, 1, 3), "triton", reduction, torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -104,8 +104,8 @@ class Notes(Silent):
 
 
 # A server that has imported everything forks a process in a hundredth of the time that starting Python anew takes.
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.progress", "proxymetric.training"])
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.progress", "proxymetric.training"])
 warm_up = forkserver.ensure_running
 
 
@@ -114,7 +114,7 @@ class Process:
 
     def __init__(self, words: list[str], output: Path, **environment: str) -> None:
         self.output = output
-        self.process = _forks.Process(target=_main, args=(words, str(output), environment), daemon=True)
+        self.process = forks.Process(target=_main, args=(words, str(output), environment), daemon=True)
         self.process.start()
         assert self.process.pid is not None
         self.pid: int = self.process.pid

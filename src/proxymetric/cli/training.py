@@ -9,6 +9,20 @@ import typer
 
 from proxymetric.cli.root import Data, Device, app, example
 
+Method = Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")]
+Backbone = Annotated[str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")]
+Weights = Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training images, at most.")]
+Size = Annotated[int | None, typer.Option(help="Side of the images in pixels.")]
+Seed = Annotated[int | None, typer.Option(help="Makes a run repeatable.")]
+Cache = Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")]
+
 
 @app.command(
     short_help="Train on labelled images and measure on unseen classes.",
@@ -19,28 +33,26 @@ from proxymetric.cli.root import Data, Device, app, example
 )
 def train(
     data: Data = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")] = None,
+    method: Method = None,
+    backbone: Backbone = None,
+    weights: Weights = None,
     tuning: Annotated[
         str | None,
         typer.Option(
             help="What of the backbone is trained: full, linear, bitfit; for ViTs vpt, adapter, lora, vpt+bitfit."
         ),
     ] = None,
-    recipe: Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")] = None,
+    recipe: RecipeFile = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder; runs/<data>-<method> by default.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images, at most.")] = None,
+    epochs: Epochs = None,
     batch: Annotated[int | None, typer.Option(help="Images in a step.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    size: Size = None,
     dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the encoder; proxies have 100 times that.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes a run repeatable.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")] = None,
+    seed: Seed = None,
+    cache: Cache = None,
     device: Device = None,
     frozen: Annotated[
         bool | None,
@@ -50,12 +62,9 @@ def train(
         bool | None,
         typer.Option("--refit/--no-refit", help="Then train on all classes for the chosen number of epochs."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
-    ] = None,
+    settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train on labelled images, choose the epoch on held-out classes, measure, write a report."""
     from proxymetric import training
@@ -90,25 +99,20 @@ def train(
 def mlrc(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the folds' runs and the result.")],
     data: Data = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")] = None,
-    recipe: Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images, at most.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    method: Method = None,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    recipe: RecipeFile = None,
+    epochs: Epochs = None,
+    size: Size = None,
     folds: Annotated[int, typer.Option(help="Blocks of the training classes, one model each.")] = 4,
     dim: Annotated[int, typer.Option(help="Dimensions of each model.")] = 128,
-    seed: Annotated[int | None, typer.Option(help="Makes a run repeatable.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")] = None,
+    seed: Seed = None,
+    cache: Cache = None,
     device: Device = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
-    ] = None,
+    settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """The protocol of "A Metric Learning Reality Check".
 

@@ -135,6 +135,7 @@ def _mlp(block: Any, x: Tensor, beside: list[nn.Module]) -> Tensor:
 
 
 def _hidden(mlp: Any, x: Tensor) -> Tensor:
+    """`mlp(x)`."""
     from timm.layers import Mlp
 
     if type(mlp) is not Mlp or not short(x):

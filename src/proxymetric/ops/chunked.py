@@ -5,6 +5,7 @@ Values and gradients are those of the plain definition; there is no second deriv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ def mean_over_batch(
     """
     queries = lifted(queries)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
-    return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
+    return Totals(*MeanOverBatch.apply(queries, task.refs.vectors, job, _means, _rescale))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
@@ -74,31 +75,37 @@ def job_of(dim: int, queries: Tensor, task: Task, rows: int, budget: int) -> Job
     return Job(dim, task, rows, wanted, keep)
 
 
-class _MeanOverBatch(torch.autograd.Function):
-    """queries, vectors -> sums over the columns of `log(1 + sum exp)` over `counts`, and the summed mean weights."""
+class MeanOverBatch(torch.autograd.Function):
+    """queries, vectors -> sums over the columns of `log(1 + sum exp)` over `counts`, and the summed mean weights.
+
+    means: makes them, and their gradients. rescale: multiplies the large one of these in place by what comes in.
+    """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job) -> tuple[Tensor, ...]:
-        totals, weights, ctx.made = _means(queries, vectors, job)
-        ctx.job = job
+    def forward(
+        ctx: Any, queries: Tensor, vectors: Tensor, job: Job, means: Means, rescale: Rescale
+    ) -> tuple[Tensor, ...]:
+        totals, weights, ctx.made = means(queries, vectors, job)
+        ctx.job, ctx.means, ctx.rescale = job, means, rescale
         ctx.save_for_backward(queries, vectors)
         ctx.mark_non_differentiable(*weights)
         return *totals, *weights
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         once()
         queries, vectors = ctx.saved_tensors
         # The large gradient is handed out, not copied. Who asks a second time has it made again.
-        made, ctx.made = ctx.made or _means(queries, vectors, ctx.job)[-1], None
+        made, ctx.made = ctx.made or ctx.means(queries, vectors, ctx.job)[-1], None
         up, down = grads[:2]
-        in_queries = None if made.in_queries is None else up * made.in_queries[0] + down * made.in_queries[1]
+        in_queries = None
+        if made.in_queries is not None:
+            in_queries = (up * made.in_queries[0] + down * made.in_queries[1]).to(queries.dtype)
         if made.in_vectors is None:
-            return in_queries, None, None
-        if down.device.type != "cpu" or float(down) != 1:
-            made.in_vectors.mul_(down)
+            return in_queries, None, None, None, None
+        ctx.rescale(made.in_vectors, down)
         made.in_vectors.index_add_(0, made.own_rows, (up * made.in_own).to(made.in_vectors))
-        return in_queries, made.in_vectors.to(vectors.dtype), None
+        return in_queries, made.in_vectors.to(vectors.dtype), None, None, None
 
 
 class Made(NamedTuple):
@@ -112,6 +119,16 @@ class Made(NamedTuple):
     """the rows in which the positives' total has one"""
     in_own: Tensor
     """(len(own_rows), D) which it is"""
+
+
+Means = Callable[[Tensor, Tensor, Job], tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]]
+"""queries, vectors, job -> totals of the positives and the negatives, their summed weights, gradients of the totals"""
+Rescale = Callable[[Tensor, Tensor], None]
+
+
+def _rescale(values: Tensor, by: Tensor) -> None:
+    if by.device.type != "cpu" or float(by) != 1:
+        values.mul_(by)
 
 
 def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:

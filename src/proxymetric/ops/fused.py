@@ -52,7 +52,7 @@ def mean_over_batch(
         return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
     with torch.cuda.device_of(queries):
-        return Totals(*_MeanOverBatch.apply(queries, task.refs.vectors, job))
+        return Totals(*chunked.MeanOverBatch.apply(queries, task.refs.vectors, job, _means, _rescale))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
@@ -78,32 +78,9 @@ def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> chunked.Job
     return chunked.job_of(dim, queries, task, rows_of(batch, width, setting.rows), setting.budget)
 
 
-class _MeanOverBatch(torch.autograd.Function):
-    """queries, vectors -> sums over the columns of `log(1 + sum exp)` over `counts`, and the summed mean weights."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[Tensor, ...]:
-        totals, weights, ctx.made = _means(queries, vectors, job)
-        ctx.job = job
-        ctx.save_for_backward(queries, vectors)
-        ctx.mark_non_differentiable(*weights)
-        return *totals, *weights
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        chunked.once()
-        queries, vectors = ctx.saved_tensors
-        made, ctx.made = ctx.made or _means(queries, vectors, ctx.job)[-1], None
-        up, down = grads[:2]
-        in_queries = None
-        if made.in_queries is not None:
-            in_queries = (up * made.in_queries[0] + down * made.in_queries[1]).to(queries.dtype)
-        if made.in_vectors is None:
-            return in_queries, None, None
-        size, block = made.in_vectors.numel(), 4096
-        kernels().rescale[(min(-(-size // block), 2048),)](made.in_vectors, down.contiguous(), size, BLOCK=block)
-        made.in_vectors.index_add_(0, made.own_rows, (up * made.in_own).to(made.in_vectors))
-        return in_queries, made.in_vectors.to(vectors.dtype), None
+def _rescale(values: Tensor, by: Tensor) -> None:
+    size, block = values.numel(), 4096
+    kernels().rescale[(min(-(-size // block), 2048),)](values, by.contiguous(), size, BLOCK=block)
 
 
 def _means(
