@@ -1,7 +1,6 @@
 """Methods put together that were not invented for each other: they run, learn, resume, or refuse with a sentence."""
 
 import copy
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from groups import together
 from oracles import isa as oracle
 from oracles import losses
 from proxymetric.criterion import Criterion
@@ -19,7 +19,7 @@ from proxymetric.references import VariationalProxies
 from proxymetric.seam import unit
 from proxymetric.testing import same, snapshot
 from proxymetric.weightings import InformativeSamples
-from test_training_parallel import STILL, Pair, close, free_port
+from test_training_parallel import STILL, Pair, close
 from training_runs import command, run
 
 CLASSES, DIM, PIXELS = 6, 8, 10
@@ -275,24 +275,15 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
     close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
 
 
-def draw(rank: int, port: int, file: str) -> None:
+def draw(rank: int, folder: Path) -> None:
     """The noise of one of two processes whose random states differ."""
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
-    save_file({"noise": VariationalProxies(2, 3)._noise()}, file)
-    torch.distributed.destroy_process_group()
+    save_file({"noise": VariationalProxies(2, 3)._noise()}, folder / str(rank))
 
 
 def test_processes_draw_the_same_noise_whatever_their_random_states(tmp_path: Path) -> None:
-    port, files = free_port(), [str(tmp_path / f"{rank}") for rank in (0, 1)]
-    forks = multiprocessing.get_context("forkserver")
-    ranks = [forks.Process(target=draw, args=(rank, port, files[rank])) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
-    first, second = (load_file(file)["noise"] for file in files)
+    together(2, draw, tmp_path)
+    first, second = (load_file(file)["noise"] for file in (tmp_path / "0", tmp_path / "1"))
     assert torch.equal(first, second)
 
 

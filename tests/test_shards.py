@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import proxymetric as pm
+from groups import together
 from proxymetric.ops import using
 from proxymetric.shards import Shard
-from test_training_parallel import STILL, Pair, close, free_port
+from test_training_parallel import STILL, Pair, close
 from training_runs import command, run
 
 C, D, B = 11, 6, 9
@@ -60,27 +60,18 @@ def of(name: str) -> pm.Criterion:
     return pm.method(method, classes=C, dim=D, **arguments)
 
 
-def one_of_several(rank: int, size: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+def one_of_several(rank: int, size: int, folder: str) -> None:
     for name in METHODS:
         for impl in ("plain", "chunked"):
             found = steps(of(name).shard(rank, size), impl)
             save_file(found, f"{folder}/{name}.{impl}.{rank}")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """What two and three processes found, for all methods."""
     size, folder = request.param, tmp_path_factory.mktemp("parts")
-    start, port = multiprocessing.get_context("spawn"), free_port()
-    processes = [start.Process(target=one_of_several, args=(r, size, port, str(folder))) for r in range(size)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * size
+    together(size, one_of_several, size, str(folder))
     return size, folder
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from groups import free_port, place
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.training.world import World
 from training_runs import WAIT, Process, command, forks, kill_in_epoch, records, run, same_run, state
@@ -26,29 +26,12 @@ STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "tr
 """BatchNorm of two half batches is not that of a whole one; and a rate at which rounding does not grow"""
 
 
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return door.getsockname()[1]
-
-
 class Pair:
     """Both processes of a group, as `torchrun` would start them."""
 
     def __init__(self, words: list[str], texts: Path) -> None:
-        port, texts = str(free_port()), texts.with_name("text")
-        self.ranks = [
-            Process(
-                words,
-                texts.with_suffix(f".{rank}"),
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            )
-            for rank in (0, 1)
-        ]
+        port, texts = free_port(), texts.with_name("text")
+        self.ranks = [Process(words, texts.with_suffix(f".{rank}"), **place(rank, 2, port)) for rank in (0, 1)]
 
     def running(self) -> bool:
         return all(rank.running() for rank in self.ranks)
@@ -136,7 +119,7 @@ def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> N
 def _comes_and_goes(rank: int, ports: list[int]) -> None:
     torch.set_num_threads(1)
     for port in ports:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= place(rank, 2, port)
         # This thread keeps the interpreter until it waits for something: what is rare otherwise is not.
         sys.setswitchinterval(60)
         with contextlib.suppress(InterruptedError), World.joined() as world:

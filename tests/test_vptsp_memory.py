@@ -2,7 +2,6 @@
 
 import copy
 import math
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from groups import together
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.criterion import Criterion
 from proxymetric.look import ByClass
@@ -19,7 +19,7 @@ from proxymetric.references import RowTable, SemanticProxies, accumulator
 from proxymetric.references.semantic import turns
 from proxymetric.seam import unit
 from proxymetric.testing import Toy, same, snapshot
-from test_training_parallel import STILL, Pair, close, free_port
+from test_training_parallel import STILL, Pair, close
 from training_runs import Snapshot, command, run, same_run, state
 from vptsp_steps import C, D, batch, build, give
 
@@ -68,24 +68,15 @@ def test_the_batchs_order_means_nothing_where_the_keys_go_with_the_samples() -> 
     torch.testing.assert_close(criterion(x[order], y[order], images=images[order]), straight)
 
 
-def draw(rank: int, port: int, file: str) -> None:
+def draw(rank: int, folder: Path) -> None:
     """What one of two processes draws whose random states differ."""
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
-    save_file({"keys": SemanticProxies(2, 3, source="encoder")._drawn(5)}, file)
-    torch.distributed.destroy_process_group()
+    save_file({"keys": SemanticProxies(2, 3, source="encoder")._drawn(5)}, folder / str(rank))
 
 
 def test_processes_draw_the_same_order_whatever_their_random_states(tmp_path: Path) -> None:
-    port, files = free_port(), [str(tmp_path / f"{rank}") for rank in (0, 1)]
-    forks = multiprocessing.get_context("forkserver")
-    ranks = [forks.Process(target=draw, args=(rank, port, files[rank])) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
-    first, second = (load_file(file)["keys"] for file in files)
+    together(2, draw, tmp_path)
+    first, second = (load_file(file)["keys"] for file in (tmp_path / "0", tmp_path / "1"))
     assert torch.equal(first, second)
 
 

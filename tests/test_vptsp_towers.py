@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from groups import together
 from proxymetric.criterion import Criterion
 from proxymetric.encoders import Encoder, build
 from proxymetric.encoders.vit import Tower, first_tokens, last_tokens
@@ -23,7 +23,6 @@ from proxymetric.losses import ProxyAnchor
 from proxymetric.references import LearnedProxies, SemanticProxies
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.seam import Compare, Objective, Sum
-from test_training_parallel import free_port
 from test_tuning import TIMMS
 from vits import drawn, pictures, stir, two_blocks
 
@@ -280,10 +279,8 @@ def whole_learner() -> Learner:
     return learner_of(pm.method("vptsp-g", classes=C, dim=D, scale=4.0, **VPT))
 
 
-def of_two(rank: int, port: int, file: str) -> None:
+def of_two(rank: int, folder: Path) -> None:
     """A step of one of two processes: how many rows its blocks saw, gradients of both averaged, the memory."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     kept: dict[str, Tensor] = {}
     for name, counts in SPLITS.items():
         learner = whole_learner()
@@ -305,16 +302,11 @@ def of_two(rank: int, port: int, file: str) -> None:
         learner.criterion.commit(lr=0.0, network_lr=0.0)
         found["stored"] = learner.criterion.state_dict()["objective.source.stored"]
         kept |= {f"{name}: {key}": value for key, value in found.items()}
-    save_file(kept, file)
-    torch.distributed.destroy_process_group()
+    save_file(kept, folder / str(rank))
 
 
 def test_of_two_processes_each_looks_at_its_own_images_alone(tmp_path: Path) -> None:
-    port, files = free_port(), [str(tmp_path / f"{rank}") for rank in (0, 1)]
-    forks = multiprocessing.get_context("forkserver")
-    ranks = [forks.Process(target=of_two, args=(rank, port, files[rank])) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
+    together(2, of_two, tmp_path)
     learner = whole_learner()
     torch.manual_seed(0)
     loss = learner(pictures(len(LABELS)), LABELS)
@@ -323,11 +315,8 @@ def test_of_two_processes_each_looks_at_its_own_images_alone(tmp_path: Path) -> 
     wanted = {"loss": loss.detach()} | {f"{name}.grad": p.grad for name, p in leaves.items() if p.grad is not None}
     learner.criterion.commit(lr=0.0, network_lr=0.0)
     wanted["stored"] = learner.criterion.state_dict()["objective.source.stored"]
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
-    for rank, file in enumerate(files):
-        kept = load_file(file)
+    for rank in (0, 1):
+        kept = load_file(tmp_path / str(rank))
         for name, counts in SPLITS.items():
             found = {key.partition(": ")[2]: value for key, value in kept.items() if key.startswith(f"{name}:")}
             assert found.pop("blocks").tolist() == [2 * counts[rank] or 1], "where there is none, a black one"

@@ -60,7 +60,8 @@ class World(NamedTuple):
         finally:
             if ours:
                 # A thread of gloo that lets go of the last tensors wants the interpreter's lock. Who destroys the group
-                # may hold that lock, and waits for the thread: neither would ever go on. Here it can have the lock.
+                # may hold that lock, and waits for the thread: neither would ever go on. And an interpreter that ends
+                # in the meantime ends the thread where it must not end, which aborts the process. Here it can have it.
                 time.sleep(SETTLE)
                 torch.distributed.destroy_process_group()
 
