@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import statistics
 import sys
 import time
@@ -131,6 +132,8 @@ def measured(
         peak = torch.cuda.max_memory_allocated() - held - labels if DEVICE == "cuda" else 0
     except torch.OutOfMemoryError:
         return {"failed": "does not fit"}
+    except Exception as error:  # a side that breaks does not take the others along
+        return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         step = None  # type: ignore[assignment]
         given = ()  # type: ignore[assignment]
@@ -179,13 +182,19 @@ class Record:
         print(", ".join(path), json.dumps(value), flush=True)
 
 
-def agree(one: dict[str, Any], other: dict[str, Any], within: float) -> None:
-    if "failed" not in one and "failed" not in other:
-        assert abs(one["loss"] - other["loss"]) <= within * abs(other["loss"]), (one, other)
+def apart(sides: dict[str, dict[str, Any]], allowed: dict[str, float]) -> list[str]:
+    """Which sides give another loss than the fused one, by more than is allowed; a side that failed gives none."""
+    fused = sides["triton"].get("loss", math.nan)
+    return [
+        f"{side}: {sides[side]['loss']}, triton: {fused}"
+        for side, within in allowed.items()
+        if "loss" in sides.get(side, {}) and not abs(sides[side]["loss"] - fused) <= within * abs(fused)
+    ]
 
 
 def rates(record: Record) -> None:
     """All sides of Proxy-Anchor; the largest first for the fused side, which is what is asked for most."""
+    wrong: list[str] = []
     for classes in CLASSES[::-1] if not TINY else CLASSES:
         for batch in BATCHES[::-1]:
             here: dict[str, dict[str, Any]] = {}
@@ -196,8 +205,8 @@ def rates(record: Record) -> None:
                 if "failed" not in found:
                     found["of the matrix rate"] = round(found["tflops"] / record.found["matrix_tflops"], 3)
                 record.put("proxy-anchor", f"batch {batch}", f"{classes} classes", side, value=found)
-            agree(here["triton"], here["chunked"], 1e-4)
-            agree(here["triton"], here["dense"], 1e-2)  # its similarities are rounded to bfloat16
+            # Similarities of the dense formula are rounded to bfloat16.
+            wrong += apart(here, {"chunked": 1e-4, "dense": 1e-2})
     met = record.found["proxy-anchor"][f"batch {BATCHES[-1]}"]
     fused, largest = met[f"{CLASSES[1]} classes"]["triton"], met[f"{CLASSES[2]} classes"]["triton"]
     pairs = [
@@ -206,11 +215,13 @@ def rates(record: Record) -> None:
         for sides in sizes.values()
         if "ms" in sides.get("dense, compiled", {})
     ]
+    taken = largest.get("of proxies and gradient", math.inf)
     record.put("targets", value={
-        f"{REACH} TFLOP/s at a batch of {BATCHES[-1]} and {CLASSES[1]} classes": fused["tflops"] >= REACH,
-        f"{CLASSES[2]} classes within {SPARE} of proxies and gradient": largest["of proxies and gradient"] <= SPARE,
-        "never slower than compiled": all(one["ms"] <= other["ms"] for one, other in pairs),
+        f"{REACH} TFLOP/s at a batch of {BATCHES[-1]} and {CLASSES[1]} classes": fused.get("tflops", 0) >= REACH,
+        f"{CLASSES[2]} classes within {SPARE} of proxies and gradient": taken <= SPARE,
+        "never slower than compiled": all(one.get("ms", math.inf) <= other["ms"] for one, other in pairs),
     })  # fmt: skip
+    assert not wrong, wrong
 
 
 def gradients(record: Record) -> None:
@@ -229,6 +240,7 @@ def gradients(record: Record) -> None:
 
 def groups(record: Record) -> None:
     """K = 10 proxies a class. A mask of all pairs of proxies, as other libraries make for SoftTriple, has (C K)^2."""
+    wrong: list[str] = []
     losses: dict[str, Loss] = {"soft-triple": SoftTriple(), "mpa-ap": MPAAP()}
     record.put("ten per class", "mask of all pairs of proxies, GiB", value=round((GROUPS * PER_CLASS) ** 2 / 2**30, 1))
     for name, loss in losses.items():
@@ -236,8 +248,8 @@ def groups(record: Record) -> None:
             here = {side: measured(side, loss, batch, GROUPS, PER_CLASS) for side in sides}
             for side, found in here.items():
                 record.put("ten per class", name, f"batch {batch}", side, value=found)
-            if len(here) == 2:
-                agree(here["triton"], here["chunked"], 1e-4)
+            wrong += apart(here, {"chunked": 1e-4})
+    assert not wrong, wrong
 
 
 def curve(record: Record) -> None:
