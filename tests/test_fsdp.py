@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import proxymetric as pm
 from groups import together
@@ -18,6 +19,7 @@ from proxymetric.encoders import build
 from proxymetric.learner import Learner
 from proxymetric.papers import needs
 from proxymetric.recipe import TrainOptions
+from proxymetric.training import sharded
 from proxymetric.training.optim import clipped, make_optimizer
 from proxymetric.training.parallel import Parallel, check, divide, whole
 from proxymetric.training.sharded import Sharded
@@ -258,3 +260,33 @@ def test_the_norm_is_that_of_all_parts(halves: list[dict[str, dict[str, Any]]]) 
     for half in halves:
         assert half["learner"]["norm"] == pytest.approx(norm)
         assert half["learner"]["clipped"] == pytest.approx([3 / norm, 4 / norm])
+
+
+def one_of_three(rank: int, folder: str) -> None:
+    """Parts of seven rows, of one (two are empty), of 16 bits and of no bytes, in messages of several sizes."""
+    mesh = torch.distributed.init_device_mesh("cpu", (3,))
+    whole = {
+        "seven": torch.rand(7, 3),
+        "one": torch.rand(1, 2, 2),
+        "short": torch.rand(5).bfloat16(),
+        "no": torch.rand(4, 0),
+    }
+    mine: dict[str, Any] = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in whole.items()}
+    torch.manual_seed(rank)
+    mine |= {"here": torch.rand(2), "count": torch.tensor(3.0)}
+    learner = Learner(build("small", dim=8, size=32), pm.method("proxy-anchor", classes=5, dim=8))
+    own = Sharded(learner, make_optimizer(learner, TrainOptions()))
+    for message in (1, 30, 2**20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sharded, "MESSAGE", message)
+            found = own.whole(mine)
+        assert found.keys() == mine.keys()
+        for name, value in found.items():
+            wanted = whole[name] if rank == 0 and name in whole else mine[name]
+            assert value is wanted or torch.equal(value, wanted), name
+    Path(folder, str(rank)).touch()
+
+
+def test_three_put_their_parts_together_for_the_first(tmp_path: Path) -> None:
+    together(3, one_of_three, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 3

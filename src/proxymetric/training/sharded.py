@@ -6,6 +6,7 @@ their optimiser state, are DTensors: they know what they are a part of.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from proxymetric.learner import Learner
 from proxymetric.shards import Shard
+
+MESSAGE = 2**26
+"""bytes that are put together for one message"""
 
 
 class Sharded:
@@ -43,9 +47,34 @@ class Sharded:
         }
 
     def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with the parts of all processes in them, for the first process. All must ask."""
-        return {name: self._gathered(value, part) if (part := self._of(name, value)) else _full(value)
-                for name, value in tensors.items()}  # fmt: skip
+        """The tensors with the parts of all processes in them, in host memory, for the first process. All must ask.
+
+        Small parts travel together, since a message costs more than what is in it; elsewhere what is there comes back.
+        """
+        divided = {name: rows for name, value in tensors.items() if (rows := self._rows(name, value)) is not None}
+        if not divided:
+            return tensors
+        group = next((part.group for part in self.parts.values()), None)
+        rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        parts = {name: _local(tensors[name]) for name in divided}
+        if rank:
+            for names in _bundles(parts):
+                torch.distributed.send(_joined([_as_bytes(parts[name].cpu()) for name in names]), 0, group=group)
+            return tensors
+        found = {
+            name: torch.empty(sum(divided[name]), *part.shape[1:], dtype=part.dtype) for name, part in parts.items()
+        }
+        for name, whole in found.items():
+            whole[: divided[name][0]] = parts[name]
+        for other in range(1, size):
+            places = {name: whole.split(divided[name])[other] for name, whole in found.items()}
+            for names in _bundles(places):
+                theirs = [_as_bytes(places[name]) for name in names]
+                message = theirs[0] if len(theirs) == 1 else torch.empty(sum(map(len, theirs)), dtype=torch.uint8)
+                torch.distributed.recv(message, other, group=group)
+                for place, some in zip(theirs, message.split([len(each) for each in theirs]), strict=True):
+                    place.copy_(some)
+        return tensors | found
 
     def own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a checkpoint with only this process's part of what is divided."""
@@ -61,6 +90,14 @@ class Sharded:
         squared = own.square().sum()
         torch.distributed.all_reduce(squared, group=next((part.group for part in self.parts.values()), None))
         return (norms.square().sum() + squared).sqrt()
+
+    def _rows(self, name: str, value: Any) -> list[int] | None:
+        """How many rows of it each process holds; None: all hold all of it."""
+        if part := self._of(name, value):
+            size = torch.distributed.get_world_size(part.group)
+            shards = [Shard.of(part.classes, other, size) for other in range(size)]
+            return [(each.stop - each.start) * (len(value) // (part.stop - part.start)) for each in shards]
+        return _divided(len(value), value.device_mesh.size()) if is_part(value) and value.ndim else None
 
     def _of(self, name: str, value: Tensor) -> Shard | None:
         if name in self._names:
@@ -78,30 +115,11 @@ class Sharded:
         from torch.distributed.tensor import DTensor
 
         mesh, local = parameter.device_mesh, parameter.to_local()
-        # As torch divides: parts of equal length, of which the last may be shorter or empty.
-        rows = -(-len(value) // mesh.size())
-        part = value[rows * mesh.get_local_rank() :][:rows].to(local.device)
+        part = value.split(_divided(len(value), mesh.size()))[mesh.get_local_rank()].to(local.device)
         assert part.shape == local.shape, (name, part.shape, local.shape)
         return DTensor.from_local(
             part, mesh, parameter.placements, run_check=False, shape=value.shape, stride=value.stride()
         )
-
-    def _gathered(self, value: Tensor, part: Shard) -> Tensor:
-        """All parts one after the other, in host memory, on the first process; elsewhere what is there."""
-        rank, size = torch.distributed.get_rank(part.group), torch.distributed.get_world_size(part.group)
-        shards = [Shard.of(part.classes, other, size) for other in range(size)]
-        per_class = len(value) // (part.stop - part.start)
-        rows = [(each.stop - each.start) * per_class for each in shards]
-        if rank:
-            torch.distributed.send(value.detach().cpu().contiguous(), 0, group=part.group)
-            return value
-        whole = torch.empty((sum(rows), *value.shape[1:]), dtype=value.dtype)
-        for other, place in enumerate(whole.split(rows)):
-            if other == 0:
-                place.copy_(value.detach())
-            else:
-                torch.distributed.recv(place, other, group=part.group)
-        return whole
 
 
 def here(parameter: Tensor) -> Tensor:
@@ -120,12 +138,37 @@ def is_part(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
-def _full(value: Any) -> Tensor:
-    """The whole of a part of the encoder, in host memory, on the first process; elsewhere what is there."""
-    if not is_part(value):
-        return value
-    full = value.full_tensor()
-    return value if torch.distributed.get_rank() else full.cpu()
+def _divided(rows: int, size: int) -> list[int]:
+    """As torch divides: parts of equal length, of which the last may be shorter or empty."""
+    most = -(-rows // size)
+    return [max(0, min(most, rows - most * rank)) for rank in range(size)]
+
+
+def _local(value: Any) -> Tensor:
+    """The part of a divided tensor that lies here."""
+    return (value.to_local() if is_part(value) else value).detach()
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    return part.contiguous().view(-1).view(torch.uint8)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _bundles(parts: dict[str, Tensor]) -> Iterator[list[str]]:
+    """The names of parts that travel in one message; a large one travels alone, an empty one not at all."""
+    names: list[str] = []
+    filled = 0
+    for name, part in parts.items():
+        if names and filled + part.nbytes > MESSAGE:
+            yield names
+            names, filled = [], 0
+        if part.nbytes:
+            names, filled = [*names, name], filled + part.nbytes
+    if names:
+        yield names
 
 
 def _cut(value: Tensor, part: Shard) -> Tensor:
