@@ -43,6 +43,7 @@ ROWS = (2048, 4096, 8192, 8448, 16384, 16896, 33792)
 PER_CLASS, GROUPS = 10, 100_000
 SIDES = ("dense", "dense, compiled", "chunked", "triton")
 SCALE, MARGIN = 32.0, 0.1
+UNFIT = "does not fit"
 REACH, SPARE = 350.0, 1.1
 """TFLOP/s of the fused side at the second largest size, and its memory at the largest, of proxies and gradient"""
 TINY = "--tiny" in sys.argv
@@ -115,7 +116,7 @@ def measured(
         torch._dynamo.reset()
         pairs = 4 * batch * classes  # bytes of all similarities and their gradient
         if pairs > torch.cuda.get_device_properties(0).total_memory:
-            return {"failed": f"does not fit: similarities and their gradient alone are {pairs / 2**30:.0f} GiB"}
+            return {"failed": f"{UNFIT}: similarities and their gradient alone are {pairs / 2**30:.0f} GiB"}
     given = inputs(batch, classes, per_class)
     held = sum(each.numel() * each.element_size() for each in given)
     try:
@@ -131,8 +132,8 @@ def measured(
         seconds = timed(step, 3 if first > 0.5 else 7)
         peak = torch.cuda.max_memory_allocated() - held - labels if DEVICE == "cuda" else 0
     except torch.OutOfMemoryError:
-        return {"failed": "does not fit"}
-    except Exception as error:  # a side that breaks does not take the others along
+        return {"failed": UNFIT}
+    except Exception as error:  # it does not take the others along, and fails the run at its end
         return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         step = None  # type: ignore[assignment]
@@ -171,6 +172,8 @@ class Record:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        self.wrong: list[str] = []
+        """sides that broke, or gave another loss than others: these fail the run when all is measured"""
 
     def put(self, *path: str, value: Any) -> None:
         at = self.found
@@ -180,21 +183,21 @@ class Record:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(self.found, indent=2) + "\n")
         print(", ".join(path), json.dumps(value), flush=True)
+        if isinstance(value, dict) and not value.get("failed", UNFIT).startswith(UNFIT):
+            self.wrong.append(f"{', '.join(path)}: {value['failed']}")
 
-
-def apart(sides: dict[str, dict[str, Any]], allowed: dict[str, float]) -> list[str]:
-    """Which sides give another loss than the fused one, by more than is allowed; a side that failed gives none."""
-    fused = sides["triton"].get("loss", math.nan)
-    return [
-        f"{side}: {sides[side]['loss']}, triton: {fused}"
-        for side, within in allowed.items()
-        if "loss" in sides.get(side, {}) and not abs(sides[side]["loss"] - fused) <= within * abs(fused)
-    ]
+    def compare(self, sides: dict[str, dict[str, Any]], allowed: dict[str, float]) -> None:
+        """Losses of other sides may differ from the fused one's by so much of it; a side that failed has none."""
+        fused = sides["triton"].get("loss", math.nan)
+        self.wrong += [
+            f"{side}: a loss of {sides[side]['loss']}, triton: {fused}"
+            for side, within in allowed.items()
+            if "loss" in sides.get(side, {}) and not abs(sides[side]["loss"] - fused) <= within * abs(fused)
+        ]
 
 
 def rates(record: Record) -> None:
     """All sides of Proxy-Anchor; the largest first for the fused side, which is what is asked for most."""
-    wrong: list[str] = []
     for classes in CLASSES[::-1] if not TINY else CLASSES:
         for batch in BATCHES[::-1]:
             here: dict[str, dict[str, Any]] = {}
@@ -206,7 +209,7 @@ def rates(record: Record) -> None:
                     found["of the matrix rate"] = round(found["tflops"] / record.found["matrix_tflops"], 3)
                 record.put("proxy-anchor", f"batch {batch}", f"{classes} classes", side, value=found)
             # Similarities of the dense formula are rounded to bfloat16.
-            wrong += apart(here, {"chunked": 1e-4, "dense": 1e-2})
+            record.compare(here, {"chunked": 1e-4, "dense": 1e-2})
     met = record.found["proxy-anchor"][f"batch {BATCHES[-1]}"]
     fused, largest = met[f"{CLASSES[1]} classes"]["triton"], met[f"{CLASSES[2]} classes"]["triton"]
     pairs = [
@@ -221,7 +224,6 @@ def rates(record: Record) -> None:
         f"{CLASSES[2]} classes within {SPARE} of proxies and gradient": taken <= SPARE,
         "never slower than compiled": all(one.get("ms", math.inf) <= other["ms"] for one, other in pairs),
     })  # fmt: skip
-    assert not wrong, wrong
 
 
 def gradients(record: Record) -> None:
@@ -240,7 +242,6 @@ def gradients(record: Record) -> None:
 
 def groups(record: Record) -> None:
     """K = 10 proxies a class. A mask of all pairs of proxies, as other libraries make for SoftTriple, has (C K)^2."""
-    wrong: list[str] = []
     losses: dict[str, Loss] = {"soft-triple": SoftTriple(), "mpa-ap": MPAAP()}
     record.put("ten per class", "mask of all pairs of proxies, GiB", value=round((GROUPS * PER_CLASS) ** 2 / 2**30, 1))
     for name, loss in losses.items():
@@ -248,8 +249,7 @@ def groups(record: Record) -> None:
             here = {side: measured(side, loss, batch, GROUPS, PER_CLASS) for side in sides}
             for side, found in here.items():
                 record.put("ten per class", name, f"batch {batch}", side, value=found)
-            wrong += apart(here, {"chunked": 1e-4})
-    assert not wrong, wrong
+            record.compare(here, {"chunked": 1e-4})
 
 
 def curve(record: Record) -> None:
@@ -331,6 +331,7 @@ def main() -> None:
     for part in options.parts:
         PARTS[part](record)
     record.put("seconds", value=round(time.perf_counter() - begun, 1))
+    assert not record.wrong, "\n".join(record.wrong)
 
 
 if __name__ == "__main__":

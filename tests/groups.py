@@ -31,15 +31,20 @@ def place(rank: int, size: int, port: int) -> dict[str, str]:
 def together(size: int, target: Callable[..., None], *args: Any) -> None:
     """Call `target(rank, *args)` in each of `size` processes of a group, all of which must end well."""
     port = free_port()
-    processes = [forks.Process(target=_member, args=(place(r, size, port), target, args)) for r in range(size)]
+    all_end([forks.Process(target=_member, args=(place(r, size, port), target, args)) for r in range(size)])
+
+
+def all_end(processes: list[Any]) -> None:
+    """Start them, and wait until all of them end well."""
     for process in processes:
+        process.daemon = True
         process.start()
     for process in processes:
         process.join(PATIENCE)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    assert codes == [0] * size
+    assert codes == [0] * len(processes)
 
 
 def _member(told: dict[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from groups import free_port, place
+from groups import all_end, free_port, place
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.training.world import World
-from training_runs import WAIT, Process, command, forks, kill_in_epoch, records, run, same_run, state
+from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
@@ -136,15 +136,7 @@ def _agrees_to_stop(world: World) -> None:
 
 def test_who_leaves_does_not_wait_for_a_thread_that_waits_for_him() -> None:
     ports = [free_port() for _ in range(12)]
-    both = [forks.Process(target=_comes_and_goes, args=(rank, ports), daemon=True) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(WAIT)
-    codes = [process.exitcode for process in both]
-    for process in both:
-        process.kill()
-    assert codes == [0, 0]
+    all_end([forks.Process(target=_comes_and_goes, args=(rank, ports)) for rank in (0, 1)])
 
 
 def test_what_one_refuses_all_refuse(photos: Path, tmp_path: Path) -> None:

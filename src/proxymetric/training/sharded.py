@@ -27,6 +27,7 @@ class Sharded:
 
     def __init__(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
         self.parts = learner.criterion.sharded()
+        self._group = next((part.group for part in self.parts.values()), None)
         parameters = dict(learner.criterion.named_parameters())
         self.parameters = [parameters[name] for name in self.parts]
         self.elsewhere = sum(
@@ -54,7 +55,7 @@ class Sharded:
         divided = {name: rows for name, value in tensors.items() if (rows := self._rows(name, value)) is not None}
         if not divided:
             return tensors
-        group = next((part.group for part in self.parts.values()), None)
+        group = self._group
         rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         parts = {name: _local(tensors[name]) for name in divided}
         if rank:
@@ -88,7 +89,7 @@ class Sharded:
     def norm(self, norms: Tensor, own: Tensor) -> Tensor:
         """The norm of all gradients, of which `own` norms are those of this process's part."""
         squared = own.square().sum()
-        torch.distributed.all_reduce(squared, group=next((part.group for part in self.parts.values()), None))
+        torch.distributed.all_reduce(squared, group=self._group)
         return (norms.square().sum() + squared).sqrt()
 
     def _rows(self, name: str, value: Any) -> list[int] | None:
@@ -97,7 +98,7 @@ class Sharded:
             size = torch.distributed.get_world_size(part.group)
             shards = [Shard.of(part.classes, other, size) for other in range(size)]
             return [(each.stop - each.start) * (len(value) // (part.stop - part.start)) for each in shards]
-        return _divided(len(value), value.device_mesh.size()) if is_part(value) and value.ndim else None
+        return _as_torch_divides(len(value), value.device_mesh.size()) if is_part(value) and value.ndim else None
 
     def _of(self, name: str, value: Tensor) -> Shard | None:
         if name in self._names:
@@ -115,7 +116,7 @@ class Sharded:
         from torch.distributed.tensor import DTensor
 
         mesh, local = parameter.device_mesh, parameter.to_local()
-        part = value.split(_divided(len(value), mesh.size()))[mesh.get_local_rank()].to(local.device)
+        part = value.split(_as_torch_divides(len(value), mesh.size()))[mesh.get_local_rank()].to(local.device)
         assert part.shape == local.shape, (name, part.shape, local.shape)
         return DTensor.from_local(
             part, mesh, parameter.placements, run_check=False, shape=value.shape, stride=value.stride()
@@ -138,8 +139,8 @@ def is_part(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
-def _divided(rows: int, size: int) -> list[int]:
-    """As torch divides: parts of equal length, of which the last may be shorter or empty."""
+def _as_torch_divides(rows: int, size: int) -> list[int]:
+    """Rows of each process's part: of equal length, but the last may be shorter or empty."""
     most = -(-rows // size)
     return [max(0, min(most, rows - most * rank)) for rank in range(size)]
 
