@@ -6,11 +6,11 @@
     python benchmarks/losses_cuda.py --plot          draw results/losses-cuda.png from the JSON, anywhere
     TRITON_INTERPRET=1 python benchmarks/losses_cuda.py --tiny    see that it runs, also without a GPU
 
-Embeddings and proxies are bfloat16 of 512 dimensions. A step is the loss and its gradient in both. Time: the median of
-steps between events, after a first one. Memory: the peak of a step beyond embeddings and proxies; the gradient of the
-proxies is part of it. TFLOP/s count three products, 6 B R D, whatever a side computes; the rate of one large product in
-the same run says what there is. A side that does not fit is recorded as such. Writes results/losses-cuda.json beside
-this file, after every number.
+Embeddings, of unit length as a criterion hands them on, and proxies, which are normalised in the step, are bfloat16 of
+512 dimensions. A step is the loss and its gradient in both. Time: the median of steps between events, after a first
+one. Memory: the peak of a step beyond embeddings and proxies; the gradient of the proxies is part of it. TFLOP/s count
+three products, 6 B R D, whatever a side computes; the rate of one large product in the same run says what there is. A
+side that does not fit is recorded as such. Writes results/losses-cuda.json beside this file, after every number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def dense(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
     """Proxy-Anchor as its equation reads, on a matrix of all pairs; exponents in float32."""
-    s = (functional.normalize(x) @ functional.normalize(p).T).float()
+    s = (x @ functional.normalize(p).T).float()
     own = y[:, None] == torch.arange(len(p), device=p.device)
     pull = torch.where(own, torch.exp(-SCALE * (s - MARGIN)), 0.0).sum(0)
     push = torch.where(own, 0.0, torch.exp(SCALE * (s + MARGIN))).sum(0)
@@ -63,7 +63,7 @@ def dense(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
 
 def inputs(batch: int, classes: int, per_class: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator(DEVICE).manual_seed(0)
-    x = torch.randn(batch, DIM, generator=generator, device=DEVICE).bfloat16().requires_grad_()
+    x = unit(torch.randn(batch, DIM, generator=generator, device=DEVICE)).bfloat16().requires_grad_()
     y = torch.randint(classes, (batch,), generator=generator, device=DEVICE)
     p = torch.empty(classes * per_class, DIM, dtype=torch.bfloat16, device=DEVICE)
     for some in p.split(2**20):
@@ -84,7 +84,7 @@ def step_of(
             value = formula(x, y, p)
         else:
             with using(side, rows=rows):
-                value = loss(unit(x), y, refs)
+                value = loss(x, y, refs)
         value.backward()
         return value.detach()
 

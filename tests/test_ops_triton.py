@@ -16,7 +16,19 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from proxymetric.ops import IMPLS, NONE, Line, chosen, fused, kernels, mean_over_batch, runs, using
+from proxymetric.ops import (
+    IMPLS,
+    NONE,
+    Line,
+    chosen,
+    fused,
+    kernels,
+    launches,
+    mean_over_batch,
+    reductions,
+    runs,
+    using,
+)
 from proxymetric.rules import Steps, Weight
 from proxymetric.seam import NORMALISATIONS, References
 from proxymetric.shards import Shard
@@ -107,7 +119,7 @@ def test_single_precision_is_as_exact_as_plain(shape, scale, reduction):
 def test_all_that_a_loss_may_ask_for(normalise, kind, weighted, reduction):
     """K rows that make a class or are columns each, with rules of weights, and classes that no query is of."""
     choice = {"present": 4, "counts": (3.0, 7.0) if weighted else (None, None)}
-    compare(reduction, 5, 6, 3, 7, kind=kind, normalise=normalise, weighted=weighted, draws=2, rows=12, **choice)
+    compare(reduction, 5, 6, 3, 7, kind=kind, normalise=normalise, weighted=weighted, rows=12, **choice)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -306,7 +318,8 @@ def test_what_kernels_do_not_know_is_done_in_chunks(choice, reduction):
 def test_kernels_are_what_runs(reduction, monkeypatch):
     """Else every other test here could pass without them."""
     seen = []
-    for name in ("find", "log_means", "log_sums", "shares", "finish", "rescale"):
+    names = "measure find place own_means log_means log_sums shares finish rescale mix add_own"
+    for name in names.split():
         kernel = getattr(kernels, name)
 
         class Seen:
@@ -315,12 +328,15 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
                 return kernel[grid]
 
         monkeypatch.setattr(kernels, name, Seen())
-    monkeypatch.setattr(fused, "interpreting", lambda: True)
+    monkeypatch.setattr(launches, "interpreting", lambda: True)
     Here(0, 5, 7, 1, 3).answer(reduction, "triton", torch.float32, rows=4)
     # Seven classes are two chunks; those of a batch of five are two, too.
-    chunk = {"mean_over_batch": ["log_means", "finish"], "over_classes": ["log_sums"]}[reduction]
-    back = {"mean_over_batch": ["rescale"], "over_classes": ["shares", "finish"] * 4}[reduction]
-    assert seen == ["find", *chunk * 4, *back]
+    means, sums, shares = (each * 2 for each in (["log_means", "finish"], ["log_sums"], ["shares", "finish"]))
+    wanted = {
+        "mean_over_batch": ["measure", *means, "find", "own_means", "mix", "rescale", "add_own"],
+        "over_classes": ["find", "place", *["measure", *sums] * 2, *["measure", *shares] * 2],
+    }
+    assert seen == wanted[reduction]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")
@@ -332,12 +348,14 @@ def test_kernels_compile():
     assert done.returncode == 0, done.stderr
 
 
-def test_it_is_named_and_chosen():
+def test_it_is_named_and_chosen(monkeypatch):
     assert list(IMPLS) == ["plain", "chunked", "triton"]
     refs = References(torch.zeros(10_000, 2, device=DEVICE), torch.arange(10_000, device=DEVICE), 1)
     large = torch.zeros(2**14, 2, device=DEVICE)
     assert chosen(large, refs) == ("triton" if DEVICE == "cuda" else "chunked")
     assert chosen(large[:1], refs) == "plain"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert chosen(large, refs) == "chunked"
 
 
 def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
@@ -348,7 +366,7 @@ def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
 
 
 def test_without_the_package_it_cannot_be_asked_for(monkeypatch):
-    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    monkeypatch.setattr(reductions, "installed", lambda: False)
     with (
         pytest.raises(ValueError, match=r"impl: got 'triton', which wants .* pip install 'proxymetric\[triton\]'"),
         using("triton"),

@@ -12,9 +12,10 @@ from proxymetric.ops import kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {"labels": "*i64", "of_queries": "*i32", "W": "*bf16", "rows": "*bf16", "scaled": "*bf16", "values": "*bf16"}
-POINTERS |= dict.fromkeys(("classes", "present", "columns"), "*i64")
-NUMBERS = {"n": "i32", "C": "i32", "B": "i32", "D": "i32", "size": "i64"} | dict.fromkeys(
-    ("slope", "offset", "gamma", "least", "lift"), "fp32"
+POINTERS |= dict.fromkeys(("classes", "present", "order", "columns"), "*i64")
+POINTERS |= dict.fromkeys(("queries", "vectors", "out"), "*bf16")
+NUMBERS = {"n": "i32", "C": "i32", "B": "i32", "D": "i32", "size": "i64", "R": "i32"} | dict.fromkeys(
+    ("slope", "offset", "steep", "least", "lift", "times"), "fp32"
 )
 
 
@@ -29,17 +30,29 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> None:
 
 def main() -> None:
     one, ten = {"K": 1, "KIND": 0, "OWN": False, "STRIDE": 1}, {"K": 10, "KIND": 0, "OWN": True, "STRIDE": 10}
-    plain, weighted = {"NORMAL": True, "EDGES": -1}, {"NORMAL": False, "EDGES": 2}
-    compiled(kernels.log_means, 8, **one, **plain, WANTED=True, ONE=True, TILE=2, BLOCK=4096)
-    compiled(kernels.log_means, 8, **one, **weighted, WANTED=False, ONE=False, TILE=2, BLOCK=4096)
+    plain, weighted = {"NORMAL": True, "EDGES": -1, "FULL": True}, {"NORMAL": False, "EDGES": 2, "FULL": False}
+    for fold in (True, False):
+        compiled(kernels.log_means, 8, **one, **plain, FOLD=fold, WANTED=True, ONE=True, TILE=1, BLOCK=4096)
+        compiled(kernels.shares, 8, **one, **plain, FOLD=fold, TILE=8, BLOCK=1024)
+    compiled(kernels.log_means, 8, **one, **weighted, FOLD=True, WANTED=False, ONE=False, TILE=2, BLOCK=4096)
     compiled(kernels.log_sums, 4, **one, **weighted, TILE=32, BLOCK=128)
-    compiled(kernels.shares, 8, **one, **plain, TILE=8, BLOCK=1024)
     for kind, how in ((0, plain), (1, plain), (2, weighted)):
-        compiled(kernels.log_means, 8, **(ten | {"KIND": kind}), **how, WANTED=True, ONE=False, TILE=16, BLOCK=512)
+        each = ten | how | {"KIND": kind, "FOLD": kind < 2}
+        compiled(kernels.log_means, 8, **each, WANTED=True, ONE=False, TILE=16, BLOCK=512)
     compiled(kernels.log_sums, 4, **ten, **plain, TILE=16, BLOCK=256)
-    compiled(kernels.shares, 8, **ten, **weighted, TILE=16, BLOCK=512)
+    compiled(kernels.shares, 8, **ten, **weighted, FOLD=True, TILE=16, BLOCK=512)
     for normal in (True, False):
-        compiled(kernels.finish, 4, SCALED=True, WANTED=True, NORMAL=normal, TILE=4, BLOCK=512)
+        for fold in (True, False):
+            how = {"NORMAL": normal, "FOLD": fold, "SCALED": not fold, "BY": fold}
+            compiled(kernels.finish, 4, **how, WANTED=True, TILE=4, BLOCK=512)
+    for each, many in ((one | plain, 3), (ten | weighted, 1)):
+        how = {name: each[name] for name in ("K", "KIND", "NORMAL", "EDGES")} | {"M": many, "WANTED": True, "STEPS": 13}
+        padded = 1 if each["K"] == 1 else 16
+        compiled(kernels.own_means, 4, **how, KP=padded, GROUP=16 // padded, BLOCK=256)
+    compiled(kernels.add_own, 4, K=10, BLOCK=1024)
+    compiled(kernels.mix, 4, BLOCK=1024)
+    compiled(kernels.measure, 4, TILE=4, BLOCK=512)
+    compiled(kernels.place, 4, ABSENT=-2, K=10, BLOCK=1024)
     compiled(kernels.find, 4, STRIDE=1, STEPS=13, BLOCK=1024)
     compiled(kernels.rescale, 4, BLOCK=4096)
 

@@ -6,7 +6,7 @@ Values and gradients are those of the plain definition; there is no second deriv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def mean_over_batch(
     """
     queries = lifted(queries)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
-    return Totals(*MeanOverBatch.apply(queries, task.refs.vectors, job, _means, _rescale))
+    return Totals(*MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
@@ -78,34 +78,32 @@ def job_of(dim: int, queries: Tensor, task: Task, rows: int, budget: int) -> Job
 class MeanOverBatch(torch.autograd.Function):
     """queries, vectors -> sums over the columns of `log(1 + sum exp)` over `counts`, and the summed mean weights.
 
-    means: makes them, and their gradients. rescale: multiplies the large one of these in place by what comes in.
+    means: makes them, and their gradients.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, vectors: Tensor, job: Job, means: Means, rescale: Rescale
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job, means: Means) -> tuple[Tensor, ...]:
         totals, weights, ctx.made = means(queries, vectors, job)
-        ctx.job, ctx.means, ctx.rescale = job, means, rescale
+        ctx.job, ctx.means = job, means
         ctx.save_for_backward(queries, vectors)
         ctx.mark_non_differentiable(*weights)
+        ctx.set_materialize_grads(False)
         return *totals, *weights
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         once()
         queries, vectors = ctx.saved_tensors
         # The large gradient is handed out, not copied. Who asks a second time has it made again.
         made, ctx.made = ctx.made or ctx.means(queries, vectors, ctx.job)[-1], None
-        up, down = grads[:2]
-        in_queries = None
-        if made.in_queries is not None:
-            in_queries = (up * made.in_queries[0] + down * made.in_queries[1]).to(queries.dtype)
-        if made.in_vectors is None:
-            return in_queries, None, None, None, None
-        ctx.rescale(made.in_vectors, down)
-        made.in_vectors.index_add_(0, made.own_rows, (up * made.in_own).to(made.in_vectors))
-        return in_queries, made.in_vectors.to(vectors.dtype), None, None, None
+        up, down = (vectors.new_zeros(()) if each is None else each for each in grads[:2])
+        in_queries, in_vectors = made.added(up, down)
+        return (
+            None if in_queries is None else in_queries.to(queries.dtype),
+            None if in_vectors is None else in_vectors.to(vectors.dtype),
+            None,
+            None,
+        )
 
 
 class Made(NamedTuple):
@@ -120,15 +118,26 @@ class Made(NamedTuple):
     in_own: Tensor
     """(len(own_rows), D) which it is"""
 
+    def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Those of `up` times the one and `down` times the other, in the queries and in the vectors, as are wanted."""
+        in_queries, in_vectors = None, self.in_vectors
+        if self.in_queries is not None:
+            in_queries = up * self.in_queries[0] + down * self.in_queries[1]
+        if in_vectors is not None:
+            if down.device.type != "cpu" or float(down) != 1:
+                in_vectors.mul_(down)
+            in_vectors.index_add_(0, self.own_rows, (up * self.in_own).to(in_vectors))
+        return in_queries, in_vectors
 
-Means = Callable[[Tensor, Tensor, Job], tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]]
+
+class Gradients(Protocol):
+    """What `Made` is, or another that adds."""
+
+    def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]: ...
+
+
+Means = Callable[[Tensor, Tensor, Job], tuple[tuple[Tensor, ...], tuple[Tensor, ...], Gradients]]
 """queries, vectors, job -> totals of the positives and the negatives, their summed weights, gradients of the totals"""
-Rescale = Callable[[Tensor, Tensor], None]
-
-
-def _rescale(values: Tensor, by: Tensor) -> None:
-    if by.device.type != "cpu" or float(by) != 1:
-        values.mul_(by)
 
 
 def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:

@@ -7,31 +7,20 @@ but for the rounding of the shares; there is no second derivative.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxymetric.ops import chunked
-from proxymetric.ops.own import Own, own_rows
-from proxymetric.ops.runs import Run, kernels, rows_of
+from proxymetric.ops.few import few
+from proxymetric.ops.launches import interpreting, launch
+from proxymetric.ops.own import Own, own_rows, present
+from proxymetric.ops.runs import Run, rows_of, totals
 from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals
 
 LIFT = 2.0**12
 """by what float16 shares of a sum over very many classes are multiplied, or the small ones would be lost"""
-
-
-def installed() -> bool:
-    """Whether there is a triton to import."""
-    return find_spec("triton") is not None
-
-
-def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when they were imported."""
-    import triton
-
-    return not isinstance(kernels().finish, triton.JITFunction)
 
 
 def takes(queries: Tensor, task: Task) -> bool:
@@ -52,7 +41,7 @@ def mean_over_batch(
         return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
     with torch.cuda.device_of(queries):
-        return Totals(*chunked.MeanOverBatch.apply(queries, task.refs.vectors, job, _means, _rescale))
+        return Totals(*chunked.MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
@@ -78,39 +67,64 @@ def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> chunked.Job
     return chunked.job_of(dim, queries, task, rows_of(batch, width, setting.rows), setting.budget)
 
 
-def _rescale(values: Tensor, by: Tensor) -> None:
-    size, block = values.numel(), 4096
-    kernels().rescale[(min(-(-size // block), 2048),)](values, by.contiguous(), size, BLOCK=block)
+class Made(NamedTuple):
+    """The gradients that the forward pass of the means leaves."""
+
+    in_queries: tuple[Tensor, Tensor] | None
+    """those of the positives' and of the negatives' total, (B, D) each"""
+    in_vectors: Tensor | None
+    """(R, D) that of the negatives' total"""
+    columns: Tensor
+    """(B,) the classes in whose rows the positives' total has one; -1: none"""
+    in_own: Tensor
+    """(B K, D) which it is"""
+    type: torch.dtype
+    """of the queries"""
+
+    def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """As `chunked.Made.added`, in few launches."""
+        in_queries, in_vectors, block = None, self.in_vectors, 1024
+        up, down = up.contiguous(), down.contiguous()
+        if self.in_queries is not None:
+            in_queries = torch.empty_like(self.in_queries[0], dtype=self.type)
+            size = in_queries.numel()
+            launch("mix", (-(-size // block),), 4, (*self.in_queries, up, down, in_queries), (size,), {"BLOCK": block})
+        if in_vectors is not None:
+            size, (count, dim) = in_vectors.numel(), self.in_own.shape
+            launch("rescale", (min(-(-size // 4096), 2048),), 4, (in_vectors, down), (size,), {"BLOCK": 4096})
+            launch(
+                "add_own", (count,), 4, (in_vectors, self.columns, self.in_own, up), (count, dim),
+                {"K": count // len(self.columns), "BLOCK": block},
+            )  # fmt: skip
+        return in_queries, in_vectors
 
 
-def _means(
-    queries: Tensor, vectors: Tensor, job: chunked.Job
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], chunked.Made]:
+def _means(queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
     """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
-    own = own_rows(job.task, kernels().find)
-    up, up_weight, up_queries, up_rows = _mean(queries, vectors.detach()[own.rows], job, own)
-    down, down_weight, down_queries, in_vectors = _mean(queries, vectors, job)
-    in_queries = None if up_queries is None or down_queries is None else (up_queries, down_queries)
-    in_own = queries[:0] if up_rows is None else up_rows
-    return (up, down), (up_weight, down_weight), chunked.Made(in_queries, in_vectors, own.rows, in_own)
+    run = Run(queries, vectors, job)
+    # The many rows first: while a device is busy with them, the few of the batch's classes are prepared.
+    down, down_queries, in_vectors = _many(run, job.counts[1])
+    at = present(job.task)
+    up, up_queries, in_own = few(run, job.task, at, job.counts[0])
+    in_queries = None if down_queries is None else (up_queries, down_queries)
+    return (up[0], down[0]), (up[1], down[1]), Made(in_queries, in_vectors, at.columns, in_own, queries.dtype)
 
 
-def _mean(
-    queries: Tensor, vectors: Tensor, job: chunked.Job, own: Own | None = None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """A total, its summed weights, and the total's gradients."""
-    run = Run(queries, vectors, job, own)
-    count = job.counts[1 if own is None else 0]
-    logs, weights, by = run.numbers(run.columns), run.numbers(run.columns), run.numbers(1).fill_(run.line.slope / count)
-    in_queries = run.numbers(*queries.shape).zero_() if job.wanted[0] else None
+def _many(run: Run, count: float) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
+    """Of the pairs of two classes the total and the summed weights, and the total's gradients."""
+    found, by = run.numbers(2, run.columns), run.line.slope / count
+    in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
-    wide = own is not None or vectors.dtype == torch.float16
-    in_vectors = run.like(vectors, torch.float32 if wide else vectors.dtype) if job.wanted[1] else None
+    wide = run.vectors.dtype == torch.float16
+    in_vectors = run.like(run.vectors, torch.float32 if wide else run.vectors.dtype) if run.wants[1] else None
+    left = None if run.fold else run.numbers(1).fill_(by)
     for part in run:
         run.look(part)
-        run.log_means(part, logs, weights)
-        run.back(part, run.queries, in_queries, in_vectors, by)
-    return logs.sum() / count, weights.sum(), None if in_queries is None else in_queries.mul_(by), in_vectors
+        run.log_means(part, found, by)
+        run.back(part, run.queries, in_queries, in_vectors, left)
+    if in_queries is not None and left is not None:
+        in_queries.mul_(left)
+    return totals(found, count), in_queries, in_vectors
 
 
 class _OverClasses(torch.autograd.Function):
@@ -118,7 +132,7 @@ class _OverClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[Tensor, ...]:
-        own = own_rows(job.task, kernels().find)
+        own = own_rows(job.task)
         up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, own), None)
         run = Run(queries, vectors, job)
         ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
@@ -166,7 +180,7 @@ def _back(run: Run, logs: Tensor, grads: Tensor, kept: Tensor | None) -> tuple[T
     most = most.where(most > 0, 1.0)
     shares, by = (grads / most).contiguous(), (most * (run.line.slope / lift)).view(1)
     scaled = (run.queries * shares[:, None]).to(run.type)
-    in_queries = run.numbers(*run.queries.shape).zero_() if run.wants[0] else None
+    in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     in_vectors = run.like(run.vectors, torch.float32 if run.how["OWN"] else run.vectors.dtype) if run.wants[1] else None
     logs = logs.masked_fill(empty, 0.0)
     for part in run:

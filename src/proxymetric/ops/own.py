@@ -1,18 +1,30 @@
-"""The rows that pairs of one class need: of the batch's classes, at most B times K, whatever the number of all."""
+"""The batch's classes among all: what pairs of one class need, whatever the number of all classes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from proxymetric.ops.launches import launch
 from proxymetric.ops.task import Task
 
 ABSENT = -2
 """the label of a row that stands where the batch has no further class"""
 BLOCK = 1024
 """classes that a program looks at"""
+
+
+class Present(NamedTuple):
+    """The batch, sorted by class."""
+
+    labels: Tensor
+    """(B,) in order"""
+    order: Tensor
+    """(B,) whose they are"""
+    columns: Tensor
+    """(B,) where the first label of a kind stands, which class it is among the references'; -1 elsewhere, or if none"""
 
 
 class Own(NamedTuple):
@@ -24,18 +36,25 @@ class Own(NamedTuple):
     """(B K,) their classes, each class once; `ABSENT` where one is missing"""
 
 
-def own_rows(task: Task, find: Any) -> Own:
-    """Look the batch's classes up among all, with the kernel `find`. Nothing here waits for a device."""
+def present(task: Task) -> Present:
+    """Look the batch's classes up among all. Nothing here waits for a device."""
     per_class, of_rows = task.refs.per_class or 1, task.refs.labels
-    present, classes = task.labels.long().sort().values, len(of_rows) // per_class
-    columns, count = torch.full_like(present, -1), len(present)
-    find[(-(-classes // BLOCK),)](
-        of_rows, present, columns, classes, count,
-        STRIDE=per_class * of_rows.stride(0), STEPS=count.bit_length(), BLOCK=BLOCK,
+    labels, order = task.labels.long().sort()
+    columns, count, classes = torch.full_like(labels, -1), len(labels), len(of_rows) // per_class
+    launch(
+        "find", (-(-classes // BLOCK),), 4, (of_rows, labels, columns), (classes, count),
+        {"STRIDE": per_class * of_rows.stride(0), "STEPS": count.bit_length(), "BLOCK": BLOCK},
     )  # fmt: skip
-    here, counted = columns >= 0, torch.arange(count, device=present.device)
-    # Where a class is missing any rows will do; not the same for all, or their gradients would queue for one place.
-    columns = columns.where(here, counted % classes)
-    rows = columns[:, None] * per_class + torch.arange(per_class, device=present.device)
-    labels = present.masked_fill(~here, ABSENT)[:, None].expand(-1, per_class)
-    return Own(rows.flatten(), labels.flatten())
+    return Present(labels, order, columns)
+
+
+def own_rows(task: Task) -> Own:
+    """The rows of the batch's classes."""
+    per_class, found = task.refs.per_class or 1, present(task)
+    count = len(found.labels)
+    own = Own(*found.labels.new_empty(2, count * per_class))
+    launch(
+        "place", (-(-count * per_class // BLOCK),), 4, (found.columns, found.labels, *own),
+        (len(task.refs.labels) // per_class, count), {"ABSENT": ABSENT, "K": per_class, "BLOCK": BLOCK},
+    )  # fmt: skip
+    return own

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops import chunked, fused, plain
+from proxymetric.ops.launches import installed
 from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, Totals
 from proxymetric.rules import Weight
@@ -45,10 +46,10 @@ IMPLS: dict[str, Implementation] = {
 }
 """name -> implementation: the one list of them"""
 
-SMALL = {"cpu": 2**16}
-"""pairs up to which "auto" is plain, by kind of device"""
-SMALL_ELSEWHERE = 2**26
-"""the same on accelerators, where launching many small kernels is what small sizes cost"""
+SMALL = 2**16
+"""pairs up to which "auto" is plain"""
+SMALL_UNFUSED = 2**26
+"""the same on accelerators without fused kernels, where launching many small ones is what small sizes cost"""
 
 
 _setting: ContextVar[Setting] = ContextVar("setting", default=Setting())  # noqa: B039 - a tuple
@@ -60,9 +61,10 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
 
     impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
     spares a product where the budget allows it; "triton" is that on a GPU, its products in the type of queries and
-    references and fused kernels between them; "auto" (the default) is one of the first two, by size. budget: bytes from
-    0 that the similarities of one loss may take between its forward and its backward pass (1 GiB). rows: references of
-    one chunk, from 1; by default as many as suit the processor. What is None stays as it is outside.
+    references and fused kernels between them; "auto" (the default) is one of these, by size and device.
+    budget: bytes from 0 that the similarities of one loss may take between its forward and its backward pass (1 GiB).
+    rows: references of one chunk, from 1; by default as many as suit the processor.
+    What is None stays as it is outside.
 
     >>> with using("chunked", budget=0) as now:
     ...     now.impl, now.budget
@@ -70,7 +72,7 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
     """
     if impl is not None and impl not in (*IMPLS, "auto"):
         raise ValueError(f"impl: got {impl!r}, wanted one of {', '.join(IMPLS)}, auto")
-    if impl == "triton" and not fused.installed():
+    if impl == "triton" and not installed():
         raise ValueError("impl: got 'triton', which wants the package of that name: pip install 'proxymetric[triton]'")
     for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
         if value is not None and (not isinstance(value, int) or value < least):
@@ -89,8 +91,10 @@ def chosen(queries: Tensor, refs: References) -> str:
     name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
     if name == "auto":
         kind = queries.device.type
-        # Not "triton": what it takes on a GPU has not been measured yet.
-        name = "plain" if pairs <= SMALL.get(kind, SMALL_ELSEWHERE) else "chunked"
+        # What is being compiled is better left to the compiler, which reads torch, not kernels that are launched.
+        fast = kind == "cuda" and installed() and not torch.compiler.is_compiling()
+        small = SMALL if kind == "cpu" or fast else SMALL_UNFUSED
+        name = "plain" if pairs <= small else "triton" if fast else "chunked"
     return name if pairs else "plain"
 
 

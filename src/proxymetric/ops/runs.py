@@ -10,26 +10,21 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.chunked import Job
+from proxymetric.ops.launches import launch
 from proxymetric.ops.own import Own
 from proxymetric.seam import LEAST
 
-PAIRS = 2**25
+PAIRS = 2**26
 """numbers of one chunk's similarities: large products, and not so many of them that launching takes the time"""
 SUMS = 2**18
 """running sums over the classes that are made side by side, of all queries together"""
 TILE = 2**13
-"""numbers that a program holds"""
+"""numbers that a program holds at most, where a column is several rows or a batch goes over it in blocks"""
+SOME = 2**12
+"""numbers that it holds else: some thirty for each of 128 threads"""
 ONE = 2**14
 """numbers of a batch up to which a program holds all of them, and reads them once"""
 KINDS = ("soft", "max", "mean")
-
-
-@cache
-def kernels() -> Any:
-    """The module of kernels: triton is imported here, and nowhere before."""
-    from proxymetric.ops import kernels
-
-    return kernels
 
 
 def rows_of(batch: int, dim: int, wished: int | None) -> int:
@@ -64,10 +59,13 @@ class Run:
         self.labels = job.task.refs.labels if own is None else own.labels
         of_class, of_queries = job.task.of_class, job.task.labels.to(torch.int32).contiguous()
         self.least = None if job.task.refs.normalise is None else LEAST[job.task.refs.normalise]
-        rows = self.chunk * self.K
-        self.lengths, self.factors, self.inwards = (self.numbers(rows) for _ in range(3))
-        rules = [self.lengths] * 2 if rule is None else [each.float().contiguous() for each in rule]
+        self.wants, self.wanted = job.wanted, any(job.wanted)
+        self.none, rows = self.numbers(0), self.chunk * self.K
+        self.lengths = self.none if self.least is None else lengths(self.vectors)
+        rules = [self.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
         self.given = (of_queries, *rules)
+        # Half precision has no room for the factors of very short rows, nor for very small shares.
+        self.fold = self.type != torch.float16
         self.how = {
             "K": self.K,
             "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
@@ -76,14 +74,17 @@ class Run:
             "OWN": own is not None,
             "STRIDE": self.K * self.labels.stride(0),
         }
-        self.exponent = (self.line.slope, self.line.offset, 1.0 if of_class is None else of_class.gamma)
-        self.padded = _power(self.K)
-        self.wants, self.wanted = job.wanted, any(job.wanted)
-        self.rows = self.similarities = self.numbers(0)
+        self.exponent = (self.line.slope, self.line.offset, 1.0 if of_class is None else 1.0 / of_class.gamma)
+        self.padded = power(self.K)
+        self.rows = self.similarities = self.none
         self.own_similarities: Tensor | None = None
-        self.shared = self.empty(rows, self.batch) if self.wanted else self.numbers(0)
-        self.scaled = self.empty(rows, self.dim) if job.wanted[0] else self.numbers(0)
+        self.shared = self.empty(rows, self.batch) if self.wanted else self.none
+        self.inwards = self.numbers(rows) if self.wanted else self.none
+        self.factors, self.scaled = self.none, self.none
+        if self.wanted and not self.fold:
+            self.factors, self.scaled = self.numbers(rows), self.empty(rows, self.dim)
         self.product: Tensor | None = None
+        self.begun = False
 
     def numbers(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape, dtype=torch.float32)
@@ -102,8 +103,6 @@ class Run:
     def look(self, part: Part, kept: Tensor | None = None, known: bool = False) -> None:
         """Similarities of a chunk, not yet over lengths. Those of all rows are written to `kept`, or are there."""
         self.rows = self.vectors[part.rows].to(self.type).contiguous()
-        if self.least is not None:
-            torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float32, out=self.lengths[: len(self.rows)])
         if kept is None:
             if self.own_similarities is None:
                 self.own_similarities = self.numbers(self.chunk * self.K, self.batch)
@@ -111,52 +110,68 @@ class Run:
         else:
             self.similarities = kept[part.rows]
         if not known:
-            product(self.rows, self.queries.T, self.similarities)
+            write_product(self.similarities, self.rows, self.queries.T)
 
-    def log_means(self, part: Part, logs: Tensor, weights: Tensor) -> None:
-        """Of each column `log(1 + sum exp)` and the mean weight; and shares, factors and inward parts."""
-        block = _power(self.batch)
+    def log_means(self, part: Part, found: Tensor, by: float) -> None:
+        """Of each column `log(1 + sum exp)` and the mean weight; and shares, and what else gradients are made of."""
+        block = power(self.batch)
         one = block * self.padded <= (ONE if self.K == 1 else TILE)
-        tile = min(max(1, TILE // block), 64) if self.K == 1 else self.padded
+        tile = min(max(1, SOME // block), 64) if self.K == 1 else self.padded
         if not one:
             tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
-        grid = -(-part.n // tile) if self.K == 1 else part.n
-        kernels().log_means[(grid,)](
-            self.similarities, self.shared, self.factors, self.inwards, logs[part.columns], weights[part.columns],
-            self.lengths, self.labels[part.rows], *self.given, part.n, self.batch, *self.exponent, self.least or 1.0,
-            **self.how, WANTED=self.wanted, ONE=one, TILE=tile, BLOCK=block, num_warps=_warps(tile * block),
+        launch(
+            "log_means", (-(-part.n // tile) if self.K == 1 else part.n,), _warps(tile * block),
+            (self.similarities, self.shared, self.factors, self.inwards, *found[:, part.columns],
+             *self.about(part)), (*self.figures(part), by),
+            self.how | {"FOLD": self.fold, "WANTED": self.wanted, "ONE": one} | self.cut(tile, block),
         )  # fmt: skip
+
+    def about(self, part: Part) -> tuple[Tensor, ...]:
+        """The tensors that say what a chunk's columns and the queries are."""
+        return self.none if self.least is None else self.lengths[part.rows], self.labels[part.rows], *self.given
+
+    def figures(self, part: Part) -> tuple[float, ...]:
+        return part.n, self.batch, *self.exponent, self.least or 1.0
+
+    def cut(self, tile: int, block: int) -> dict[str, Any]:
+        """What a program holds."""
+        return {"FULL": self.batch % block == 0, "TILE": tile, "BLOCK": block}
 
     def sums(self) -> Tensor:
         """(4, parts, B) empty running sums: highest exponents, sums over these, weights, and how many."""
-        parts = min(max(SUMS // _power(self.batch), 1), 512, self.columns)
+        parts = min(max(SUMS // power(self.batch), 1), 512, self.columns)
         sums = self.numbers(4, parts, self.batch).zero_()
         sums[0].fill_(float("-inf"))
         return sums
 
+    def tiles(self) -> tuple[int, int]:
+        """Rows and queries that a program over the classes holds.
+
+        The same on the way there and back where a column is several rows: the order in which these are summed up is
+        that of the threads, and with a large scale a last bit of the exponent is much of a share.
+        """
+        tile, block = (32, 128) if self.K == 1 else (self.padded, max(16, SOME // self.padded))
+        return tile, min(block, power(self.batch))
+
     def log_sums(self, part: Part, sums: Tensor) -> None:
         """Add the columns of a chunk to running sums of each query."""
-        tile, block = (32, 128) if self.K == 1 else (self.padded, max(16, 2**12 // self.padded))
-        block = min(block, _power(self.batch))
-        kernels().log_sums[(sums.shape[1], -(-self.batch // block))](
-            self.similarities, *sums, self.lengths, self.labels[part.rows], *self.given,
-            part.n, self.batch, *self.exponent, self.least or 1.0,
-            **self.how, TILE=tile, BLOCK=block, num_warps=4,
+        tile, block = self.tiles()
+        launch(
+            "log_sums", (sums.shape[1], -(-self.batch // block)), _warps(SOME),
+            (self.similarities, *sums, *self.about(part)), self.figures(part), self.how | self.cut(tile, block),
         )  # fmt: skip
 
     def shares(self, part: Part, sums: Tensor, grads: Tensor, lift: float) -> None:
-        """From the log-sums of each query: shares, factors and inward parts of a chunk."""
-        tile, block = (8, TILE // 8) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
-        block = min(block, _power(self.batch))
-        grid = -(-part.n // tile) if self.K == 1 else part.n
-        kernels().shares[(grid,)](
-            self.similarities, self.shared, self.factors, self.inwards, sums, grads, self.lengths,
-            self.labels[part.rows], *self.given, part.n, self.batch, *self.exponent, self.least or 1.0, lift,
-            **self.how, TILE=tile, BLOCK=block, num_warps=_warps(tile * block),
+        """From the log-sums of each query: shares of a chunk, and what else gradients are made of."""
+        tile, block = (8, min(TILE // 8, power(self.batch))) if self.K == 1 else self.tiles()
+        launch(
+            "shares", (-(-part.n // tile) if self.K == 1 else part.n,), _warps(TILE if self.K == 1 else SOME),
+            (self.similarities, self.shared, self.factors, self.inwards, sums, grads, *self.about(part)),
+            (*self.figures(part), lift), self.how | {"FOLD": self.fold} | self.cut(tile, block),
         )  # fmt: skip
 
     def back(
-        self, part: Part, queries: Tensor, in_queries: Tensor | None, in_vectors: Tensor | None, by: Tensor
+        self, part: Part, queries: Tensor, in_queries: Tensor | None, in_vectors: Tensor | None, by: Tensor | None
     ) -> None:
         """From a chunk's shares: write `by` times the gradient in its rows, add that in the queries without `by`."""
         if not self.wanted:
@@ -170,19 +185,36 @@ class Run:
             else:
                 self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
                 made = self.product[:size]
-            product(shared, queries, made)
-        block = min(_power(self.dim), 1024)
-        tile = min(max(1, 2048 // block), 64)
-        kernels().finish[(-(-size // tile), -(-self.dim // block))](
-            self.rows, made, self.factors, self.inwards, self.scaled, out, by, size, self.dim,
-            SCALED=in_queries is not None, WANTED=in_vectors is not None, NORMAL=self.least is not None,
-            TILE=tile, BLOCK=block,
-        )  # fmt: skip
+            write_product(made, shared, queries)
+        scales = not self.fold and in_queries is not None
+        if in_vectors is not None or scales:
+            block = min(power(self.dim), 1024)
+            tile = min(max(1, 2048 // block), 64)
+            launch(
+                "finish", (-(-size // tile), -(-self.dim // block)), 4,
+                (self.rows, made, self.factors, self.inwards, self.scaled, out, self.none if by is None else by),
+                (size, self.dim),
+                {"BY": by is not None, "FOLD": self.fold, "SCALED": scales, "WANTED": in_vectors is not None,
+                 "NORMAL": self.least is not None, "TILE": tile, "BLOCK": block},
+            )  # fmt: skip
         if in_queries is not None:
-            add_product(in_queries, shared.T, self.scaled[:size])
+            put = add_product if self.begun else write_product
+            put(in_queries, shared.T, self.scaled[:size] if scales else self.rows)
+            self.begun = True
 
 
-def _power(number: int) -> int:
+def lengths(vectors: Tensor) -> Tensor:
+    """Of each row, in float32."""
+    if not vectors.is_contiguous():
+        return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32)
+    count, dim = vectors.shape
+    found, block = vectors.new_empty(count, dtype=torch.float32), min(power(dim), 1024)
+    tile = max(1, 2048 // block)
+    launch("measure", (-(-count // tile),), 4, (vectors, found), (count, dim), {"TILE": tile, "BLOCK": block})
+    return found
+
+
+def power(number: int) -> int:
     """The lowest power of two from `number`."""
     return 1 << (number - 1).bit_length()
 
@@ -192,7 +224,13 @@ def _warps(numbers: int) -> int:
     return min(max(numbers // 1024, 1), 16)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+def totals(found: Tensor, count: float) -> tuple[Tensor, ...]:
+    """From the logarithms and the mean weights of all columns, (2, n): the sum of these over `count`, and of those."""
+    logs, weights = found.sum(1)
+    return logs / count if count != 1 else logs, weights
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor) -> None:
     """`out = a b`, summed and written in float32."""
     if a.dtype == torch.float32:
         torch.mm(a, b, out=out)

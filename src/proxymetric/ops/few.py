@@ -1,0 +1,42 @@
+"""The pairs of one class: few, whatever the number of classes, and done by one launch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxymetric.ops.launches import launch
+from proxymetric.ops.own import Present
+from proxymetric.ops.runs import Run, power, totals
+from proxymetric.ops.task import Task
+
+PAIRS = 16
+"""of a tile: queries of a class, times its rows padded to a power of two"""
+NUMBERS = 2**12
+"""that a program holds"""
+
+
+def few(run: Run, task: Task, at: Present, count: float) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """The total of `log(1 + sum exp)` over `count` and the summed weights, and the gradients of the total.
+
+    Those in the queries, and in the B K rows of the batch's classes, where `at` has any.
+    """
+    weight, line = task.weight, task.positive
+    rule = None if weight is None else weight.positive
+    rules = [run.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
+    per_class = task.refs.per_class or 1
+    columns = per_class // run.K
+    found, similarities = run.numbers(2, run.batch * columns), run.numbers(run.batch, per_class)
+    in_queries = run.queries.new_zeros(run.queries.shape, dtype=torch.float32)
+    in_rows = run.numbers(run.batch * per_class, run.dim) if run.wanted else run.none
+    group = max(1, PAIRS // run.padded)
+    launch(
+        "own_means", (run.batch,), 4,
+        (run.queries, run.vectors.contiguous(), *at, similarities, *found, in_queries, in_rows, *rules),
+        (run.batch, run.dim, line.slope, line.offset, run.exponent[2], run.least or 1.0, line.slope / count),
+        {"K": run.K, "KIND": run.how["KIND"], "NORMAL": run.how["NORMAL"],
+         "EDGES": -1 if rule is None else rule.edges.shape[1], "M": columns, "WANTED": run.wanted,
+         "STEPS": run.batch.bit_length(), "KP": run.padded, "GROUP": group,
+         "BLOCK": min(power(run.dim), max(16, NUMBERS // (run.padded * group)))},
+    )  # fmt: skip
+    return totals(found, count), in_queries, in_rows
