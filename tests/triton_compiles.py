@@ -15,7 +15,7 @@ POINTERS = {"labels": "*i64", "of_queries": "*i32", "W": "*bf16", "rows": "*bf16
 POINTERS |= dict.fromkeys(("classes", "present", "order", "columns"), "*i64")
 POINTERS |= dict.fromkeys(("queries", "vectors", "out"), "*bf16")
 NUMBERS = {"n": "i32", "C": "i32", "B": "i32", "D": "i32", "size": "i64", "R": "i32"} | dict.fromkeys(
-    ("slope", "offset", "steep", "least", "lift", "times"), "fp32"
+    ("slope", "offset", "steep", "least", "lift", "times", "over"), "fp32"
 )
 
 
@@ -26,6 +26,7 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> None:
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     made = triton.compile(source, target=HOPPER, options={"num_warps": warps})
     assert made.asm["cubin"], kernel
+    assert "tt.dot" not in made.asm["ttgir"], f"{kernel}: sums were made a product of matrices, in less than float32"
 
 
 def main() -> None:
@@ -47,8 +48,8 @@ def main() -> None:
             compiled(kernels.finish, 4, **how, WANTED=True, TILE=4, BLOCK=512)
     for each, many in ((one | plain, 3), (ten | weighted, 1)):
         how = {name: each[name] for name in ("K", "KIND", "NORMAL", "EDGES")} | {"M": many, "WANTED": True, "STEPS": 13}
-        padded = 1 if each["K"] == 1 else 16
-        compiled(kernels.own_means, 4, **how, KP=padded, GROUP=16 // padded, BLOCK=256)
+        for padded, group in ((1, 16),) if each["K"] == 1 else ((16, 1), (16, 4)):
+            compiled(kernels.own_means, 4, **how, KP=padded, GROUP=group, BLOCK=64)
     compiled(kernels.add_own, 4, K=10, BLOCK=1024)
     compiled(kernels.mix, 4, BLOCK=1024)
     compiled(kernels.measure, 4, TILE=4, BLOCK=512)

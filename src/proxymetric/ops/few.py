@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from proxymetric.ops.launches import launch
@@ -27,16 +26,17 @@ def few(run: Run, task: Task, at: Present, count: float) -> tuple[tuple[Tensor, 
     per_class = task.refs.per_class or 1
     columns = per_class // run.K
     found, similarities = run.numbers(2, run.batch * columns), run.numbers(run.batch, per_class)
-    in_queries = run.queries.new_zeros(run.queries.shape, dtype=torch.float32)
-    in_rows = run.numbers(run.batch * per_class, run.dim) if run.wanted else run.none
+    in_queries, in_rows = run.none, run.none
+    if run.wanted:
+        in_queries, in_rows = run.numbers(run.batch, run.dim), run.numbers(run.batch * per_class, run.dim)
     group = max(1, PAIRS // run.padded)
     launch(
         "own_means", (run.batch,), 4,
         (run.queries, run.vectors.contiguous(), *at, similarities, *found, in_queries, in_rows, *rules),
-        (run.batch, run.dim, line.slope, line.offset, run.exponent[2], run.least or 1.0, line.slope / count),
+        (run.batch, run.dim, line.slope, line.offset, run.exponent[2], run.least or 1.0, line.slope / count, 1 / count),
         {"K": run.K, "KIND": run.how["KIND"], "NORMAL": run.how["NORMAL"],
          "EDGES": -1 if rule is None else rule.edges.shape[1], "M": columns, "WANTED": run.wanted,
          "STEPS": run.batch.bit_length(), "KP": run.padded, "GROUP": group,
          "BLOCK": min(power(run.dim), max(16, NUMBERS // (run.padded * group)))},
     )  # fmt: skip
-    return totals(found, count), in_queries, in_rows
+    return totals(found), in_queries, in_rows

@@ -120,11 +120,11 @@ def _many(run: Run, count: float) -> tuple[tuple[Tensor, ...], Tensor | None, Te
     left = None if run.fold else run.numbers(1).fill_(by)
     for part in run:
         run.look(part)
-        run.log_means(part, found, by)
+        run.log_means(part, found, by, 1.0 / count)
         run.back(part, run.queries, in_queries, in_vectors, left)
     if in_queries is not None and left is not None:
         in_queries.mul_(left)
-    return totals(found, count), in_queries, in_vectors
+    return totals(found), in_queries, in_vectors
 
 
 class _OverClasses(torch.autograd.Function):

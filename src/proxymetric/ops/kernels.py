@@ -196,12 +196,12 @@ def _log_mean(highest, total, weighed, count, EDGES: tl.constexpr):
 @triton.jit(do_not_specialize=["n"])
 def log_means(
     S, W, factors, inwards, logs, means, lengths, labels, of_queries, edges, levels,
-    n, B, slope, offset, steep, least, times,
+    n, B, slope, offset, steep, least, times, over,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
     STRIDE: tl.constexpr, FOLD: tl.constexpr, WANTED: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each column `log(1 + sum exp z)` over the queries that are meant, its mean weight, its gradient's parts.
+    """For each column `over log(1 + sum exp z)`, of the queries that are meant, its mean weight, its gradient's parts.
 
     That in the row r is `(W x)_r - inward p_r`, that in the queries `W^T p`, `times` each. Where the type of W has too
     narrow a range (not FOLD), W are shares of the largest of their column, and to be multiplied by the row's factor and
@@ -243,7 +243,7 @@ def log_means(
             total = total * tl.exp(highest - base) + tl.sum(tl.exp(z_i - base[:, None]), 1)
             highest = higher
     log, mean, bottom, part = _log_mean(highest, total, weighed, count, EDGES)
-    tl.store(logs + column, log, mask=is_column)
+    tl.store(logs + column, over * log, mask=is_column)
     tl.store(means + column, mean, mask=is_column)
     if WANTED:
         factor = shrink * part
@@ -403,7 +403,7 @@ def _pairs(
 @triton.jit
 def own_means(
     queries, vectors, present, order, columns, S, logs, means, in_queries, in_rows, edges, levels,
-    B, D, slope, offset, steep, least, times,
+    B, D, slope, offset, steep, least, times, over,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, M: tl.constexpr,
     WANTED: tl.constexpr, STEPS: tl.constexpr, KP: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -411,21 +411,28 @@ def own_means(
 
     The batch is sorted by class: `order` are its queries, `present` their labels. Of a class that `find` found, M
     columns of K rows each are compared with the few queries of it. S is room for the similarities, (B, M K). Columns of
-    what was not found are 0, and their rows' gradients are not written; nor are those of queries that no column is of.
+    what was not found are 0, as are the gradients of its queries; those of its rows are not written.
     """
     j = tl.program_id(0)
     c = tl.load(columns + j)
+    label = tl.load(present + j)
+    end, high = j, B
+    for _ in tl.static_range(STEPS):
+        middle = (end + high) // 2
+        below = tl.load(present + tl.minimum(middle, B - 1)) <= label
+        end, high = tl.where((end < high) & below, middle + 1, end), tl.where((end < high) & ~below, middle, high)
     if c < 0:
         for m in range(M):
             tl.store(logs + j * M + m, 0.0)
             tl.store(means + j * M + m, 0.0)
+        is_first = tl.load(present + tl.maximum(j - 1, 0)) != label
+        if WANTED and ((j == 0) | is_first):
+            for at in range(j, end):
+                i = tl.load(order + at)
+                for start in range(0, D, BLOCK):
+                    d = start + tl.arange(0, BLOCK)
+                    tl.store(in_queries + i * D + d, tl.zeros([BLOCK], tl.float32), mask=d < D)
     else:
-        label = tl.load(present + j)
-        end, high = j, B
-        for _ in tl.static_range(STEPS):
-            middle = (end + high) // 2
-            below = tl.load(present + tl.minimum(middle, B - 1)) <= label
-            end, high = tl.where((end < high) & below, middle + 1, end), tl.where((end < high) & ~below, middle, high)
         labels = label + tl.zeros([1], label.dtype)
         k = tl.arange(0, KP)
         real = k < K
@@ -454,7 +461,7 @@ def own_means(
             count = tl.zeros([1], tl.float32) + (end - j).to(tl.float32)
             log, mean, bottom, part = _log_mean(highest, total, weighed, count, EDGES)
             one = tl.zeros([1], tl.int32) + (j * M + m)
-            tl.store(logs + one, log)
+            tl.store(logs + one, over * log)
             tl.store(means + one, mean)
             if WANTED:
                 factor = times * shrink * part
@@ -485,12 +492,14 @@ def own_means(
                         i = tl.load(order + at, mask=inside, other=0)
                         there = inside[:, None] & (d < D)[None, :]
                         x = tl.load(queries + i[:, None] * D + d[None, :], mask=there, other=0.0).to(tl.float32)
-                        at_pairs = S + at[None, :] * (M * K) + (m * K + k)[:, None]
-                        w = tl.load(at_pairs, mask=real[:, None] & inside[None, :], other=0.0)
-                        grad += tl.sum(w[:, :, None] * x[None, :, :], 1)
-                        into = tl.sum(w[:, :, None] * p[:, None, :], 0)
+                        at_pairs = S + at[:, None] * (M * K) + (m * K + k)[None, :]
+                        w = tl.load(at_pairs, mask=inside[:, None] & real[None, :], other=0.0)
+                        # Not sum(a[:, :, None] * b[None, :, :], 1): the compiler makes that a product of matrices in
+                        # tensor cores, which round float32, and which are wrong for so few pairs.
+                        grad += tl.sum(w[:, :, None] * x[:, None, :], 0)
+                        into = tl.sum(tl.trans(w)[:, :, None] * p[:, None, :], 0)
                         if M > 1:
-                            into += tl.load(in_queries + i[:, None] * D + d[None, :], mask=there, other=0.0)
+                            into += tl.load(in_queries + i[:, None] * D + d[None, :], mask=there & (m > 0), other=0.0)
                         tl.store(in_queries + i[:, None] * D + d[None, :], into, mask=there)
                     at_rows = in_rows + ((j * M + m) * K + k)[:, None] * D + d[None, :]
                     tl.store(at_rows, grad - inward[:, None] * p, mask=here)

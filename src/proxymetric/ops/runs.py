@@ -21,7 +21,9 @@ SUMS = 2**18
 TILE = 2**13
 """numbers that a program holds at most, where a column is several rows or a batch goes over it in blocks"""
 SOME = 2**12
-"""numbers that it holds else: some thirty for each of 128 threads"""
+"""the same over the classes"""
+WARP = 2**10
+"""numbers that 32 threads hold: whose sums need no other threads"""
 ONE = 2**14
 """numbers of a batch up to which a program holds all of them, and reads them once"""
 KINDS = ("soft", "max", "mean")
@@ -102,33 +104,34 @@ class Run:
 
     def look(self, part: Part, kept: Tensor | None = None, known: bool = False) -> None:
         """Similarities of a chunk, not yet over lengths. Those of all rows are written to `kept`, or are there."""
-        self.rows = self.vectors[part.rows].to(self.type).contiguous()
+        self.rows = some(self.vectors, part.rows).to(self.type).contiguous()
         if kept is None:
             if self.own_similarities is None:
                 self.own_similarities = self.numbers(self.chunk * self.K, self.batch)
-            self.similarities = self.own_similarities[: len(self.rows)]
+            self.similarities = some(self.own_similarities, slice(0, len(self.rows)))
         else:
             self.similarities = kept[part.rows]
         if not known:
             write_product(self.similarities, self.rows, self.queries.T)
 
-    def log_means(self, part: Part, found: Tensor, by: float) -> None:
-        """Of each column `log(1 + sum exp)` and the mean weight; and shares, and what else gradients are made of."""
+    def log_means(self, part: Part, found: Tensor, by: float, over: float) -> None:
+        """Of each column `over log(1 + sum exp)`, and its mean weight; shares, and what else gradients are made of."""
         block = power(self.batch)
         one = block * self.padded <= (ONE if self.K == 1 else TILE)
-        tile = min(max(1, SOME // block), 64) if self.K == 1 else self.padded
+        tile = max(1, WARP // block) if self.K == 1 else self.padded
         if not one:
             tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
         launch(
             "log_means", (-(-part.n // tile) if self.K == 1 else part.n,), _warps(tile * block),
             (self.similarities, self.shared, self.factors, self.inwards, *found[:, part.columns],
-             *self.about(part)), (*self.figures(part), by),
+             *self.about(part)), (*self.figures(part), by, over),
             self.how | {"FOLD": self.fold, "WANTED": self.wanted, "ONE": one} | self.cut(tile, block),
         )  # fmt: skip
 
     def about(self, part: Part) -> tuple[Tensor, ...]:
         """The tensors that say what a chunk's columns and the queries are."""
-        return self.none if self.least is None else self.lengths[part.rows], self.labels[part.rows], *self.given
+        sizes = self.none if self.least is None else some(self.lengths, part.rows)
+        return sizes, some(self.labels, part.rows), *self.given
 
     def figures(self, part: Part) -> tuple[float, ...]:
         return part.n, self.batch, *self.exponent, self.least or 1.0
@@ -177,14 +180,14 @@ class Run:
         if not self.wanted:
             return
         size = len(self.rows)
-        shared, made = self.shared[:size], self.similarities
-        out = self.scaled if in_vectors is None else in_vectors[part.rows]
+        shared, made = some(self.shared, slice(0, size)), self.similarities
+        out = self.scaled if in_vectors is None else some(in_vectors, part.rows)
         if in_vectors is not None:
             if in_vectors.dtype == torch.float32:
                 made = out
             else:
                 self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
-                made = self.product[:size]
+                made = some(self.product, slice(0, size))
             write_product(made, shared, queries)
         scales = not self.fold and in_queries is not None
         if in_vectors is not None or scales:
@@ -201,6 +204,11 @@ class Run:
             put = add_product if self.begun else write_product
             put(in_queries, shared.T, self.scaled[:size] if scales else self.rows)
             self.begun = True
+
+
+def some(tensor: Tensor, rows: slice) -> Tensor:
+    """These rows of it; itself, which costs less, if they are all."""
+    return tensor if rows.start == 0 and rows.stop == tensor.shape[0] else tensor[rows]
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -221,13 +229,12 @@ def power(number: int) -> int:
 
 def _warps(numbers: int) -> int:
     """Threads by the 32 that hold some thirty numbers each."""
-    return min(max(numbers // 1024, 1), 16)
+    return min(max(numbers // WARP, 1), 16)
 
 
-def totals(found: Tensor, count: float) -> tuple[Tensor, ...]:
-    """From the logarithms and the mean weights of all columns, (2, n): the sum of these over `count`, and of those."""
-    logs, weights = found.sum(1)
-    return logs / count if count != 1 else logs, weights
+def totals(found: Tensor) -> tuple[Tensor, ...]:
+    """From the logarithms and the mean weights of all columns, (2, n), their sums."""
+    return found.sum(1).unbind()
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor) -> None:
