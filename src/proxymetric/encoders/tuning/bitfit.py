@@ -1,6 +1,9 @@
 """BitFit (Zaken et al. 2021): train the biases and nothing else."""
 
+from typing import Any
+
 from proxymetric.encoders.tuning.base import Tuning
+from proxymetric.encoders.tuning.norms import sum_biases
 
 
 class BitFit(Tuning):
@@ -12,10 +15,16 @@ class BitFit(Tuning):
 
     part = "biases"
 
+    def __init__(self, backbone: Any) -> None:
+        super().__init__(backbone)
+        sum_biases(backbone)
+
     def trains(self, name: str) -> bool:
         """A tensor that is called a bias; tables of relative positions, which are none, are left out.
 
-        >>> [BitFit(None).trains(n) for n in ("norm.bias", "attn.q_bias", "attn.relative_position_bias_table", "w")]
+        >>> from torch.nn import Identity
+        >>> names = ("norm.bias", "attn.q_bias", "attn.relative_position_bias_table", "w")
+        >>> [BitFit(Identity()).trains(name) for name in names]
         [True, True, False, False]
         """
         return name.rsplit(".", 1)[-1].endswith("bias")
