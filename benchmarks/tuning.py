@@ -80,7 +80,7 @@ SETTINGS = {
 Side = tuple[str, str]
 """a key of SIDES and one of KINDS"""
 KINDS = ("eager", "compiled", "recorded")
-ALONE = (FULL, "vpt", "vptsp-g")
+ALONE = (FULL, "vpt", "vptsp-g", "vptsp-g, mlp again", "vptsp-g, checkpointing")
 """sides that are also compiled without being recorded"""
 
 
