@@ -1,4 +1,4 @@
-"""What compiled steps in 16 bits keep for their backward pass: less, and as exact as what autocast keeps."""
+"""What steps in 16 bits keep for their backward pass: less, and as exact as what autocast keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxymetric.encoders import Encoder, build, lean
 from proxymetric.look import ByClass
-from vits import TINY_VIT, drawn, pictures, two_blocks
+from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
 WIDTH = 24
 
@@ -75,9 +75,14 @@ def error(got: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def compiled(encoder: Encoder) -> tuple[list[Tensor], int]:
-    """`step`, and the bytes of activations that were kept for its backward pass."""
+    """The same as `kept`, of a compiled step."""
     torch.compiler.reset()
     encoder._compiled = torch.compile(encoder._pooled, backend="aot_eager_decomp_partition", fullgraph=True)
+    return kept(encoder)
+
+
+def kept(encoder: Encoder) -> tuple[list[Tensor], int]:
+    """`step`, and the bytes of activations that were kept for its backward pass."""
     weights = {p.numel() for p in encoder.parameters()}
     found: list[Tensor] = []
 
@@ -98,12 +103,66 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
     encoder = build(**TINY_VIT, tuning=tuning)
     exact = step(copy.deepcopy(encoder).double(), None)
     found, bytes_kept = compiled(encoder)
-    for name in ("normed", "activated"):
-        monkeypatch.setattr(f"proxymetric.encoders.vit.{name}", lambda module, x: module(x))
+    monkeypatch.setattr(lean, "short", lambda x: None)
     modules, bytes_of_modules = compiled(encoder)
     assert torch.equal(found[0], modules[0])
     assert error(found, exact) < 1.25 * error(modules, exact)
     assert bytes_kept < share * bytes_of_modules
+
+
+@pytest.mark.parametrize("trained", ["weight and bias", "weight", "bias", ""])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> None:
+    norm = nn.LayerNorm(WIDTH)
+    for i, (name, parameter) in enumerate(norm.named_parameters()):
+        parameter.data.add_(drawn(i, WIDTH)).requires_grad_(name in trained)
+    x, change = drawn(2, 5, 7, WIDTH).float().requires_grad_(), drawn(3, 5, 7, WIDTH).to(kind).requires_grad_()
+    wanted = [x, change, *(p for p in norm.parameters() if p.requires_grad)]
+    backs = [drawn(i, 5, 7, WIDTH).float() for i in (4, 5)]
+    assert lean.in_parts(norm, x, change)
+    found = lean.added(norm, x, change)
+    total = x + change
+    for got, want in zip(found, (total, norm(total)), strict=True):
+        assert torch.equal(got, want)
+    grads = [torch.autograd.grad(both, wanted, backs) for both in (found, (total, norm(total)))]
+    for got, want in zip(*grads, strict=True):
+        assert got.dtype == want.dtype
+        # The sum over rows, of a bias whose weight is frozen, has an order of its own.
+        exact = {"rtol": 1e-6, "atol": 1e-6} if trained == "bias" and got.ndim == 1 else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(got, want, **exact)
+
+
+def test_where_the_sum_is_no_more_to_keep_than_its_parts() -> None:
+    norm, x = nn.LayerNorm(WIDTH), drawn(2, 5, WIDTH).float()
+    short = x.bfloat16().requires_grad_()
+    with torch.no_grad():
+        assert not lean.in_parts(norm, x, short)
+    assert not lean.in_parts(norm, x, short), "nobody keeps an x without a gradient"
+    x.requires_grad_()
+    assert lean.in_parts(norm, x, short)
+    assert not lean.in_parts(norm, x, x)
+    assert not lean.in_parts(norm, short, short)
+    assert not lean.in_parts(nn.Identity(), x, short)
+
+
+@pytest.mark.parametrize("checkpointing", [False, "mlp"])
+@pytest.mark.parametrize("tuning", ["vpt+bitfit", "vpt", "vpt+adapter", "vpt+lora"])
+def test_what_is_not_compiled_keeps_no_sums(
+    tuning: str, checkpointing: bool | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But what they are made of, in 16 bits. Of the last of three blocks only one token is computed."""
+    two_blocks(monkeypatch, depth=3)
+    encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
+    stir(encoder.tuning)
+    found, bytes_kept = kept(encoder)
+    for module in ("lean", "vit"):
+        monkeypatch.setattr(f"proxymetric.encoders.{module}.in_parts", lambda *given: False)
+    modules, bytes_of_modules = kept(encoder)
+    for got, want in zip(found, modules, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    blocks = 2 if "bitfit" in tuning else 1  # nothing is trained before the first but the bias of the patches
+    rows, tokens = 8, 5
+    assert bytes_of_modules - bytes_kept == 2 * blocks * rows * tokens * encoder.width
 
 
 def test_a_step_that_is_not_compiled_runs_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:

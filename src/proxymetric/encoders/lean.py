@@ -1,10 +1,14 @@
-"""LayerNorm and GELU that keep less for the backward pass where a compiled step computes in 16 bits.
+"""Norms and GELUs that keep less for the backward pass where a step computes in 16 bits.
 
-Autocast keeps the 32-bit tokens before each norm and the 16-bit numbers before each GELU. Their gradients can do with
-less: a norm with its own unit result, in the 16 bits in which the next product reads it, and a GELU with its slope, in
-a byte, which adds little to the rounding of 16 bits (`tests/test_lean.py` says how much it may). The forward pass is
-that of the modules. A compiler makes one kernel of each; without one they would be many, so the modules themselves are
-run then, and where nothing is computed in 16 bits.
+Autocast keeps the 32-bit tokens before each norm and the 16-bit numbers before each GELU.
+
+Of the tokens before the second norm of a block, the sum of those before the first and what attention adds to them, the
+two parts are enough: the first is kept already, and the other has 16 bits. They are added once more, to the last bit.
+
+A compiled step can do with less still: a norm with its own unit result, in the 16 bits in which the next product reads
+it, and a GELU with its slope, in a byte, which adds little to the rounding of 16 bits (`tests/test_lean.py` says how
+much it may). The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be
+many, so the modules themselves are run then, and where nothing is computed in 16 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
 LOW, HIGH = -0.13, 1.13
@@ -31,9 +36,29 @@ def short(x: Tensor) -> torch.dtype | None:
 def normed(norm: Any, x: Tensor) -> Tensor:
     """`norm(x)`."""
     kind = short(x)
-    if kind is None or not isinstance(norm, nn.LayerNorm) or norm.bias is None or len(norm.normalized_shape) != 1:
+    if kind is None or not _over_rows(norm):
         return norm(x)
     return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
+
+
+def in_parts(norm: Any, x: Tensor, change: Tensor) -> bool:
+    """Whether `x` and `change` are less to keep than their sum, which `norm` is to see, and that is not compiled."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _over_rows(norm):
+        return False
+    # A gradient of x means that the norm before has kept it.
+    return x.requires_grad and x.dtype == norm.weight.dtype == torch.float32 and change.dtype.itemsize == 2
+
+
+def added(norm: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    """`x + change` and `norm(x + change)`."""
+    if in_parts(norm, x, change):
+        return Added.apply(x, change, norm.weight, norm.bias, norm.eps)
+    total = x + change
+    return total, normed(norm, total)
+
+
+def _over_rows(norm: Any) -> bool:
+    return isinstance(norm, nn.LayerNorm) and norm.bias is not None and len(norm.normalized_shape) == 1
 
 
 def activated(act: nn.Module, x: Tensor) -> Tensor:
@@ -67,6 +92,31 @@ class Norm(torch.autograd.Function):
         of_weight = (grad * unit).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         return of_x.to(ctx.given), of_weight, of_bias, None, None
+
+
+class Added(torch.autograd.Function):
+    """The sum of two and its norm by torch's own kernels; the two are kept, not the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + change
+        y, mean, scale = torch.native_layer_norm(total, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, change, weight, bias, mean, scale)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor, of_y: Tensor) -> Any:
+        x, change, weight, bias, mean, scale = ctx.saved_tensors
+        _, _, by_weight, by_bias, _ = ctx.needs_input_grad
+        # Without the weight's gradient, CUDA may have none for the bias: tuning/norms.py.
+        of_x, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+            of_y, x + change, weight.shape, mean, scale, weight, bias, [True, by_weight, by_weight and by_bias]
+        )
+        if by_bias and not by_weight:
+            of_bias = of_y.flatten(0, -2).sum(0)
+        of_x += of_total
+        return of_x, of_x.to(change.dtype), of_weight, of_bias, None
 
 
 class Gelu(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from proxymetric.encoders.lean import activated, normed, short
+from proxymetric.encoders.lean import activated, added, in_parts, normed, short
 from proxymetric.encoders.tuning import Joined
 from proxymetric.look import ByClass
 
@@ -111,7 +111,7 @@ def run_block(
     if all(front is None for front in fronts):
         if not (beside or again or (plain and short(tokens))):
             return block(tokens)
-        x = tokens + block.drop_path1(block.ls1(block.attn(normed(block.norm1, tokens))))
+        x, seen = tokens, block.attn(normed(block.norm1, tokens))
     elif not plain:
         parts = []
         for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True):
@@ -121,14 +121,25 @@ def run_block(
     else:
         fronts = [None if front is None else normed(block.norm1, front) for front in fronts]
         x = tokens[:, :wanted]
-        x = x + block.drop_path1(block.ls1(_attend(block.attn, normed(block.norm1, tokens), fronts, x.shape[1])))
-    if again and torch.is_grad_enabled():
-        return x + checkpoint(_mlp, block, x, beside, use_reentrant=False)
-    return x + _mlp(block, x, beside)
+        seen = _attend(block.attn, normed(block.norm1, tokens), fronts, x.shape[1])
+    change = block.drop_path1(block.ls1(seen))
+    if not again or not torch.is_grad_enabled():
+        return _after(block, x, change, beside)
+    if in_parts(block.norm2, x, change):
+        return checkpoint(_after, block, x, change, beside, use_reentrant=False)
+    x = x + change
+    return x + checkpoint(_mlp, block, x, None, beside, use_reentrant=False)
 
 
-def _mlp(block: Any, x: Tensor, beside: list[nn.Module]) -> Tensor:
-    mlp = block.drop_path2(block.ls2(_hidden(block.mlp, normed(block.norm2, x))))
+def _after(block: Any, x: Tensor, change: Tensor, beside: list[nn.Module]) -> Tensor:
+    """The rest of a block, whose attention adds `change` to tokens `x`."""
+    x, seen = added(block.norm2, x, change)
+    return x + _mlp(block, x, seen, beside)
+
+
+def _mlp(block: Any, x: Tensor, seen: Tensor | None, beside: list[nn.Module]) -> Tensor:
+    """What the MLP adds to `x`; seen: `x` behind the norm, where it has been there already."""
+    mlp = block.drop_path2(block.ls2(_hidden(block.mlp, normed(block.norm2, x) if seen is None else seen)))
     for module in beside:
         mlp = module(x, mlp)
     return mlp
