@@ -8,9 +8,10 @@ random weights. Every side runs as it is ("eager") and with `train.compile` ("re
 that start all kernels of a pass together); some also with torch.compile alone ("compiled"). Every side is a process of
 its own: they make themselves ready side by side, and then step one at a time, in turns, round by round. Times are
 medians of the rounds; memory is the most that was reserved on the device, beside it for what is not recorded the most
-that was in use. "mlp again" computes the hidden layers of the MLPs once more in the backward pass, "checkpointing" all
-but the tokens between blocks. Then, memory alone, VPTSP with few and with many classes. Writes results/tuning-cpu.json
-or results/tuning-cuda.json beside this file, anew after each batch size.
+that was in use: once from the first step on, with what compiling and trying kernels takes, and once "settled", in later
+steps, after what the first left over was given back. "mlp again" computes the hidden layers of the MLPs again in the
+backward pass, "checkpointing" all but the tokens between blocks. Then, memory alone, VPTSP with few and with many
+classes. Writes results/tuning-cpu.json or results/tuning-cuda.json beside this file, anew after each batch size.
 """
 
 from __future__ import annotations
@@ -130,12 +131,16 @@ def made(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     running = Running(side, setting, batches, device, folder)
-    for _ in range(6):
-        running.step()
-    torch.cuda.synchronize()
-    found = {"memory_mb": (torch.cuda.max_memory_reserved() - before[0]) / 2**20}
-    if side[1] != "recorded":
-        found["in use_mb"] = (torch.cuda.max_memory_allocated() - before[1]) / 2**20
+    found = {}
+    for when in ("", "settled "):
+        for _ in range(6):
+            running.step()
+        torch.cuda.synchronize()
+        found[f"{when}memory_mb"] = (torch.cuda.max_memory_reserved() - before[0]) / 2**20
+        if side[1] != "recorded":
+            found[f"{when}in use_mb"] = (torch.cuda.max_memory_allocated() - before[1]) / 2**20
+        release(device)
+        torch.cuda.reset_peak_memory_stats()
     return running, found
 
 
@@ -232,9 +237,9 @@ def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str
             **{f"times full, {other[1]}": round(times[side] / times[other], 4) for other in against},
             **{key: round(value, 1) for key, value in found.items()},
             **{
-                f"{key} times full, eager": round(found[mb] / memory[FULL, "eager"][mb], 4)
-                for key, mb in (("memory", "memory_mb"), ("in use", "in use_mb"))
-                if mb in found
+                f"{key.removesuffix('_mb')} times full, eager": round(value / memory[FULL, "eager"][key], 4)
+                for key, value in found.items()
+                if key.endswith("_mb")
             },
             "skipped": skipped[side],
         }
