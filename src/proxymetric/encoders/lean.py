@@ -109,7 +109,7 @@ class Added(torch.autograd.Function):
     def backward(ctx: Any, of_total: Tensor, of_y: Tensor) -> Any:
         x, change, weight, bias, mean, scale = ctx.saved_tensors
         _, _, by_weight, by_bias, _ = ctx.needs_input_grad
-        # Without the weight's gradient, CUDA may have none for the bias: tuning/norms.py.
+        # Without the weight's gradient, CUDA may have none for the bias: tuning/biases.py.
         of_x, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
             of_y, x + change, weight.shape, mean, scale, weight, bias, [True, by_weight, by_weight and by_bias]
         )

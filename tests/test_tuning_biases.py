@@ -1,4 +1,4 @@
-"""Norms of which the bias alone is trained: torch's values and gradients, on a way that CUDA can go for many rows."""
+"""Layers of which the bias alone is trained: torch's values and gradients, on a way that CUDA can go for many rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.encoders import build
-from proxymetric.encoders.tuning.norms import SummedBias, SummedBias2d, sum_biases
+from proxymetric.encoders.tuning.biases import SummedConv2d, SummedNorm, SummedNorm2d, sum_biases
 from vits import TINY_VIT, drawn, pictures, two_blocks
 
 WIDTH = 24
@@ -25,7 +25,7 @@ def afresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def norms(maps: bool = False, trained: str = "bias") -> tuple[nn.LayerNorm, SummedBias]:
+def norms(maps: bool = False, trained: str = "bias") -> tuple[nn.LayerNorm, SummedNorm]:
     """timm's norm in float64, away from its start, and the same with a bias whose gradient is summed."""
     from timm.layers import LayerNorm, LayerNorm2d
 
@@ -34,7 +34,7 @@ def norms(maps: bool = False, trained: str = "bias") -> tuple[nn.LayerNorm, Summ
         parameter.data.add_(drawn(i, WIDTH))
         parameter.requires_grad_(name in trained)
     sum_biases(summed := copy.deepcopy(plain))
-    assert type(summed) is (SummedBias2d if maps else SummedBias)
+    assert type(summed) is (SummedNorm2d if maps else SummedNorm)
     assert repr(plain.state_dict()) == repr(summed.state_dict())
     return plain, summed
 
@@ -135,6 +135,27 @@ def test_no_more_is_kept_for_the_backward_pass() -> None:
     plain, summed = norms()
     x = drawn(2, 50, WIDTH).requires_grad_()
     assert kept(summed, x) == kept(plain, x) == 8 * (50 * WIDTH + 2 * 50 + 2 * WIDTH)
+
+
+@pytest.mark.parametrize("trained", ["bias", "weight", "weight and bias", ""])
+def test_a_convolution_of_images_does_not_keep_them(trained: str) -> None:
+    plain = nn.Conv2d(3, WIDTH, 4, 4).double()
+    for name, parameter in plain.named_parameters():
+        parameter.requires_grad_(name in trained)
+    sum_biases(summed := copy.deepcopy(plain))
+    assert type(summed) is SummedConv2d
+    x, moved = drawn(2, 5, 3, 8, 8), drawn(3, 5, 3, 8, 8).requires_grad_()
+    wanted = [p for p in plain.parameters() if p.requires_grad]
+    for images in (x, moved, x[0]):
+        y, z = summed(images), plain(images)
+        assert torch.equal(y, z)
+        if y.requires_grad:
+            back, more = drawn(4, *y.shape), [moved] if images is moved else []
+            found = torch.autograd.grad(y, [*(p for p in summed.parameters() if p.requires_grad), *more], back)
+            for got, want in zip(found, torch.autograd.grad(z, [*wanted, *more], back), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert (kept(summed, x) > 0) is ("weight" in trained)
+    assert kept(summed, moved) == kept(plain, moved) > 0
 
 
 @pytest.mark.parametrize(
