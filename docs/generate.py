@@ -253,6 +253,28 @@ def _spread(values: list[float]) -> str:
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
+def rates_table() -> str:
+    """The recorded run of benchmarks/losses_cuda.py: Proxy-Anchor over very many classes on one GPU."""
+    study = json.loads((ROOT / "benchmarks" / "results" / "losses-cuda.json").read_text())
+    rows = [
+        "| batch | classes | fused | of proxies and gradient | chunks in torch | compiled formula | formula |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for batch, sizes in sorted(study["proxy-anchor"].items(), key=lambda each: int(each[0].split()[1])):
+        for classes, sides in sorted(sizes.items(), key=lambda each: int(each[0].split()[0])):
+            fused = sides["triton"]
+            cells = [batch.split()[1], f"{int(classes.split()[0]):,}"]
+            cells += [
+                f"{fused['ms']:,.1f} ms, {fused['tflops']:.0f} TFLOP/s",
+                f"{fused['of proxies and gradient']:.2f} x",
+            ]
+            for side in ("chunked", "dense, compiled", "dense"):
+                got = sides[side]
+                cells.append(f"{got['ms']:,.1f} ms" if "ms" in got else "does not fit")
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 PARTS = {
     "methods": methods_table,
     "parameters": parameters_table,
@@ -262,6 +284,7 @@ PARTS = {
     "step": step_table,
     "metrics": metrics_table,
     "losses": losses_table,
+    "rates": rates_table,
 }
 
 
