@@ -322,7 +322,7 @@ def test_what_kernels_do_not_know_is_done_in_chunks(choice, reduction):
 def test_kernels_are_what_runs(reduction, monkeypatch):
     """Else every other test here could pass without them."""
     seen = []
-    names = "measure find place own_means log_means log_sums shares finish rescale mix add_own"
+    names = "measure find place own_means log_means log_sums shares finish back_rows rescale mix add_own"
     for name in names.split():
         kernel = getattr(kernels, name)
 
@@ -333,14 +333,18 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
 
         monkeypatch.setattr(kernels, name, Seen())
     monkeypatch.setattr(launches, "interpreting", lambda: True)
-    Here(0, 5, 7, 1, 3).answer(reduction, "triton", torch.float32, rows=4)
-    # Seven classes are two chunks; those of a batch of five are two, too.
-    means, sums, shares = (each * 2 for each in (["log_means", "finish"], ["log_sums"], ["shares", "finish"]))
-    wanted = {
-        "mean_over_batch": ["measure", *means, "find", "own_means", "mix", "rescale", "add_own"],
-        "over_classes": ["find", "place", *["measure", *sums] * 2, *["measure", *shares] * 2],
-    }
-    assert seen == wanted[reduction]
+    for dtype, end in ((torch.float32, "finish"), (torch.bfloat16, "back_rows")):
+        seen.clear()
+        Here(0, 5, 7, 1, 3).answer(reduction, "triton", dtype, rows=4)
+        # Seven classes are two chunks; those of a batch of five are two, too.
+        means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
+        # Gradients in the rows of the batch's classes are float32.
+        own = ["shares", "finish"] * 2
+        wanted = {
+            "mean_over_batch": ["measure", *means, "find", "own_means", "mix", "rescale", "add_own"],
+            "over_classes": ["find", "place", *["measure", *sums] * 2, "measure", *own, "measure", *shares],
+        }
+        assert seen == wanted[reduction]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")

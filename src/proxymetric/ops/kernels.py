@@ -373,6 +373,33 @@ def finish(
         tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
 
 
+@triton.jit(do_not_specialize=["n"])
+def back_rows(
+    W, queries, rows, inwards, grads, by, n, B, D,
+    BY: tl.constexpr, NORMAL: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """`finish` with its product W x in one: for batches so small that writing and reading that takes the time.
+
+    WIDE: make float32 of all first, for the interpreter, which would multiply the bits of narrower numbers.
+    """
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # first: the blocks of the same rows run side by side
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    grad = tl.zeros([TILE, BLOCK], tl.float32)
+    for start in range(0, B, DEPTH):
+        i = start + tl.arange(0, DEPTH)
+        w = tl.load(W + row[:, None] * B + i[None, :], mask=(row < n)[:, None] & (i < B)[None, :], other=0.0)
+        x = tl.load(queries + i[:, None] * D + d[None, :], mask=(i < B)[:, None] & (d < D)[None, :], other=0.0)
+        grad = tl.dot(w.to(tl.float32), x.to(tl.float32), grad) if WIDE else tl.dot(w, x, grad)
+    at, there = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    if NORMAL:
+        p = tl.load(rows + at, mask=there, other=0.0).to(tl.float32)
+        grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
+    if BY:
+        grad *= tl.load(by)
+    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
+
+
 @triton.jit
 def _product(queries, vectors, i, inside, row, real, D, KP: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """Of GROUP queries and KP rows the products, (KP, GROUP); too few for a product of matrices."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.chunked import Job
-from proxymetric.ops.launches import launch
+from proxymetric.ops.launches import interpreting, launch
 from proxymetric.ops.own import Own
 from proxymetric.seam import LEAST
 
@@ -26,6 +26,10 @@ WARP = 2**10
 """numbers that 32 threads hold: whose sums need no other threads"""
 ONE = 2**14
 """numbers of a batch up to which a program holds all of them, and reads them once"""
+SHALLOW = 1024
+"""queries up to which a product with them takes less time than its result to write and read"""
+ROWS_TILE = (128, 128, 64)
+"""rows, dimensions, and queries at once of such a product here"""
 KINDS = ("soft", "max", "mean")
 
 
@@ -86,6 +90,8 @@ class Run:
         if self.wanted and not self.fold:
             self.factors, self.scaled = self.numbers(rows), self.empty(rows, self.dim)
         self.product: Tensor | None = None
+        # Float32 would be rounded on the way into tensor cores.
+        self.shallow = self.batch <= SHALLOW and self.type == torch.bfloat16
         self.begun = False
 
     def numbers(self, *shape: int) -> Tensor:
@@ -180,30 +186,47 @@ class Run:
         if not self.wanted:
             return
         size = len(self.rows)
-        shared, made = some(self.shared, slice(0, size)), self.similarities
-        out = self.scaled if in_vectors is None else some(in_vectors, part.rows)
-        if in_vectors is not None:
-            if in_vectors.dtype == torch.float32:
-                made = out
-            else:
-                self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
-                made = some(self.product, slice(0, size))
-            write_product(made, shared, queries)
+        shared = some(self.shared, slice(0, size))
         scales = not self.fold and in_queries is not None
-        if in_vectors is not None or scales:
-            block = min(power(self.dim), 1024)
-            tile = min(max(1, 2048 // block), 64)
-            launch(
-                "finish", (-(-size // tile), -(-self.dim // block)), 4,
-                (self.rows, made, self.factors, self.inwards, self.scaled, out, self.none if by is None else by),
-                (size, self.dim),
-                {"BY": by is not None, "FOLD": self.fold, "SCALED": scales, "WANTED": in_vectors is not None,
-                 "NORMAL": self.least is not None, "TILE": tile, "BLOCK": block},
-            )  # fmt: skip
+        if in_vectors is not None and self.shallow and in_vectors.dtype == self.type:
+            self.back_rows(shared, queries, some(in_vectors, part.rows), by)
+        elif in_vectors is not None or scales:
+            self.finish(shared, queries, None if in_vectors is None else some(in_vectors, part.rows), by, scales)
         if in_queries is not None:
             put = add_product if self.begun else write_product
             put(in_queries, shared.T, self.scaled[:size] if scales else self.rows)
             self.begun = True
+
+    def back_rows(self, shared: Tensor, queries: Tensor, out: Tensor, by: Tensor | None) -> None:
+        """Write the gradient in a chunk's rows, in one launch."""
+        tile, block, depth = ROWS_TILE
+        launch(
+            "back_rows", (-(-self.dim // block), -(-len(out) // tile)), 8,
+            (shared, queries, self.rows, self.inwards, out, self.none if by is None else by),
+            (len(out), self.batch, self.dim),
+            {"BY": by is not None, "NORMAL": self.least is not None, "WIDE": interpreting(),
+             "TILE": tile, "BLOCK": block, "DEPTH": depth},
+        )  # fmt: skip
+
+    def finish(self, shared: Tensor, queries: Tensor, out: Tensor | None, by: Tensor | None, scales: bool) -> None:
+        """The same by a product of the library and what is left to do with it; scales: what the queries' needs, too."""
+        size, made = len(shared), self.similarities
+        if out is not None:
+            made = out
+            if out.dtype != torch.float32:
+                self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
+                made = some(self.product, slice(0, size))
+            write_product(made, shared, queries)
+        block = min(power(self.dim), 1024)
+        tile = min(max(1, 2048 // block), 64)
+        launch(
+            "finish", (-(-size // tile), -(-self.dim // block)), 4,
+            (self.rows, made, self.factors, self.inwards, self.scaled, self.scaled if out is None else out,
+             self.none if by is None else by),
+            (size, self.dim),
+            {"BY": by is not None, "FOLD": self.fold, "SCALED": scales, "WANTED": out is not None,
+             "NORMAL": self.least is not None, "TILE": tile, "BLOCK": block},
+        )  # fmt: skip
 
 
 def some(tensor: Tensor, rows: slice) -> Tensor:
