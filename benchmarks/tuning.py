@@ -281,6 +281,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=None, help="instead of 32, 64 and 256")
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="full always is one")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    parser.add_argument("--add", action="store_true", help="keep what that file has of other batches")
     options = parser.parse_args()
     device, setting = torch.device(options.device), SETTINGS[options.device]
     settle(device)
@@ -308,7 +309,7 @@ def main() -> None:
         record["by classes"] = by_classes(setting, device, Path(folder))
         print(json.dumps(record["by classes"]), flush=True)
     release(device)
-    record["by batch"] = {}
+    record["by batch"] = json.loads(out.read_text())["by batch"] if options.add and out.exists() else {}
     for batch in options.batches or setting.batches:
         record["by batch"][str(batch)] = compared(lines, batch, options.rounds)
         write()

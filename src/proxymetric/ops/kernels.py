@@ -528,7 +528,7 @@ def own_means(
                         if M > 1:
                             into += tl.load(in_queries + i[:, None] * D + d[None, :], mask=there & (m > 0), other=0.0)
                         tl.store(in_queries + i[:, None] * D + d[None, :], into, mask=there)
-                    at_rows = in_rows + ((j * M + m) * K + k)[:, None] * D + d[None, :]
+                    at_rows = in_rows + ((j * M + m) * K + k).to(tl.int64)[:, None] * D + d[None, :]
                     tl.store(at_rows, grad - inward[:, None] * p, mask=here)
 
 
