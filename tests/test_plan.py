@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import proxymetric as pm
-from proxymetric.ops import chunked, using
+from proxymetric.ops import chunked, few, fused, own, reductions, runs, using
 from proxymetric.ops.reductions import IMPLS
 from proxymetric.ops.task import Setting
 from proxymetric.papers import CATALOGUE, options
@@ -41,7 +42,8 @@ from terminal import proxymetric
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = machines()["NVIDIA H200"]
-MATRIX, CHUNKED = 790e12, 109e12
+RECORD = json.loads((ROOT / "benchmarks" / "results" / "losses-cuda.json").read_text())
+"""of the H200"""
 
 
 def asked(*words: object) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def asked(*words: object) -> dict[str, Any]:
 
 
 def test_one_device_by_hand():
-    assert memory_of(Workload(classes=1000, dim=8, batch=4)) == {
+    assert memory_of(Workload(classes=1000, dim=8, batch=4, implementation="chunked")) == {
         "proxies": 1000 * 8 * 4,
         "gradient": 1000 * 8 * 4,
         "optimizer state": 2 * 1000 * 8 * 4,
@@ -69,7 +71,7 @@ def test_one_device_by_hand():
 def test_eight_devices_by_hand():
     work = Workload(
         classes=5_000_000, dim=512, batch=4096, devices=8, method="cosface", dtype="bfloat16",
-        optimizer="rowwise-adagrad",
+        optimizer="rowwise-adagrad", implementation="chunked",
     )  # fmt: skip
     assert memory_of(work) == {
         "proxies": 640_000_000,
@@ -84,7 +86,7 @@ def test_eight_devices_by_hand():
 
 
 def test_classes_that_devices_do_not_divide_and_several_proxies():
-    work = Workload(classes=1001, dim=8, batch=16, devices=8, per_class=3, method="mpa", optimizer="sgd")
+    work = Workload(1001, 8, 16, devices=8, per_class=3, method="mpa", optimizer="sgd", implementation="chunked")
     assert (work.shard, work.rows) == (126, 378)
     parts = memory_of(work)
     assert parts["proxies"] == parts["gradient"] == parts["optimizer state"] == 378 * 8 * 4
@@ -92,6 +94,26 @@ def test_classes_that_devices_do_not_divide_and_several_proxies():
     assert flops(work) == 6 * 16 * 378 * 8
     assert memory_of(replace(work, classes=1008)) == parts, "the largest shard counts"
     assert memory_of(replace(work, batch=17))["embeddings"] == 2 * 3 * 8 * 4
+
+
+def test_triton_by_hand():
+    work = Workload(classes=10**6, dim=512, batch=4096, dtype="bfloat16")
+    of_a_chunk = (4 + 2) * 2**26 + 4 * 16_384 * 512
+    of_all = 4 * 5 * 10**6 + 2**26
+    assert memory_of(work)["similarities"] == of_a_chunk + of_all + 4 * 3 * 4096 * 512
+    over = replace(work, method="norm-softmax")
+    assert memory_of(over)["similarities"] == of_a_chunk + of_all + (4 * 4 + 2 * 2) * 4096 * 512 + 4 * 2**20
+    kept = replace(over, classes=2**16)
+    assert kept.cached
+    assert memory_of(kept)["similarities"] == (
+        4 * 4096 * (2**16 + 4096) + 2 * 2**26 + 4 * 16_384 * 512  # all, the batch's own; shares; a product
+        + 4 * 5 * 2**16 + 2**26 + (4 * 4 + 2 * 2) * 4096 * 512 + 4 * 2**20
+    )  # fmt: skip
+
+
+def test_auto_is_triton_on_a_gpu_and_chunked_on_a_cpu():
+    assert Workload(1000, 64, 32).implementation == "triton"
+    assert Workload(1000, 64, 32, implementation="auto", on_cpu=True).implementation == "chunked"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,6 +124,8 @@ def test_products_by_reduction_and_budget(method, implementation):
         work = Workload(classes, dim=64, batch=4096, method=method, implementation=implementation)
         again = METHODS[method].over == "classes" and implementation != "plain" and not fits
         assert flops(work) == (8 if again else 6) * 4096 * classes * 64
+        if implementation == "triton":
+            continue
         kept = implementation != "plain" and METHODS[method].over == "classes" and fits
         over = memory_of(work)["similarities"] - memory_of(replace(work, method="proxy-anchor"))["similarities"]
         apart = 0 if METHODS[method].over == "batch" else 4 * 3 * 4096 * 64
@@ -170,6 +194,10 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 def test_chunks_and_budget_are_those_of_the_reductions():
     assert (chunked.LARGE, chunked.CACHE, Setting().budget) == (memory.CHUNK, memory.CPU_CHUNK, BUDGET)
+    assert (runs.PAIRS, 4 * runs.SUMS) == (memory.CHUNK, memory.SUMS)
+    for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
+        work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
+        assert memory.chunk(work) == runs.rows_of(batch, dim, None)
     assert set(IMPLS) <= set(IMPLEMENTATIONS)
     with pytest.raises(ValueError, match="RowProxies cannot be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
@@ -233,29 +261,136 @@ def test_chunked_allocates_what_the_plan_says(method, per_class, dim, batch, bud
     assert 0.75 < measured(work, budget) <= 1
 
 
+def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:
+    """In place of `launch`: rows that exist and lengths above zero; all else is what the memory held."""
+    for tensor in tensors:
+        if name == "place" or (name == "measure" and tensor is tensors[1]):
+            tensor.fill_(name == "measure")
+
+
+@pytest.mark.parametrize("budget", [0, BUDGET])
+@pytest.mark.parametrize(
+    ("method", "per_class", "classes"),
+    [("proxy-anchor", 1, 4000), ("norm-softmax", 1, 4000), ("soft-triple", 5, 800), ("mpa", 5, 800)],
+)
+def test_triton_allocates_what_the_plan_says(method, per_class, classes, budget, monkeypatch):
+    for module in (few, fused, own, runs):
+        monkeypatch.setattr(module, "launch", no_kernel)
+    monkeypatch.setattr(reductions, "installed", lambda: True)
+    monkeypatch.setattr(fused, "interpreting", lambda: True)
+    monkeypatch.setattr(runs, "PAIRS", 2**15)
+    monkeypatch.setattr(memory, "CHUNK", 2**15)
+    monkeypatch.setattr(runs, "SUMS", 2**6)
+    monkeypatch.setattr(memory, "SUMS", 2**8)
+    monkeypatch.setattr(memory, "WORKSPACE", 0)
+    monkeypatch.setattr(workload, "BUDGET", budget)
+    work = Workload(classes, 64, 32, per_class=per_class, method=method, implementation="triton")
+    assert work.cached == (METHODS[method].over == "classes" and budget > 0)
+    assert 0.8 < measured(work, budget) <= 1
+
+
+def recorded() -> list[tuple[Workload, dict[str, float]]]:
+    """What was measured of triton on the H200: loads, and what they took."""
+    like = Workload(1, RECORD["dim"], 1, dtype=RECORD["type"], implementation="triton")
+    found = [
+        (replace(like, batch=int(batch.split()[1]), classes=int(classes.split()[0])), sides["triton"])
+        for batch, sizes in RECORD["proxy-anchor"].items()
+        for classes, sides in sizes.items()
+    ]
+    for method in ("soft-triple", "mpa-ap"):
+        ten = replace(like, classes=100_000, per_class=10, method=method)
+        for batch, sides in RECORD["ten per class"][method].items():
+            found.append((replace(ten, batch=int(batch.split()[1])), sides["triton"]))
+    return found
+
+
+def test_triton_took_what_the_plan_says():
+    assert len(recorded()) == 6 + 4
+    for work, took in recorded():
+        parts = memory_of(work)
+        planned = parts["gradient"] + parts["similarities"] + parts["embeddings"] // 2
+        assert 1 <= planned / (took["extra_mb"] * 2**20) < 1.1, work
+
+
+def test_a_criterion_hands_on_float32_as_the_plan_warns():
+    seen = []
+    criterion = pm.method("proxy-anchor", classes=4, dim=2).to(torch.bfloat16)
+    loss = criterion.objective.loss
+    criterion.objective.loss = lambda x, *rest, **told: seen.append(x.dtype) or loss(x, *rest, **told)
+    criterion(torch.randn(3, 2, dtype=torch.bfloat16), torch.arange(3))
+    assert seen == [torch.float32]
+    warned = {
+        dtype: any("criterion hands float32" in note for note in plan(Workload(9, 2, 3, dtype=dtype), 1, H200).notes)
+        for dtype in ("float32", "bfloat16")
+    }
+    assert warned == {"float32": False, "bfloat16": True}
+
+
 # Time
 
 
-def test_the_recorded_time_of_chunked_comes_out():
-    work = Workload(classes=10 * 2**20, dim=512, batch=4096, dtype="bfloat16")
+def test_rates_of_the_h200_are_the_recorded_ones():
+    assert RECORD["device"] == H200.name
+    assert H200.matrix.value == pytest.approx(RECORD["matrix_tflops"], abs=0.05)
+    for name, rates in H200.implementations.items():
+        for rate in rates:
+            took = RECORD["proxy-anchor"][f"batch {rate.batch}"][f"{rate.classes} classes"][name]
+            assert (rate.value, rate.dim, rate.method) == (took["tflops"], RECORD["dim"], "proxy-anchor")
+            work = Workload(rate.classes, rate.dim, rate.batch, dtype=RECORD["type"], implementation=name)
+            assert rate.dtype == work.products
+            loss = duration_of(work, H200).loss
+            assert loss.low == loss.high == pytest.approx(took["ms"] / 1e3, rel=5e-3)
+    work = Workload(1_000_000, 512, 4096, dtype="bfloat16")
+    assert str(duration_of(work, H200).loss) == "30.2 ms"
+    assert duration_of(work, H200).optimizer.low == pytest.approx(7 * 1_000_000 * 512 * 2 / 4.8e12)
+
+
+def test_recorded_times_that_are_no_rates_lie_within_what_the_plan_says():
+    for work, took in recorded():
+        loss = duration_of(work, H200).loss
+        if work.several:
+            assert (loss.high, loss.low < took["ms"] / 1e3) == (None, True)
+        else:
+            assert loss.low == loss.high == pytest.approx(took["ms"] / 1e3, rel=0.11)
+    for classes, took in RECORD["curve"]["triton"].items():
+        loss = duration_of(Workload(int(classes), 512, 4096, dtype="bfloat16"), H200).loss
+        assert loss.low < 1.05 * took["ms"] / 1e3
+
+
+@pytest.mark.parametrize(
+    ("batch", "classes", "larger", "smaller"),
+    [
+        (512, 10**7, (512, 1_000_000), (512, 1_000_000)),
+        (1024, 2_000_000, (4096, 1_000_000), (512, 1_000_000)),
+        (4095, 999_999, (4096, 1_000_000), (512, 131_072)),
+        (4096, 999_999, (4096, 1_000_000), (4096, 131_072)),
+        (8192, 10**7, (4096, 1_000_000), (4096, 1_000_000)),
+        (256, 200_000, (512, 1_000_000), None),
+        (4096, 1000, (4096, 131_072), None),
+    ],
+)
+def test_between_sizes_that_were_measured_time_is_a_range(batch, classes, larger, smaller):
+    at = {(rate.batch, rate.classes): rate.value * 1e12 for rate in H200.implementations["triton"]}
+    work = Workload(classes, dim=512, batch=batch, dtype="bfloat16")
     loss = duration_of(work, H200).loss
-    assert loss.low == loss.high == pytest.approx(1.211, abs=1e-3)
-    assert str(loss) == "1.21 s"
-    assert duration_of(work, H200).optimizer.low == pytest.approx(7 * 10 * 2**20 * 512 * 2 / 4.8e12)
+    assert loss.low == pytest.approx(flops(work) / at[larger])
+    assert loss.high == (None if smaller is None else pytest.approx(flops(work) / at[smaller]))
 
 
 def test_what_is_not_measured_is_a_range_or_a_bound():
-    work = Workload(classes=1_000_000, dim=512, batch=4096, dtype="bfloat16")
+    work = Workload(classes=1_000_000, dim=512, batch=4096)
     products = 6 * 4096 * 1_000_000 * 512
-    triton = duration_of(replace(work, implementation="triton"), H200).loss
-    assert (triton.low, triton.high) == (products / MATRIX, products / CHUNKED)
-    assert "not measured" in triton.why
+    triton = duration_of(work, H200).loss
+    assert (triton.low, triton.high) == (products / 417.2e12, products / 34e12)
+    assert "at best" in triton.why
+    assert duration_of(replace(work, implementation="chunked"), H200).loss.low == triton.high
     plain = duration_of(replace(work, implementation="plain"), H200).loss
-    assert (plain.low, plain.high) == (products / MATRIX, None)
+    assert (plain.low, plain.high) == (products / 768.5e12, None)
     assert str(plain).startswith("at least")
+    assert "plain is not measured" in plain.why
 
 
-@pytest.mark.parametrize("change", [{"dtype": "float32"}, {"batch": 4095}, {"dim": 256}])
+@pytest.mark.parametrize("change", [{"batch": 511}, {"dim": 256}, {"classes": 131_071}, {"method": "cosface"}])
 @pytest.mark.parametrize("implementation", ["chunked", "triton"])
 def test_a_rate_measured_with_more_is_a_bound_only(change, implementation):
     work = Workload(1_000_000, dim=512, batch=4096, dtype="bfloat16", implementation=implementation)
@@ -269,12 +404,15 @@ def test_a_rate_measured_with_more_is_a_bound_only(change, implementation):
 def test_rates_of_the_cpu_are_the_recorded_ones():
     record = json.loads((ROOT / "benchmarks" / "results" / "losses-cpu.json").read_text())
     row = machine("cpu")
-    rates = {"products": row.matrix} | {
-        "proxymetric" + ("" if name == "chunked" else f", {name}"): rate for name, rate in row.implementations.items()
-    }
-    for side, rate in rates.items():
+    rates = [("products", row.matrix)] + [
+        ("proxymetric" + ("" if name == "chunked" else f", {name}"), rate)
+        for name, several in row.implementations.items()
+        for rate in several
+    ]
+    assert len(rates) == 5
+    for side, rate in rates:
         assert (rate.batch, rate.dim) == (record["batch"], record["dim"])
-        work = Workload(rate.classes, rate.dim, rate.batch)
+        work = Workload(rate.classes, rate.dim, rate.batch, on_cpu=True)
         found = record["losses"]["proxy-anchor"][f"{rate.classes} classes"]["sides"][side]["seconds"]
         assert flops(work) / found == pytest.approx(rate.value * 1e12, rel=5e-3)
     work = Workload(100_000, 512, 128, on_cpu=True)
@@ -291,7 +429,10 @@ def test_rates_of_the_cpu_are_the_recorded_ones():
 def test_every_rate_says_where_it_comes_from():
     for row in machines().values():
         assert row.implementations.keys() <= set(IMPLEMENTATIONS)
-        for rate in filter(None, (row.memory, row.bandwidth, row.matrix, *row.implementations.values())):
+        for rates in filter(None, row.implementations.values()):
+            most = max(rate.batch for rate in rates), max(rate.classes for rate in rates)
+            assert most in [(rate.batch, rate.classes) for rate in rates], "some rate bounds every load"
+        for rate in filter(None, (row.memory, row.bandwidth, row.matrix, *chain(*row.implementations.values()))):
             assert rate.value > 0
             assert rate.kind in ("measured", "data sheet")
             assert len(rate.note) > 10

@@ -96,10 +96,11 @@ def test_the_plan_as_people_read_it():
     assert not answer.err
     assert "5,000,000 classes of 1 proxy, 512-D, batches of 4,096, on 8 devices" in answer.out
     found = {part: column(answer, part) for part in ("proxies", "gradient", "optimizer state", "total")}
-    assert found == {"proxies": "1.28", "gradient": "1.28", "optimizer state": "2.56", "total": "6.26"}
-    assert "it fits: 6.26 of 80.00 GB; 73.74 GB are left for the encoder" in answer.out
-    assert "at least 72.1 ms" in answer.out
-    assert "7.86 TFLOP at 109 TFLOP/s (measured)" in answer.out
+    assert found == {"proxies": "1.28", "gradient": "1.28", "optimizer state": "2.56", "total": "5.78"}
+    assert "it fits: 5.78 of 80.00 GB; 74.22 GB are left for the encoder" in answer.out
+    assert "triton, of 4,096 x 16,384 at a time" in answer.out
+    assert "18.9 ms to 247 ms" in answer.out
+    assert "7.86 TFLOP at 417.2 TFLOP/s (measured) at" in answer.out
     assert "8.96 GB at 4.8 TB/s (data sheet)" in answer.out
     assert "what would help" not in answer.out
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x9b]", answer.out)
@@ -108,9 +109,9 @@ def test_the_plan_as_people_read_it():
 def test_what_does_not_fit_as_people_read_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     answer = proxymetric("plan", "--classes", "10M", "--memory", "80", "--device", "H200")
-    assert "it does not fit: 83.40 of 80.00 GB; 3.40 GB too many" in answer.out
-    assert re.search(r"--optimizer rowwise-adagrad\W+42\.48\W+yes", answer.out)
-    assert re.search(r"--devices 2\W+42\.26\W+yes", answer.out)
+    assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too many" in answer.out
+    assert re.search(r"--optimizer rowwise-adagrad\W+41\.85\W+yes", answer.out)
+    assert re.search(r"--devices 2\W+41\.71\W+yes", answer.out)
 
 
 def test_the_plan_as_json():
@@ -123,8 +124,18 @@ def test_the_plan_as_json():
     assert found["fits"] is True
     assert found["time"]["flops"] == 6 * 4096 * 625_000 * 512
     assert found["device"] == "NVIDIA H200"
-    assert found["rates"]["implementations"]["triton"] is None
+    assert found["rates"]["implementations"]["plain"] == []
+    assert {rate["file"] for rate in found["rates"]["implementations"]["triton"]} == {
+        "benchmarks/results/losses-cuda.json"
+    }
     assert found["rates"]["bandwidth"]["kind"] == "data sheet"
+
+
+def test_auto_goes_by_the_device():
+    assert asked("--classes", "1M", "--device", "H200")["asked"]["implementation"] == "triton"
+    assert (
+        asked("--classes", "1M", "--device", "cpu", "--implementation", "auto")["asked"]["implementation"] == "chunked"
+    )
 
 
 def test_the_accelerator_here_decides_where_nothing_is_said(monkeypatch):

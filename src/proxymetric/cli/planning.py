@@ -34,7 +34,9 @@ def plan(
     method: Annotated[str, typer.Option("--method", "-m", help="A method with learned proxies.")] = "proxy-anchor",
     dtype: Annotated[str, typer.Option(help="Of the proxies: float32 or bfloat16.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="Of the proxies: adamw, adam, sgd or rowwise-adagrad.")] = "adamw",
-    implementation: Annotated[str, typer.Option(help="Of the loss: plain, chunked or triton.")] = "chunked",
+    implementation: Annotated[
+        str, typer.Option(help="Of the loss: plain, chunked or triton; auto is triton on a GPU, chunked on a CPU.")
+    ] = "auto",
     touched: Annotated[
         str, typer.Option(help="all; or another loss: batch, its classes alone; 0.1, and a tenth of the others.")
     ] = "all",

@@ -32,7 +32,7 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
 
     >>> first, *_ = advice_for(Workload(classes=10**7, dim=512, batch=4096, implementation="plain"), 10**11)
     >>> first.words, first.options, first.fits
-    ('chunked: no matrix of all queries by all proxies', ('--implementation', 'chunked'), True)
+    ('triton: no matrix of all queries by all proxies', ('--implementation', 'triton'), True)
     """
     if total(work) <= available:
         return ()
@@ -78,7 +78,8 @@ def most_classes(work: Workload, available: int) -> int | None:
 
 def _changes(work: Workload) -> Iterator[tuple[str, dict[str, str]]]:
     if work.implementation == "plain":
-        yield "chunked: no matrix of all queries by all proxies", {"implementation": "chunked"}
+        name = "chunked" if work.on_cpu else "triton"
+        yield f"{name}: no matrix of all queries by all proxies", {"implementation": name}
     if work.optimizer != "rowwise-adagrad":
         yield "row-wise optimiser state (train.proxy_optimizer)", {"optimizer": "rowwise-adagrad"}
     if work.dtype == "float32":

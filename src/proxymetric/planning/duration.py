@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from proxymetric.planning.memory import FLOAT, state_numbers
 from proxymetric.planning.numbers import figure
 from proxymetric.planning.rates import Machine, Rate
-from proxymetric.planning.workload import BYTES, Workload
+from proxymetric.planning.workload import BYTES, METHODS, Workload
 
 
 class Span(NamedTuple):
@@ -88,7 +89,7 @@ def duration_of(work: Workload, machine: Machine) -> Duration:
 
     >>> from proxymetric.planning import machine
     >>> str(duration_of(Workload(classes=10**6, dim=512, batch=4096, dtype="bfloat16"), machine("H200")).loss)
-    '115 ms'
+    '30.2 ms'
     """
     return Duration(flops(work), traffic(work), exchanged(work), _loss(work, machine), _moved(work, machine))
 
@@ -101,39 +102,82 @@ def _moved(work: Workload, machine: Machine) -> Span:
 
 
 def _loss(work: Workload, machine: Machine) -> Span:
+    done, products = f"{figure(flops(work) / 1e12)} TFLOP", flops(work) / 1e12
     if work.implementation not in machine.implementations:
         return Span(None, None, f"{work.implementation} does not run there")
-    rate, top = machine.implementations[work.implementation], machine.matrix
-    beside = machine.implementations["chunked"] if work.implementation == "triton" else None
-    work_done = f"{figure(flops(work) / 1e12)} TFLOP"
-    fastest, slowest = rate or top, rate or beside
-    if rate is not None:
-        why = f"{work_done} at {rate.value:g} TFLOP/s ({rate.kind})"
-    elif beside is not None:
-        why = (
-            f"{work_done}; {work.implementation} is not measured: between the matrix units' {top.value:g} and "
-            f"chunked's {beside.value:g} TFLOP/s"
-        )
-    else:
-        why = f"{work_done}; {work.implementation} is not measured: the matrix units do {top.value:g} TFLOP/s at most"
-    low = flops(work) / (fastest.value * 1e12)
-    high = None if slowest is None or less_than_measured(work, slowest) else flops(work) / (slowest.value * 1e12)
+    if not machine.implementations[work.implementation]:
+        top = machine.matrix.value
+        why = f"{done}; {work.implementation} is not measured: the matrix units do {top:g} TFLOP/s at most"
+        return Span(products / top, None, why)
+    (_, best), *slower = loss_rates(work, machine)
+    why = f"{done} at {best.value:g} TFLOP/s ({best.kind})"
+    if not slower:
+        return Span(products / best.value, None, f"{why} at best")
+    ((name, rate),) = slower
+    if name != work.implementation:
+        why += f" at best, at {rate.value:g} of {name} at worst"
+    elif rate != best:
+        why = f"{done} at {rate.value:g} to {best.value:g} TFLOP/s ({best.kind})"
+    low, high = sorted((products / best.value, products / rate.value))
     return Span(low, high, why)
 
 
+def loss_rates(work: Workload, machine: Machine) -> list[tuple[str, Rate]]:
+    """Implementation and rate: one that the loss does not exceed, and one that it reaches, if that is known.
+
+    Rates were measured at some sizes: it is between those of the next larger and the next smaller. What triton may not
+    reach, chunked may: it makes the same products in float32, and takes longer between them.
+
+    >>> from proxymetric.planning import machine
+    >>> [(name, rate.value) for name, rate in loss_rates(Workload(10**6, 512, 4096), machine("H200"))]
+    [('triton', 417.2), ('chunked', 34.0)]
+    >>> work = Workload(10**6, 512, 1024, dtype="bfloat16")
+    >>> [(name, rate.value) for name, rate in loss_rates(work, machine("H200"))]
+    [('triton', 417.2), ('triton', 262.0)]
+    """
+    rates = machine.implementations.get(work.implementation)
+    if not rates:
+        return []
+    found = [(work.implementation, _next_larger(work, rates))]
+    names = ("triton", "chunked") if work.implementation == "triton" else (work.implementation,)
+    for name in names:
+        asked = replace(work, implementation=name)
+        reached = [rate for rate in machine.implementations[name] if not less_than_measured(asked, rate)]
+        if reached:
+            return [*found, (name, max(reached, key=_size))]
+    return found
+
+
+def _next_larger(work: Workload, rates: tuple[Rate, ...]) -> Rate:
+    """Beyond the largest size that was measured, that one."""
+    batches, proxies = zip(*map(_size, rates), strict=True)
+    batch, count = min(work.batch, max(batches)), min(work.compared, max(proxies))
+    return min((rate for rate in rates if _size(rate)[0] >= batch and _size(rate)[1] >= count), key=_size)
+
+
+def _size(rate: Rate) -> tuple[int, int]:
+    return rate.batch or 0, rate.classes or 0
+
+
 def less_than_measured(work: Workload, rate: Rate) -> list[str]:
-    """Why a rate may not be reached, in words: nothing where it was measured for such a load.
+    """With what a rate was measured that `work` has not, so that it may not be reached; nothing where it has all.
 
     >>> work = Workload(classes=1000, dim=64, batch=4096, dtype="bfloat16")
     >>> less_than_measured(work, Rate(109, "TFLOP/s", "measured", None, None, "", "bfloat16", 4096, 512))
-    ['dim 64 is below the 512 it was measured with']
+    ['512 dimensions, not 64']
     """
     reasons = []
-    if rate.dtype not in (None, work.dtype):
-        reasons.append(f"it was measured with {rate.dtype} products, not with {work.dtype} ones")
-    for name, here, there in (("batch", work.batch, rate.batch), ("dim", work.dim, rate.dim)):
+    if rate.dtype not in (None, work.products):
+        reasons.append(f"{rate.dtype} products, not {work.products} ones")
+    for what, here, there in (
+        ("batches of {}", work.batch, rate.batch),
+        ("{} dimensions", work.dim, rate.dim),
+        ("{} proxies", work.compared, rate.classes),
+    ):
         if there is not None and here < there:
-            reasons.append(f"{name} {here} is below the {there} it was measured with")
+            reasons.append(f"{what.format(f'{there:,}')}, not {here:,}")
+    if rate.method is not None and (work.several or work.kind.over != METHODS[rate.method].over):
+        reasons.append(f"{rate.method}, not {work.method}")
     return reasons
 
 

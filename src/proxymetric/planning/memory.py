@@ -7,13 +7,21 @@ from proxymetric.planning.workload import BYTES, OPTIMIZERS, Workload
 FLOAT = 4
 """bytes of an embedding's number, of a similarity and of a sum, whatever type proxies have"""
 CHUNK = 2**26
-"""similarities of one chunk on an accelerator"""
+"""similarities of one chunk on an accelerator, whether chunked or triton"""
 CPU_CHUNK = 2**20
 """numbers of one chunk on a processor: its rows, and three matrices beside the batch"""
 LEAST_ROWS = 256
 """proxies of one chunk, at least"""
+STEP = 64
+"""of what triton's chunks have a multiple"""
 OF_A_ROW = 9
 """numbers of each proxy that a reduction has: its label and place, its log-sums and mean weights"""
+OF_A_FUSED_ROW = 5
+"""the same of triton: its label, length, log-sum and mean weight"""
+SUMS = 2**20
+"""numbers at most that triton sums up side by side over the classes"""
+WORKSPACE = 2**26
+"""bytes that the library of matrix products takes for itself on a large GPU, about"""
 
 
 def memory_of(work: Workload) -> dict[str, int]:
@@ -69,9 +77,14 @@ def chunk(work: Workload) -> int:
     >>> chunk(Workload(classes=10**6, dim=64, batch=4096)), chunk(Workload(classes=100, dim=64, batch=4096))
     (16384, 100)
     """
-    rows = CPU_CHUNK // (work.dim + 3 * work.batch) if work.on_cpu else CHUNK // work.batch
-    columns = max(1, max(LEAST_ROWS, rows) // work.per_class)
-    return min(work.columns, columns) * work.per_class
+    return min(work.columns, max(1, _rows(work) // work.per_class)) * work.per_class
+
+
+def _rows(work: Workload) -> int:
+    """Proxies of a chunk, were there enough of them."""
+    if work.implementation == "triton":
+        return min(max(1, CHUNK // work.batch // STEP) * STEP, (2**31 - 1) // max(work.batch, work.dim))
+    return max(LEAST_ROWS, CPU_CHUNK // (work.dim + 3 * work.batch) if work.on_cpu else CHUNK // work.batch)
 
 
 def similarities(work: Workload) -> int:
@@ -81,21 +94,22 @@ def similarities(work: Workload) -> int:
     (R, D); or, where D is large beside B, 4 matrices (R, D) of the way back through normalising. chunked: 4 matrices
     (B, n) of a chunk's n proxies, 5 where K make one; rows (n, D) twice in float32 where proxies are not; over the
     batch the gradients of the batch's own classes apart, and two of the embeddings; over the classes all similarities
-    (B, R), if the budget of 1 GiB allows. triton: at most what chunked takes, until it is measured. All: label and
-    sums of each proxy.
+    (B, R), if the budget of 1 GiB allows. triton: see `_fused`. All: label and sums of each proxy.
 
     >>> similarities(Workload(classes=1000, dim=64, batch=32, implementation="plain"))
     1188000
-    >>> similarities(Workload(classes=10**6, dim=64, batch=4096)) == 4 * (4 * 2**26 + 9 * 10**6 + 3 * 4096 * 64)
+    >>> work = Workload(classes=10**6, dim=64, batch=4096, implementation="chunked")
+    >>> similarities(work) == 4 * (4 * 2**26 + 9 * 10**6 + 3 * 4096 * 64)
     True
     """
-    several = work.kind.grouped and work.per_class > 1
+    if work.implementation == "triton":
+        return _fused(work)
     numbers = OF_A_ROW * work.compared
     if work.implementation == "plain":
-        pairs = work.batch * (4 * work.compared + 4 * work.columns if several else 7 * work.compared)
+        pairs = work.batch * (4 * work.compared + 4 * work.columns if work.several else 7 * work.compared)
         return FLOAT * (numbers + max(pairs + work.compared * work.dim, 4 * work.compared * work.dim))
     rows = chunk(work)
-    numbers += (5 if several else 4) * rows * work.batch
+    numbers += (5 if work.several else 4) * rows * work.batch
     if BYTES[work.dtype] != FLOAT:
         numbers += 2 * rows * work.dim
     if work.kind.over == "batch":
@@ -103,3 +117,24 @@ def similarities(work: Workload) -> int:
     elif work.cached:
         numbers += work.batch * work.compared
     return FLOAT * numbers
+
+
+def _fused(work: Workload) -> int:
+    """Bytes that triton takes: as `similarities`.
+
+    Of a chunk's n proxies the similarities (n, B) in float32, and their shares in the type of the products; where that
+    is narrower, a product (n, D) in float32. The gradients of the batch's own B K rows, and two of the embeddings. Over
+    the classes these rows and the embeddings once more, a third gradient, the running sums, and all similarities (B, R)
+    if the budget allows: a chunk's are then those of the batch's own rows alone. And the library's workspace.
+    """
+    size, rows, own = BYTES[work.dtype], chunk(work), work.batch * work.per_class
+    seen, shared = rows, rows
+    wide, narrow = OF_A_FUSED_ROW * work.compared + (own + 2 * work.batch) * work.dim, 0
+    if work.kind.over == "classes":
+        mine = min(_rows(work), own)
+        seen, shared = mine if work.cached else max(mine, rows), max(mine, rows)
+        wide += SUMS + work.batch * work.dim + (work.batch * work.compared if work.cached else 0)
+        narrow += (own + work.batch) * work.dim
+    if size != FLOAT:
+        wide += rows * work.dim
+    return FLOAT * (wide + seen * work.batch) + size * (narrow + shared * work.batch) + WORKSPACE

@@ -7,9 +7,9 @@ from typing import Any
 
 from proxymetric.checks import above_zero
 from proxymetric.planning.advice import Advice, advice_for, most_classes
-from proxymetric.planning.duration import Duration, duration_of, less_than_measured
+from proxymetric.planning.duration import Duration, duration_of, less_than_measured, loss_rates
 from proxymetric.planning.memory import memory_of
-from proxymetric.planning.rates import Machine
+from proxymetric.planning.rates import Machine, Rate
 from proxymetric.planning.workload import Workload
 
 
@@ -46,7 +46,9 @@ class Plan:
         rates = {
             "bandwidth": self.machine.bandwidth and self.machine.bandwidth._asdict(),
             "matrix": self.machine.matrix._asdict(),
-            "implementations": {name: rate and rate._asdict() for name, rate in self.machine.implementations.items()},
+            "implementations": {
+                name: [rate._asdict() for rate in rates] for name, rates in self.machine.implementations.items()
+            },
         }
         return {
             "asked": asdict(self.work),
@@ -83,7 +85,7 @@ def plan(work: Workload, available: int, machine: Machine) -> Plan:
     >>> from proxymetric.planning import Workload, machine
     >>> made = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
     >>> made.fits, round(made.total / 1e9, 1)
-    (True, 6.3)
+    (True, 5.8)
     """
     above_zero(available=available)
     return Plan(
@@ -99,24 +101,30 @@ def plan(work: Workload, available: int, machine: Machine) -> Plan:
 
 
 def _about_rates(work: Workload, machine: Machine) -> list[str]:
-    names = ("chunked", "triton") if work.implementation == "triton" else (work.implementation,)
-    rates = {name: rate for name in names if (rate := machine.implementations.get(name)) is not None}
     if work.implementation not in machine.implementations:
         return []
-    used = {"matrix units": machine.matrix} | rates if work.implementation not in rates else rates
-    notes = [f"{rate.value:g} {rate.unit} of {name}: {rate.origin()}" for name, rate in used.items()]
-    for name, rate in rates.items():
-        reasons = less_than_measured(work, rate)
-        if reasons:
-            notes.append(f"the rate of {name} may not be reached: {'; '.join(reasons)}")
+    used = loss_rates(work, machine)
+    notes = [f"{_about(name, rate)}: {rate.origin()}" for name, rate in dict.fromkeys(used)]
+    if not used:
+        notes = [f"{_about('matrix units', machine.matrix)}: {machine.matrix.origin()}"]
+    elif [name for name, _ in used].count(work.implementation) == 1:
+        reasons = less_than_measured(work, used[0][1])
+        notes.append(f"the rate of {work.implementation} may not be reached: measured with {'; '.join(reasons)}")
     return notes
 
 
+def _about(name: str, rate: Rate) -> str:
+    size = "" if rate.classes is None else f" with batches of {rate.batch:,} and {rate.classes:,} proxies"
+    return f"{rate.value:g} {rate.unit} of {name}{size}"
+
+
 def _notes(work: Workload, machine: Machine) -> list[str]:
-    notes = []
-    if work.implementation == "triton":
-        notes.append("the memory of triton is not measured: the similarities are at most those of chunked")
-    notes += _about_rates(work, machine)
+    notes = _about_rates(work, machine)
+    if work.products != "float32":
+        notes.append(
+            f"embeddings are taken to be {work.products}, too; a criterion hands float32 ones to its loss: products "
+            "are then of float32 and slower, and a chunk takes up to twice as much"
+        )
     if work.kind.over == "classes" and work.implementation != "plain":
         kept = "kept from the forward pass" if work.cached else "computed again in the backward pass"
         notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")

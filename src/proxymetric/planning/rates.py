@@ -26,6 +26,8 @@ class Rate(NamedTuple):
     batch: int | None = None
     dim: int | None = None
     classes: int | None = None
+    method: str | None = None
+    """whose loss it was, where losses that sum in another way may be slower"""
 
     def origin(self) -> str:
         """Where the number comes from, in words."""
@@ -45,8 +47,8 @@ class Machine(NamedTuple):
     """TB/s of its memory; None: not known"""
     matrix: Rate
     """TFLOP/s of products alone, by its matrix units if it has some"""
-    implementations: dict[str, Rate | None]
-    """TFLOP/s that a loss reaches; None: not measured; an implementation that is not there does not run on it"""
+    implementations: dict[str, tuple[Rate, ...]]
+    """TFLOP/s that a loss reaches, at some sizes; none: not measured; one that is not there does not run on it"""
 
     @property
     def is_cpu(self) -> bool:
@@ -58,7 +60,7 @@ def machines() -> dict[str, Machine]:
     """All machines with rates, by name.
 
     >>> machines()["NVIDIA H200"].matrix.value
-    790
+    768.5
     """
     text = resources.files("proxymetric.planning").joinpath("rates.json").read_text(encoding="utf-8")
     return {
@@ -68,7 +70,9 @@ def machines() -> dict[str, Machine]:
             memory=row["memory"] and Rate(**row["memory"]),
             bandwidth=row["bandwidth"] and Rate(**row["bandwidth"]),
             matrix=Rate(**row["matrix"]),
-            implementations={key: rate and Rate(**rate) for key, rate in row["implementations"].items()},
+            implementations={
+                key: tuple(Rate(**rate) for rate in rates) for key, rates in row["implementations"].items()
+            },
         )
         for name, row in json.loads(text).items()
     }

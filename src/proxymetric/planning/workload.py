@@ -68,13 +68,14 @@ class Workload:
     classes: C, from 1. dim: D, from 1. batch: B, the global one, of all devices together, from `devices`. devices: from
     1 to `classes`; each holds the proxies of ceil(C / devices) classes at most. per_class: K, from 1. method: one of
     `METHODS`. dtype: of the proxies, "float32" or "bfloat16". optimizer: of the proxies, "adamw", "adam", "sgd" (with
-    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton". touched: "all"; "batch" to compare
-    with the classes of the batch alone; a number in (0, 1) to draw such a share of all classes beside them: both
-    another loss, and not to be divided among devices. on_cpu: chunks are smaller there.
+    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton"; "auto" becomes what the library
+    chooses for many pairs, triton on a GPU and chunked on a CPU. touched: "all"; "batch" to compare with the classes of
+    the batch alone; a number in (0, 1) to draw such a share of all classes beside them: both another loss, and not to
+    be divided among devices. on_cpu: chunks are smaller there.
 
     >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
-    >>> work.shard, work.rows
-    (125001, 250002)
+    >>> work.shard, work.rows, work.implementation
+    (125001, 250002, 'triton')
     """
 
     classes: int
@@ -85,7 +86,7 @@ class Workload:
     method: str = "proxy-anchor"
     dtype: str = "float32"
     optimizer: str = "adamw"
-    implementation: str = "chunked"
+    implementation: str = "auto"
     touched: str | float = "all"
     on_cpu: bool = False
 
@@ -96,7 +97,9 @@ class Workload:
         known("method", self.method, METHODS)
         known("dtype", self.dtype, BYTES)
         known("optimizer", self.optimizer, OPTIMIZERS)
-        known("implementation", self.implementation, IMPLEMENTATIONS)
+        known("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
+        if self.implementation == "auto":
+            object.__setattr__(self, "implementation", "chunked" if self.on_cpu else "triton")
         if isinstance(self.touched, str):
             known("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
         elif not 0 < self.touched < 1:
@@ -119,6 +122,16 @@ class Workload:
     @property
     def kind(self) -> Kind:
         return METHODS[self.method]
+
+    @property
+    def several(self) -> bool:
+        """Whether several proxies make one similarity."""
+        return self.kind.grouped and self.per_class > 1
+
+    @property
+    def products(self) -> str:
+        """The type in which matrices are multiplied: triton's is that of the proxies, where embeddings have it, too."""
+        return self.dtype if self.implementation == "triton" else "float32"
 
     @property
     def shard(self) -> int:
