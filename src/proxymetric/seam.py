@@ -322,6 +322,9 @@ class Compare(Objective):
                 remember()
                 weighed()
 
+        if refs.vectors.dtype == torch.bfloat16:
+            # Who makes proxies narrow wants narrow products; exponents and sums stay float32 (`ops`).
+            queries = queries.to(torch.bfloat16)
         # A memory that is still empty: nothing to compare with, nothing to learn from.
         terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
         if self.regulariser is not None:

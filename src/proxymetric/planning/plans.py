@@ -120,11 +120,6 @@ def _about(name: str, rate: Rate) -> str:
 
 def _notes(work: Workload, machine: Machine) -> list[str]:
     notes = _about_rates(work, machine)
-    if work.products != "float32":
-        notes.append(
-            f"embeddings are taken to be {work.products}, too; a criterion hands float32 ones to its loss: products "
-            "are then of float32 and slower, and a chunk takes up to twice as much"
-        )
     if work.kind.over == "classes" and work.implementation != "plain":
         kept = "kept from the forward pass" if work.cached else "computed again in the backward pass"
         notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")

@@ -1,0 +1,18 @@
+"""Triton kernels between the products of `fused`: from the similarities of a chunk to sums, shares and gradients.
+
+A chunk is n columns of K rows each against B queries; its similarities S lie row after row, (n K, B), as the product
+of rows and queries gave them: lengths are folded in here. A program sees a tile of `TILE` rows: several columns where a
+column is one row, else the K rows of one column, padded to a power of two. All numbers are float32 but the shares,
+which are of the products' type. Signatures have tensors first, then numbers, then constants. This package imports
+triton: only `launches` imports it, when it is about to launch. Triton reads annotations as code, so there are none but
+its own.
+"""
+
+from proxymetric.ops.kernels.own import add_own, find, own_means, place
+from proxymetric.ops.kernels.rows import back_rows, finish, measure, mix, rescale
+from proxymetric.ops.kernels.sums import log_means, log_sums, shares
+
+__all__ = [
+    "add_own", "back_rows", "find", "finish", "log_means", "log_sums",
+    "measure", "mix", "own_means", "place", "rescale", "shares",
+]  # fmt: skip

@@ -1,0 +1,97 @@
+"""Lengths of rows, and gradients in rows and queries."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def measure(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """The lengths of R rows."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.float32)
+    for start in range(0, D, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        there = (row < R)[:, None] & (d < D)[None, :]
+        p = tl.load(rows + row[:, None] * D + d[None, :], mask=there, other=0.0).to(tl.float32)
+        total += tl.sum(p * p, 1)
+    tl.store(lengths + row, tl.sqrt_rn(total), mask=row < R)
+
+
+@triton.jit(do_not_specialize=["n"])
+def finish(
+    rows, product, factors, inwards, scaled, grads, by, n, D,
+    BY: tl.constexpr, FOLD: tl.constexpr, SCALED: tl.constexpr, WANTED: tl.constexpr, NORMAL: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of n rows the gradient `by (product - inward p)`; where not BY that is in both.
+
+    Without FOLD the product is still to be multiplied by a factor, and so is p, for the queries: `scaled`.
+    """
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, there = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    factor = 1.0
+    if not FOLD:
+        factor = tl.load(factors + row, mask=row < n, other=0.0)[:, None]
+    if SCALED or NORMAL:
+        p = tl.load(rows + at, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        tl.store(scaled + at, (factor * p).to(scaled.dtype.element_ty), mask=there)
+    if WANTED:
+        grad = factor * tl.load(product + at, mask=there, other=0.0)
+        if NORMAL:
+            grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
+        if BY:
+            grad *= tl.load(by)
+        tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["n"])
+def back_rows(
+    W, queries, rows, inwards, grads, by, n, B, D,
+    BY: tl.constexpr, NORMAL: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """`finish` with its product W x in one: for batches so small that writing and reading that takes the time.
+
+    WIDE: make float32 of all first, for the interpreter, which would multiply the bits of narrower numbers.
+    """
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # first: the blocks of the same rows run side by side
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    grad = tl.zeros([TILE, BLOCK], tl.float32)
+    for start in range(0, B, DEPTH):
+        i = start + tl.arange(0, DEPTH)
+        w = tl.load(W + row[:, None] * B + i[None, :], mask=(row < n)[:, None] & (i < B)[None, :], other=0.0)
+        x = tl.load(queries + i[:, None] * D + d[None, :], mask=(i < B)[:, None] & (d < D)[None, :], other=0.0)
+        grad = tl.dot(w.to(tl.float32), x.to(tl.float32), grad) if WIDE else tl.dot(w, x, grad)
+    at, there = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    if NORMAL:
+        p = tl.load(rows + at, mask=there, other=0.0).to(tl.float32)
+        grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
+    if BY:
+        grad *= tl.load(by)
+    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def rescale(values, by, size, BLOCK: tl.constexpr):
+    """Multiply all values by one that lies on the device; nothing is touched where that is 1."""
+    factor = tl.load(by).to(tl.float32)
+    if factor != 1.0:
+        start = tl.program_id(0).to(tl.int64) * BLOCK
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        for first in range(start, size, step):
+            at = first + tl.arange(0, BLOCK)
+            value = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
+            tl.store(values + at, (value * factor).to(values.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def mix(a, b, by_a, by_b, out, size, BLOCK: tl.constexpr):
+    """`out = by_a a + by_b b`, rounded once."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    one = tl.load(by_a).to(tl.float32) * tl.load(a + at, mask=at < size, other=0.0)
+    two = tl.load(by_b).to(tl.float32) * tl.load(b + at, mask=at < size, other=0.0)
+    tl.store(out + at, (one + two).to(out.dtype.element_ty), mask=at < size)
