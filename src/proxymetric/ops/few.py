@@ -25,7 +25,7 @@ def few(run: Run, task: Task, at: Present, count: float) -> tuple[tuple[Tensor, 
     rules = [run.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
     per_class = task.refs.per_class or 1
     columns = per_class // run.K
-    found, similarities = run.numbers(2, run.batch * columns), run.numbers(run.batch, per_class)
+    found, similarities = run.pair(run.batch * columns), run.numbers(run.batch, per_class)
     in_queries, in_rows = run.none, run.none
     if run.wanted:
         in_queries, in_rows = run.numbers(run.batch, run.dim), run.numbers(run.batch * per_class, run.dim)

@@ -36,7 +36,7 @@ def mean_over_batch(
     queries: Tensor, task: Task, positive_count: Count, negative_count: Count, setting: Setting
 ) -> Totals:
     """As in chunks, a chunk's gradient is made in the forward pass; the pairs of one class are taken apart from it."""
-    _check(queries)
+    _check(queries, task)
     if not takes(queries, task):
         return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
@@ -45,21 +45,29 @@ def mean_over_batch(
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
-    _check(queries)
+    _check(queries, task)
     return chunked.over_batch(queries, task, setting)
 
 
 def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
-    _check(queries)
+    _check(queries, task)
     if not takes(queries, task):
         return chunked.over_classes(queries, task, setting)
     with torch.cuda.device_of(queries):
         return Reduced(*_OverClasses.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
 
 
-def _check(queries: Tensor) -> None:
+def _check(queries: Tensor, task: Task) -> None:
+    """Kernels are given addresses: what lies elsewhere would end the process, or worse."""
     if not queries.is_cuda and not interpreting():
         raise ValueError(f"impl: 'triton' wants tensors on cuda, got some on {queries.device}; wanted 'chunked' there")
+    rules = () if task.weight is None else (*task.weight.positive, *task.weight.negative)
+    for each in (task.labels, task.refs.labels, task.refs.vectors, *rules):
+        if each.device != queries.device:
+            raise ValueError(
+                f"device: queries are on {queries.device}, their labels, references or weights on {each.device}; "
+                "wanted all on one"
+            )
 
 
 def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> chunked.Job:
@@ -112,7 +120,7 @@ def _means(queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[tuple[Te
 
 def _many(run: Run, count: float) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
     """Of the pairs of two classes the total and the summed weights, and the total's gradients."""
-    found, by = run.numbers(2, run.columns), run.line.slope / count
+    found, by = run.pair(run.columns), run.line.slope / count
     in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
     wide = run.vectors.dtype == torch.float16

@@ -89,12 +89,14 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
 def chosen(queries: Tensor, refs: References) -> str:
     """The name of the implementation that compares these, by the setting."""
     name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
+    compiling = torch.compiler.is_compiling()  # which reads torch, not kernels that are launched
     if name == "auto":
         kind = queries.device.type
-        # What is being compiled is better left to the compiler, which reads torch, not kernels that are launched.
-        fast = kind == "cuda" and installed() and not torch.compiler.is_compiling()
+        fast = kind == "cuda" and installed() and not compiling
         small = SMALL if kind == "cpu" or fast else SMALL_UNFUSED
         name = "plain" if pairs <= small else "triton" if fast else "chunked"
+    if name == "triton" and compiling:
+        name = "chunked"
     return name if pairs else "plain"
 
 

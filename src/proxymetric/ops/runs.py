@@ -97,6 +97,10 @@ class Run:
     def numbers(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape, dtype=torch.float32)
 
+    def pair(self, size: int) -> Tensor:
+        """(2, size), both aligned."""
+        return self.numbers(2, -(-size // 4) * 4)[:, :size]
+
     def empty(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape)
 
@@ -124,7 +128,7 @@ class Run:
         """Of each column `over log(1 + sum exp)`, and its mean weight; shares, and what else gradients are made of."""
         block = power(self.batch)
         one = block * self.padded <= (ONE if self.K == 1 else TILE)
-        tile = max(1, WARP // block) if self.K == 1 else self.padded
+        tile = min(max(1, WARP // block), 16) if self.K == 1 else self.padded
         if not one:
             tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
         launch(
@@ -201,7 +205,7 @@ class Run:
         """Write the gradient in a chunk's rows, in one launch."""
         tile, block, depth = ROWS_TILE
         launch(
-            "back_rows", (-(-self.dim // block), -(-len(out) // tile)), 8,
+            "back_rows", (-(-self.dim // block) * -(-len(out) // tile),), 8,
             (shared, queries, self.rows, self.inwards, out, self.none if by is None else by),
             (len(out), self.batch, self.dim),
             {"BY": by is not None, "NORMAL": self.least is not None, "WIDE": interpreting(),

@@ -58,8 +58,9 @@ def back_rows(
 
     WIDE: make float32 of all first, for the interpreter, which would multiply the bits of narrower numbers.
     """
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # first: the blocks of the same rows run side by side
-    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    blocks = tl.cdiv(D, BLOCK)  # those of the same rows run side by side
+    d = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0) // blocks * TILE + tl.arange(0, TILE)
     grad = tl.zeros([TILE, BLOCK], tl.float32)
     for start in range(0, B, DEPTH):
         i = start + tl.arange(0, DEPTH)
