@@ -101,7 +101,7 @@ class Made(NamedTuple):
             size, (count, dim) = in_vectors.numel(), self.in_own.shape
             launch("rescale", (min(-(-size // 4096), 2048),), 4, (in_vectors, down), (size,), {"BLOCK": 4096})
             launch(
-                "add_own", (count,), 4, (in_vectors, self.columns, self.in_own, up), (count, dim),
+                "add_own", (count,), 4, (in_vectors, self.columns, self.in_own, up), (dim,),
                 {"K": count // len(self.columns), "BLOCK": block},
             )  # fmt: skip
         return in_queries, in_vectors

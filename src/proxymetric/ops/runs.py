@@ -27,7 +27,7 @@ WARP = 2**10
 ONE = 2**14
 """numbers of a batch up to which a program holds all of them, and reads them once"""
 SHALLOW = 1024
-"""queries up to which a product with them takes less time than its result to write and read"""
+"""queries up to which, by the bytes they move, a product with them takes less time than its result to write and read"""
 ROWS_TILE = (128, 128, 64)
 """rows, dimensions, and queries at once of such a product here"""
 KINDS = ("soft", "max", "mean")

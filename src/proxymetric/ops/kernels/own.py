@@ -173,7 +173,7 @@ def own_means(
 
 
 @triton.jit
-def add_own(grads, columns, in_rows, by, R, D, K: tl.constexpr, BLOCK: tl.constexpr):
+def add_own(grads, columns, in_rows, by, D, K: tl.constexpr, BLOCK: tl.constexpr):
     """Add `by` times the gradients that `own_means` wrote to those of all rows; of each class there is one."""
     row = tl.program_id(0)
     column = tl.load(columns + row // K)
