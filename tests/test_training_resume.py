@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.files import read_json, write_json
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
@@ -176,3 +177,27 @@ def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_p
     straight = run(broken, tmp_path / "straight", **SHORT)
     assert straight.result["bad_images"].keys() == done.result["bad_images"].keys()
     assert straight.result["curve"] == done.result["curve"]
+
+
+def test_the_optimisers_memory_lies_as_the_weights_do(tmp_path: Path) -> None:
+    """A file keeps no layout; a fused step goes through memory in the order of the weights."""
+
+    def steps(count: int, resumed: Checkpoint | None = None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        images = torch.randn(2, 3, 8, 8)
+        if resumed is not None:
+            resumed.load_into(net, "net.", "this net")
+            load_optimizer(optimizer, resumed.under("optimizer."))
+        for _ in range(count):
+            optimizer.zero_grad()
+            net(images).square().sum().backward()
+            optimizer.step()
+        return net, optimizer
+
+    net, optimizer = steps(3)
+    Checkpoint(module_tensors(net, "net.") | optimizer_tensors(optimizer), {}).write(tmp_path / "three.safetensors")
+    again, memory = steps(2, Checkpoint.read(tmp_path / "three.safetensors"))
+    assert [v["exp_avg"].stride() for v in memory.state.values()] == [p.stride() for p in net.parameters()]
+    assert all(map(torch.equal, again.parameters(), steps(5)[0].parameters()))

@@ -93,3 +93,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, entry in optimizer.state.items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                # A file holds rows; fused kernels go through memory and take for granted that both lie alike.
+                entry[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
