@@ -173,7 +173,7 @@ def serve(line: Connection, side: Side, setting: Setting, device: torch.device) 
             except Exception:
                 running = None
                 line.send({"failed": traceback.format_exc(limit=-3)})
-            if side[1] == "eager":
+            if side[1] != "recorded":
                 release(device)  # its memory is the next one's
 
 
@@ -217,6 +217,8 @@ def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str
     spent: dict[Side, list[float]] = {side: [] for side, found in memory.items() if "failed" not in found}
     skipped = {}
     for side in list(spent) * rounds:
+        if "failed" in memory[side]:
+            continue
         lines[side].send({})
         answer = answered(lines[side])
         if "failed" in answer:

@@ -25,8 +25,10 @@ from proxymetric.ops import (
     kernels,
     launches,
     mean_over_batch,
+    own,
     reductions,
     runs,
+    totals,
     using,
 )
 from proxymetric.rules import Steps, Weight
@@ -141,6 +143,25 @@ def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
 def test_many_queries_of_a_class_in_many_dimensions(per_class, kind):
     """More than a program of one class holds at once, of both; several columns of a class add up in its queries."""
     compare("mean_over_batch", 40 if per_class < 10 else 9, 5, per_class, 300, kind=kind, draws=2, rows=1000)
+
+
+@pytest.mark.parametrize("counts", [(None, None), (3.0, None)])
+def test_sums_over_more_columns_than_a_program_goes_over(counts, monkeypatch):
+    monkeypatch.setattr(totals, "AT_ONCE", 16)
+    monkeypatch.setattr(totals, "PART", 16)
+    compare("mean_over_batch", 9, 50, 1, 5, weighted=True, counts=counts, draws=2, rows=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_batch_is_sorted_by_class(dtype):
+    """More labels than a program places, most of them several times; every other number of a larger tensor."""
+    labels = torch.randint(40, (300,), dtype=dtype, device=DEVICE)[::2]
+    found = own.arranged(labels)
+    wanted, order = labels.long().sort(stable=True)
+    assert torch.equal(found.labels, wanted)
+    assert torch.equal(found.order, order)
+    assert torch.equal(found.narrow, labels.int())
+    assert (found.columns == -1).all()
 
 
 @pytest.mark.parametrize("budget", [0, 2**30])
@@ -329,8 +350,7 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
     """Else every other test here could pass without them."""
     launches.interpreting()  # looks at a kernel, once: not at what stands for it below
     seen = []
-    names = "measure find place own_means log_means log_sums shares finish back_rows rescale mix add_own"
-    for name in names.split():
+    for name in kernels.__all__:
         kernel = getattr(kernels, name)
 
         class Seen:
@@ -348,8 +368,8 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
         # Gradients in the rows of the batch's classes are float32.
         own = ["shares", "finish"] * 2
         wanted = {
-            "mean_over_batch": ["measure", *means, "find", "own_means", "mix", "rescale", "add_own"],
-            "over_classes": ["find", "place", *["measure", *sums] * 2, "measure", *own, "measure", *shares],
+            "mean_over_batch": ["arrange", "measure_and_find", *means, "own_means", "total", "rescale", "add"],
+            "over_classes": ["arrange", "find", "place", *["measure", *sums] * 2, "measure", *own, "measure", *shares],
         }
         assert seen == wanted[reduction]
 

@@ -13,10 +13,9 @@ from proxymetric.ops import kernels
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {"labels": "*i64", "of_queries": "*i32", "W": "*bf16", "rows": "*bf16", "scaled": "*bf16", "values": "*bf16"}
 POINTERS |= dict.fromkeys(("classes", "present", "order", "columns"), "*i64")
-POINTERS |= dict.fromkeys(("queries", "vectors", "out"), "*bf16")
-NUMBERS = {"n": "i32", "C": "i32", "B": "i32", "D": "i32", "size": "i64", "R": "i32"} | dict.fromkeys(
-    ("slope", "offset", "steep", "least", "lift", "times", "over"), "fp32"
-)
+POINTERS |= dict.fromkeys(("queries", "vectors", "grads"), "*bf16") | {"narrow": "*i32"}
+NUMBERS = dict.fromkeys(("n", "m", "C", "B", "D", "R", "blocks", "tiles"), "i32") | {"size": "i64"}
+NUMBERS |= dict.fromkeys(("slope", "offset", "steep", "least", "lift", "times", "over"), "fp32")
 
 
 def compiled(kernel: Any, warps: int, **constants: Any) -> None:
@@ -51,13 +50,17 @@ def main() -> None:
         how = {name: each[name] for name in ("K", "KIND", "NORMAL", "EDGES")} | {"M": many, "WANTED": True, "STEPS": 13}
         for padded, group in ((1, 16),) if each["K"] == 1 else ((16, 1), (16, 4)):
             compiled(kernels.own_means, 4, **how, KP=padded, GROUP=group, BLOCK=64)
-    compiled(kernels.add_own, 4, K=10, BLOCK=1024)
-    compiled(kernels.mix, 4, BLOCK=1024)
-    compiled(kernels.back_rows, 8, BY=True, NORMAL=True, WIDE=False, TILE=128, BLOCK=128, DEPTH=64)
+    for divided in (True, False):
+        compiled(kernels.add, 4, UP=divided, DOWN=not divided, K=10, BLOCK=1024)
+        compiled(kernels.total, 16, UP=divided, DOWN=not divided, BLOCK=8192)
+        compiled(kernels.rescale, 4, DIVIDED=divided, BLOCK=4096)
+    compiled(kernels.total_parts, 8, MANY=2**14, BLOCK=4096)
+    compiled(kernels.arrange, 4, TILE=32, BLOCK=128)
+    compiled(kernels.measure_and_find, 4, STRIDE=10, STEPS=13, TILE=4, DIMS=512, BLOCK=1024)
+    compiled(kernels.back_rows, 4, BY=True, NORMAL=True, WIDE=False, TILE=128, BLOCK=128, DEPTH=64)
     compiled(kernels.measure, 4, TILE=4, BLOCK=512)
     compiled(kernels.place, 4, ABSENT=-2, K=10, BLOCK=1024)
     compiled(kernels.find, 4, STRIDE=1, STEPS=13, BLOCK=1024)
-    compiled(kernels.rescale, 4, BLOCK=4096)
 
 
 if __name__ == "__main__":

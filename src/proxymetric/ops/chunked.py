@@ -34,6 +34,8 @@ class Job(NamedTuple):
     """whether all similarities are kept for the backward pass"""
     counts: tuple[float, float] = (1.0, 1.0)
     """what the summed positives and negatives are divided by"""
+    over_weights: tuple[bool, bool] = (False, False)
+    """whether they are divided by their summed weights, too, before anybody sees them"""
 
 
 def mean_over_batch(
@@ -45,7 +47,8 @@ def mean_over_batch(
     """
     queries = lifted(queries)
     job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
-    return Totals(*MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
+    found = Totals(*MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
+    return found.over_weights(positive_count is None, negative_count is None)
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxymetric.ops.launches import launch
+from proxymetric.ops.lengths import power
 from proxymetric.ops.own import Present
-from proxymetric.ops.runs import Run, power, totals
+from proxymetric.ops.runs import Run
 from proxymetric.ops.task import Task
 
 PAIRS = 16
@@ -15,8 +16,8 @@ NUMBERS = 2**12
 """that a program holds"""
 
 
-def few(run: Run, task: Task, at: Present, count: float) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """The total of `log(1 + sum exp)` over `count` and the summed weights, and the gradients of the total.
+def few(run: Run, task: Task, at: Present, count: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`log(1 + sum exp)` over `count` and the weight of each of the batch's columns, and the gradients of their sum.
 
     Those in the queries, and in the B K rows of the batch's classes, where `at` has any.
     """
@@ -32,11 +33,11 @@ def few(run: Run, task: Task, at: Present, count: float) -> tuple[tuple[Tensor, 
     group = max(1, PAIRS // run.padded)
     launch(
         "own_means", (run.batch,), 4,
-        (run.queries, run.vectors.contiguous(), *at, similarities, *found, in_queries, in_rows, *rules),
+        (run.queries, run.vectors.contiguous(), *at[:3], similarities, *found, in_queries, in_rows, *rules),
         (run.batch, run.dim, line.slope, line.offset, run.exponent[2], run.least or 1.0, line.slope / count, 1 / count),
         {"K": run.K, "KIND": run.how["KIND"], "NORMAL": run.how["NORMAL"],
          "EDGES": -1 if rule is None else rule.edges.shape[1], "M": columns, "WANTED": run.wanted,
          "STEPS": run.batch.bit_length(), "KP": run.padded, "GROUP": group,
          "BLOCK": min(power(run.dim), max(16, NUMBERS // (run.padded * group)))},
     )  # fmt: skip
-    return totals(found), in_queries, in_rows
+    return found, in_queries, in_rows

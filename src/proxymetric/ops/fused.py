@@ -15,12 +15,15 @@ from torch import Tensor
 from proxymetric.ops import chunked
 from proxymetric.ops.few import few
 from proxymetric.ops.launches import interpreting, launch
-from proxymetric.ops.own import Own, own_rows, present
-from proxymetric.ops.runs import Run, rows_of, totals
-from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals
+from proxymetric.ops.own import Own, arranged, find, measured, own_rows
+from proxymetric.ops.runs import Run, rows_of
+from proxymetric.ops.task import LEAST_WEIGHT, NONE, Count, Reduced, Setting, Task, Totals
+from proxymetric.ops.totals import totals
 
 LIFT = 2.0**12
 """by what float16 shares of a sum over very many classes are multiplied, or the small ones would be lost"""
+BLOCK = 1024
+"""numbers of a gradient that a program adds"""
 
 
 def takes(queries: Tensor, task: Task) -> bool:
@@ -39,7 +42,10 @@ def mean_over_batch(
     _check(queries, task)
     if not takes(queries, task):
         return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
-    job = _job(0, queries, task, setting)._replace(counts=(positive_count or 1, negative_count or 1))
+    job = _job(0, queries, task, setting)._replace(
+        counts=(positive_count or 1, negative_count or 1),
+        over_weights=(positive_count is None, negative_count is None),
+    )
     with torch.cuda.device_of(queries):
         return Totals(*chunked.MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
 
@@ -86,40 +92,58 @@ class Made(NamedTuple):
     """(B,) the classes in whose rows the positives' total has one; -1: none"""
     in_own: Tensor
     """(B K, D) which it is"""
+    totals: Tensor
+    """(4,) the totals and the summed weights"""
+    over_weights: tuple[bool, bool]
+    """by which of them the total was divided, but not these gradients"""
     type: torch.dtype
     """of the queries"""
 
     def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """As `chunked.Made.added`, in few launches."""
-        in_queries, in_vectors, block = None, self.in_vectors, 1024
+        (queries_up, queries_down), vectors = self.in_queries or (self.in_own, self.in_own), self.in_vectors
+        in_queries = None if self.in_queries is None else torch.empty_like(queries_up, dtype=self.type)
+        size, blocks, (count, dim) = 0, 0, self.in_own.shape
         up, down = up.contiguous(), down.contiguous()
-        if self.in_queries is not None:
-            in_queries = torch.empty_like(self.in_queries[0], dtype=self.type)
+        if in_queries is not None:
             size = in_queries.numel()
-            launch("mix", (-(-size // block),), 4, (*self.in_queries, up, down, in_queries), (size,), {"BLOCK": block})
-        if in_vectors is not None:
-            size, (count, dim) = in_vectors.numel(), self.in_own.shape
-            launch("rescale", (min(-(-size // 4096), 2048),), 4, (in_vectors, down), (size,), {"BLOCK": 4096})
+            blocks = -(-size // BLOCK)
+        if vectors is not None:
+            many = vectors.numel()
             launch(
-                "add_own", (count,), 4, (in_vectors, self.columns, self.in_own, up), (dim,),
-                {"K": count // len(self.columns), "BLOCK": block},
+                "rescale", (min(-(-many // 4096), 2048),), 4, (vectors, down, self.totals), (many, LEAST_WEIGHT),
+                {"DIVIDED": self.over_weights[1], "BLOCK": 4096},
             )  # fmt: skip
-        return in_queries, in_vectors
+        launch(
+            "add", (blocks + (0 if vectors is None else count),), 4,
+            (queries_up, queries_down, self.in_own if in_queries is None else in_queries,
+             self.in_own if vectors is None else vectors, self.columns, self.in_own, up, down, self.totals),
+            (blocks, size, dim, LEAST_WEIGHT),
+            {"UP": self.over_weights[0], "DOWN": self.over_weights[1], "K": count // len(self.columns), "BLOCK": BLOCK},
+        )  # fmt: skip
+        return in_queries, vectors
 
 
 def _means(queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
     """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
-    run = Run(queries, vectors, job)
+    at, known = arranged(job.task.labels), None
+    if job.task.refs.normalise is None:
+        find(job.task, at)
+    else:
+        known = measured(vectors, job.task, at)
+    run = Run(queries, vectors, job, at.narrow, measured=known)
     # The many rows first: while a device is busy with them, the few of the batch's classes are prepared.
     down, down_queries, in_vectors = _many(run, job.counts[1])
-    at = present(job.task)
     up, up_queries, in_own = few(run, job.task, at, job.counts[0])
     in_queries = None if down_queries is None else (up_queries, down_queries)
-    return (up[0], down[0]), (up[1], down[1]), Made(in_queries, in_vectors, at.columns, in_own, queries.dtype)
+    found = totals(up, down, job.over_weights)
+    made = Made(in_queries, in_vectors, at.columns, in_own, found, job.over_weights, queries.dtype)
+    up, down, up_weight, down_weight = found.unbind()
+    return (up, down), (up_weight, down_weight), made
 
 
-def _many(run: Run, count: float) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
-    """Of the pairs of two classes the total and the summed weights, and the total's gradients."""
+def _many(run: Run, count: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of the pairs of two classes the logarithms and weights of the columns, and the gradients of their sum."""
     found, by = run.pair(run.columns), run.line.slope / count
     in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
@@ -132,7 +156,7 @@ def _many(run: Run, count: float) -> tuple[tuple[Tensor, ...], Tensor | None, Te
         run.back(part, run.queries, in_queries, in_vectors, left)
     if in_queries is not None and left is not None:
         in_queries.mul_(left)
-    return totals(found), in_queries, in_vectors
+    return found, in_queries, in_vectors
 
 
 class _OverClasses(torch.autograd.Function):
@@ -140,23 +164,24 @@ class _OverClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[Tensor, ...]:
-        own = own_rows(job.task)
-        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, own), None)
-        run = Run(queries, vectors, job)
+        at = arranged(job.task.labels)
+        own = own_rows(job.task, at)
+        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, at.narrow, own), None)
+        run = Run(queries, vectors, job, at.narrow)
         ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
         down, down_weight = _sums(run, ctx.kept)
         ctx.job = job
-        ctx.save_for_backward(queries, vectors, up, down, *own)
+        ctx.save_for_backward(queries, vectors, up, down, at.narrow, *own)
         ctx.mark_non_differentiable(up_weight, down_weight)
         return up, down, up_weight, down_weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         chunked.once()
-        queries, vectors, up, down, *rows = ctx.saved_tensors
+        queries, vectors, up, down, labels, *rows = ctx.saved_tensors
         job, own = ctx.job, Own(*rows)
-        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, own), up, grads[0], None)
-        in_queries, in_vectors = _back(Run(queries, vectors, job), down, grads[1], ctx.kept)
+        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, labels, own), up, grads[0], None)
+        in_queries, in_vectors = _back(Run(queries, vectors, job, labels), down, grads[1], ctx.kept)
         if in_queries is not None:
             assert up_queries is not None
             in_queries = in_queries.add_(up_queries).to(queries.dtype)

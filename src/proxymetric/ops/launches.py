@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -42,13 +43,22 @@ def launch(
     if odd & 15 or interpreting():
         kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
         return
-    values = constants.values()
-    key = (name, warps, tensors[0].device, *[each.dtype for each in tensors], *map(_kind, numbers), *values)
+    values, device = constants.values(), tensors[0].get_device()
+    key = (name, warps, device, *[each.dtype for each in tensors], *map(_kind, numbers), *values)
     made = _made.get(key)
     if made is None:
         _made[key] = kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
-    else:
-        made[(*grid, 1, 1)[:3]](*addresses, *numbers, *values)
+        return
+    about = (_stream()(device), made.function, made.packed_metadata, None, None, None)
+    made.run(*(*grid, 1, 1)[:3], *about, *addresses, *numbers, *values)
+
+
+@cache
+def _stream() -> Callable[[int], int]:
+    """What tells the stream of a device that work goes to now."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_stream
 
 
 def _kind(number: float) -> Any:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.launches import launch
+from proxymetric.ops.lengths import by_tiles, lengths
 from proxymetric.ops.task import Task
 
 ABSENT = -2
 """the label of a row that stands where the batch has no further class"""
 BLOCK = 1024
 """classes that a program looks at"""
+TILE = 32
+"""queries that a program finds the place of"""
 
 
 class Present(NamedTuple):
@@ -25,6 +28,8 @@ class Present(NamedTuple):
     """(B,) whose they are"""
     columns: Tensor
     """(B,) where the first label of a kind stands, which class it is among the references'; -1 elsewhere, or if none"""
+    narrow: Tensor
+    """(B,) the labels as the batch has them, in 32 bits"""
 
 
 class Own(NamedTuple):
@@ -36,22 +41,55 @@ class Own(NamedTuple):
     """(B K,) their classes, each class once; `ABSENT` where one is missing"""
 
 
-def present(task: Task) -> Present:
-    """Look the batch's classes up among all. Nothing here waits for a device."""
-    per_class, of_rows = task.refs.per_class or 1, task.refs.labels
-    labels, order = task.labels.long().sort()
-    columns, count, classes = torch.full_like(labels, -1), len(labels), len(of_rows) // per_class
+def arranged(labels: Tensor) -> Present:
+    """The batch; which classes it has is still to be found. Nothing here waits for a device."""
+    count = len(labels)
+    kept, order, columns = (labels.new_empty(count, dtype=torch.int64) for _ in range(3))
+    found = Present(kept, order, columns, labels.new_empty(count, dtype=torch.int32))
     launch(
-        "find", (-(-classes // BLOCK),), 4, (of_rows, labels, columns), (classes, count),
-        {"STRIDE": per_class * of_rows.stride(0), "STEPS": count.bit_length(), "BLOCK": BLOCK},
+        "arrange", (-(-count // TILE),), 4,
+        (labels.contiguous(), found.narrow, found.labels, found.order, found.columns), (count,),
+        {"TILE": TILE, "BLOCK": 128},
     )  # fmt: skip
-    return Present(labels, order, columns)
+    return found
 
 
-def own_rows(task: Task) -> Own:
+def measured(vectors: Tensor, task: Task, at: Present) -> Tensor:
+    """The lengths of all rows; on the way, look the batch's classes up among all."""
+    if not vectors.is_contiguous():
+        find(task, at)
+        return lengths(vectors)
+    classes, how = _search(task, at)
+    count, dim, tile, block = by_tiles(vectors)
+    found, tiles = vectors.new_empty(count, dtype=torch.float32), -(-count // tile)
+    launch(
+        "measure_and_find", (tiles + -(-classes // BLOCK),), 4,
+        (vectors, found, task.refs.labels, at.labels, at.columns), (count, dim, classes, len(at.labels), tiles),
+        how | {"TILE": tile, "DIMS": block, "BLOCK": BLOCK},
+    )  # fmt: skip
+    return found
+
+
+def find(task: Task, at: Present) -> None:
+    """Look the batch's classes up among all."""
+    classes, how = _search(task, at)
+    launch(
+        "find", (-(-classes // BLOCK),), 4, (task.refs.labels, at.labels, at.columns), (classes, len(at.labels)),
+        how | {"BLOCK": BLOCK},
+    )  # fmt: skip
+
+
+def _search(task: Task, at: Present) -> tuple[int, dict[str, int]]:
+    """Among how many, and how."""
+    per_class, of_rows = task.refs.per_class or 1, task.refs.labels
+    how = {"STRIDE": per_class * of_rows.stride(0), "STEPS": len(at.labels).bit_length()}
+    return len(of_rows) // per_class, how
+
+
+def own_rows(task: Task, found: Present) -> Own:
     """The rows of the batch's classes."""
-    per_class, found = task.refs.per_class or 1, present(task)
-    count = len(found.labels)
+    find(task, found)
+    per_class, count = task.refs.per_class or 1, len(found.labels)
     own = Own(*found.labels.new_empty(2, count * per_class))
     launch(
         "place", (-(-count * per_class // BLOCK),), 4, (found.columns, found.labels, *own),

@@ -52,7 +52,7 @@ def mean_over_batch(
         down if negative_count is None else down / negative_count,
         sums.positive_weight.sum(),
         sums.negative_weight.sum(),
-    )
+    ).over_weights(positive_count is None, negative_count is None)
 
 
 def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:

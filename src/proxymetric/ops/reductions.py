@@ -125,14 +125,14 @@ def mean_over_batch(
     task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         do = IMPLS[chosen(queries, refs)].mean_over_batch
-        found = do(_felt(queries, refs), task, positive_count, negative_count, _setting.get())
-        if refs.shard is not None:
-            found = Totals(*added(torch.stack(found), refs.shard))
-        least = 1e-12
-        return Means(
-            found.positive / found.positive_weight.clamp(min=least) if positive_count is None else found.positive,
-            found.negative / found.negative_weight.clamp(min=least) if negative_count is None else found.negative,
-        )
+        if refs.shard is None:
+            found = do(queries, task, positive_count, negative_count, _setting.get())
+        else:
+            # No process knows the weights of all columns.
+            parts = do(_felt(queries, refs), task, positive_count or 1.0, negative_count or 1.0, _setting.get())
+            found = Totals(*added(torch.stack(parts), refs.shard))
+            found = found.over_weights(positive_count is None, negative_count is None)
+        return Means(found.positive, found.negative)
 
 
 def over_batch(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proxymetric.ops.chunked import Job
 from proxymetric.ops.launches import interpreting, launch
+from proxymetric.ops.lengths import lengths, power
 from proxymetric.ops.own import Own
 from proxymetric.seam import LEAST
 
@@ -53,7 +54,11 @@ class Run:
     For the pairs of two classes; or, of the rows in `own`, for those of one.
     """
 
-    def __init__(self, queries: Tensor, vectors: Tensor, job: Job, own: Own | None = None) -> None:
+    def __init__(
+        self, queries: Tensor, vectors: Tensor, job: Job, labels: Tensor, own: Own | None = None,
+        measured: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """labels: the queries', in 32 bits. measured: the lengths of the vectors, where these count and are known."""
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
         self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
         self.batch, self.dim = queries.shape
@@ -63,13 +68,15 @@ class Run:
         self.columns = len(vectors) // self.K
         self.chunk = min(max(1, job.rows // self.K), self.columns)
         self.labels = job.task.refs.labels if own is None else own.labels
-        of_class, of_queries = job.task.of_class, job.task.labels.to(torch.int32).contiguous()
+        of_class = job.task.of_class
         self.least = None if job.task.refs.normalise is None else LEAST[job.task.refs.normalise]
         self.wants, self.wanted = job.wanted, any(job.wanted)
         self.none, rows = self.numbers(0), self.chunk * self.K
-        self.lengths = self.none if self.least is None else lengths(self.vectors)
+        self.lengths = self.none
+        if self.least is not None:
+            self.lengths = lengths(self.vectors) if measured is None else measured
         rules = [self.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
-        self.given = (of_queries, *rules)
+        self.given = (labels, *rules)
         # Half precision has no room for the factors of very short rows, nor for very small shares.
         self.fold = self.type != torch.float16
         self.how = {
@@ -205,7 +212,7 @@ class Run:
         """Write the gradient in a chunk's rows, in one launch."""
         tile, block, depth = ROWS_TILE
         launch(
-            "back_rows", (-(-self.dim // block) * -(-len(out) // tile),), 8,
+            "back_rows", (-(-self.dim // block) * -(-len(out) // tile),), 4,
             (shared, queries, self.rows, self.inwards, out, self.none if by is None else by),
             (len(out), self.batch, self.dim),
             {"BY": by is not None, "NORMAL": self.least is not None, "WIDE": interpreting(),
@@ -238,30 +245,9 @@ def some(tensor: Tensor, rows: slice) -> Tensor:
     return tensor if rows.start == 0 and rows.stop == tensor.shape[0] else tensor[rows]
 
 
-def lengths(vectors: Tensor) -> Tensor:
-    """Of each row, in float32."""
-    if not vectors.is_contiguous():
-        return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32)
-    count, dim = vectors.shape
-    found, block = vectors.new_empty(count, dtype=torch.float32), min(power(dim), 1024)
-    tile = max(1, 2048 // block)
-    launch("measure", (-(-count // tile),), 4, (vectors, found), (count, dim), {"TILE": tile, "BLOCK": block})
-    return found
-
-
-def power(number: int) -> int:
-    """The lowest power of two from `number`."""
-    return 1 << (number - 1).bit_length()
-
-
 def _warps(numbers: int) -> int:
     """Threads by the 32 that hold some thirty numbers each."""
     return min(max(numbers // WARP, 1), 16)
-
-
-def totals(found: Tensor) -> tuple[Tensor, ...]:
-    """From the logarithms and the mean weights of all columns, (2, n), their sums."""
-    return found.sum(1).unbind()
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor) -> None:

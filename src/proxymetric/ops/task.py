@@ -70,13 +70,26 @@ class Reduced(NamedTuple):
     """the same for the negatives"""
 
 
+LEAST_WEIGHT = 1e-12
+"""that a sum is divided by: that of no pairs is 0"""
+
+
 class Totals(NamedTuple):
-    """Sums over the columns, of `log(1 + sum exp)`, divided by the count where one was given, and of mean weights."""
+    """Sums over the columns: of `log(1 + sum exp)`, divided by what was asked for, and of mean weights."""
 
     positive: Tensor
     negative: Tensor
     positive_weight: Tensor
     negative_weight: Tensor
+
+    def over_weights(self, positive: bool, negative: bool) -> Totals:
+        """Divide these sums by the summed weights."""
+        found = self
+        if positive:
+            found = found._replace(positive=self.positive / self.positive_weight.clamp(min=LEAST_WEIGHT))
+        if negative:
+            found = found._replace(negative=self.negative / self.negative_weight.clamp(min=LEAST_WEIGHT))
+        return found
 
 
 class Means(NamedTuple):

@@ -8,11 +8,12 @@ triton: only `launches` imports it, when it is about to launch. Triton reads ann
 its own.
 """
 
-from proxymetric.ops.kernels.own import add_own, find, own_means, place
-from proxymetric.ops.kernels.rows import back_rows, finish, measure, mix, rescale
+from proxymetric.ops.kernels.own import arrange, find, measure_and_find, own_means, place
+from proxymetric.ops.kernels.rows import add, back_rows, finish, measure, rescale
 from proxymetric.ops.kernels.sums import log_means, log_sums, shares
+from proxymetric.ops.kernels.totals import total, total_parts
 
 __all__ = [
-    "add_own", "back_rows", "find", "finish", "log_means", "log_sums",
-    "measure", "mix", "own_means", "place", "rescale", "shares",
+    "add", "arrange", "back_rows", "find", "finish", "log_means", "log_sums", "measure", "measure_and_find",
+    "own_means", "place", "rescale", "shares", "total", "total_parts",
 ]  # fmt: skip

@@ -6,12 +6,52 @@ import triton
 import triton.language as tl
 
 from proxymetric.ops.kernels.exponents import log_mean, of_columns, of_rows, shrinks, weights_at
+from proxymetric.ops.kernels.rows import measure_tile
+
+
+@triton.jit
+def arrange(labels, narrow, present, order, columns, B, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Sort B labels, each of which counts those before it: `present` are they, `order` whose they are.
+
+    Equal ones stay in their order. `narrow` are the labels as they came, in 32 bits; `columns` are -1, for `find`.
+    """
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    own = tl.load(labels + i, mask=i < B, other=0).to(tl.int64)
+    rank = tl.zeros([TILE], tl.int32)
+    for start in range(0, B, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        other = tl.load(labels + j, mask=j < B, other=0).to(tl.int64)
+        earlier = (other[None, :] == own[:, None]) & (j[None, :] < i[:, None])
+        before = ((other[None, :] < own[:, None]) | earlier) & (j < B)[None, :]
+        rank += tl.sum(before.to(tl.int32), 1)
+    tl.store(narrow + i, own.to(tl.int32), mask=i < B)
+    tl.store(present + rank, own, mask=i < B)
+    tl.store(order + rank, i.to(tl.int64), mask=i < B)
+    tl.store(columns + i, -1, mask=i < B)
 
 
 @triton.jit
 def find(classes, present, columns, C, B, STRIDE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """`columns[j] = c` where the j'th of the sorted labels `present` (B,) is the first of class c; others are left."""
-    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _find_block(tl.program_id(0), classes, present, columns, C, B, STRIDE, STEPS, BLOCK)
+
+
+@triton.jit
+def measure_and_find(
+    rows, lengths, classes, present, columns, R, D, C, B, tiles,
+    STRIDE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`measure` by the first programs, one for each of so many tiles, and `find` by the others: in one launch."""
+    program = tl.program_id(0)
+    if program < tiles:
+        measure_tile(program, rows, lengths, R, D, TILE, DIMS)
+    else:
+        _find_block(program - tiles, classes, present, columns, C, B, STRIDE, STEPS, BLOCK)
+
+
+@triton.jit
+def _find_block(block, classes, present, columns, C, B, STRIDE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    c = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(classes + c * STRIDE, mask=c < C, other=0).to(tl.int64)
     low = tl.zeros([BLOCK], tl.int32)
     high = low + B
@@ -120,6 +160,13 @@ def own_means(
                 i = tl.load(order + at, mask=inside, other=0)
                 s = _product(queries, vectors, i, inside, row, real, D, KP, GROUP, BLOCK) * shrink[:, None]
                 tl.store(S + at[None, :] * (M * K) + (m * K + k)[:, None], s, mask=real[:, None] & inside[None, :])
+            tl.debug_barrier()  # what one thread wrote another reads
+            # Both passes read them: a last bit of an exponent that they do not have in common is much of a share.
+            for first in range(j, end, GROUP):
+                at = first + tl.arange(0, GROUP)
+                inside = at < end
+                at_pairs = S + at[None, :] * (M * K) + (m * K + k)[:, None]
+                s = tl.load(at_pairs, mask=real[:, None] & inside[None, :], other=0.0)
                 found, weight, z = _pairs(s, k, labels, inside, edges, levels, slope, offset, steep, K, KIND, EDGES)
                 weighed += tl.sum(tl.where(inside[None, :], weight, 0.0), 1)
                 higher = tl.maximum(highest, tl.max(z, 1))
@@ -133,7 +180,6 @@ def own_means(
             if WANTED:
                 factor = times * shrink * part
                 inner = tl.zeros([KP], tl.float32)
-                tl.debug_barrier()  # what one thread wrote another reads
                 for first in range(j, end, GROUP):
                     at = first + tl.arange(0, GROUP)
                     inside = at < end
@@ -170,18 +216,3 @@ def own_means(
                         tl.store(in_queries + i[:, None] * D + d[None, :], into, mask=there)
                     at_rows = in_rows + ((j * M + m) * K + k).to(tl.int64)[:, None] * D + d[None, :]
                     tl.store(at_rows, grad - inward[:, None] * p, mask=here)
-
-
-@triton.jit
-def add_own(grads, columns, in_rows, by, D, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Add `by` times the gradients that `own_means` wrote to those of all rows; of each class there is one."""
-    row = tl.program_id(0)
-    column = tl.load(columns + row // K)
-    if column >= 0:
-        factor = tl.load(by).to(tl.float32)
-        for start in range(0, D, BLOCK):
-            d = start + tl.arange(0, BLOCK)
-            at = grads + (column * K + row % K) * D + d
-            more = factor * tl.load(in_rows + row.to(tl.int64) * D + d, mask=d < D, other=0.0)
-            value = tl.load(at, mask=d < D, other=0.0).to(tl.float32) + more
-            tl.store(at, value.to(grads.dtype.element_ty), mask=d < D)

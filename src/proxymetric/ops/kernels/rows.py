@@ -9,7 +9,12 @@ import triton.language as tl
 @triton.jit
 def measure(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """The lengths of R rows."""
-    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    measure_tile(tl.program_id(0), rows, lengths, R, D, TILE, BLOCK)
+
+
+@triton.jit
+def measure_tile(tile, rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
@@ -77,9 +82,18 @@ def back_rows(
 
 
 @triton.jit
-def rescale(values, by, size, BLOCK: tl.constexpr):
-    """Multiply all values by one that lies on the device; nothing is touched where that is 1."""
+def _factor(by, totals, AT: tl.constexpr, least, DIVIDED: tl.constexpr):
+    """What gradients are multiplied with: what comes from above, over the weights that the total was divided by."""
     factor = tl.load(by).to(tl.float32)
+    if DIVIDED:
+        factor = tl.div_rn(factor, tl.maximum(tl.load(totals + AT), least))
+    return factor
+
+
+@triton.jit
+def rescale(values, by, totals, size, least, DIVIDED: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply all values, of the negatives' total, by one that lies on the device; none is touched where that is 1."""
+    factor = _factor(by, totals, 3, least, DIVIDED)
     if factor != 1.0:
         start = tl.program_id(0).to(tl.int64) * BLOCK
         step = tl.num_programs(0).to(tl.int64) * BLOCK
@@ -90,9 +104,30 @@ def rescale(values, by, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def mix(a, b, by_a, by_b, out, size, BLOCK: tl.constexpr):
-    """`out = by_a a + by_b b`, rounded once."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    one = tl.load(by_a).to(tl.float32) * tl.load(a + at, mask=at < size, other=0.0)
-    two = tl.load(by_b).to(tl.float32) * tl.load(b + at, mask=at < size, other=0.0)
-    tl.store(out + at, (one + two).to(out.dtype.element_ty), mask=at < size)
+def add(
+    ups, downs, out, grads, columns, in_rows, up, down, totals,
+    blocks, size, D, least,
+    UP: tl.constexpr, DOWN: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of both totals, times `up` and `down`: programs up to `blocks` those in the queries, in `out`.
+
+    Each further one adds to a row of `grads`, which are times `down` already, what `own_means` wrote for it; a class
+    is one of the batch's once at most. UP, DOWN: that total was divided by the weights.
+    """
+    program = tl.program_id(0)
+    by_up = _factor(up, totals, 2, least, UP)
+    if program < blocks:
+        at = program * BLOCK + tl.arange(0, BLOCK)
+        one = by_up * tl.load(ups + at, mask=at < size, other=0.0)
+        two = _factor(down, totals, 3, least, DOWN) * tl.load(downs + at, mask=at < size, other=0.0)
+        tl.store(out + at, (one + two).to(out.dtype.element_ty), mask=at < size)
+    else:
+        row = program - blocks
+        column = tl.load(columns + row // K)
+        if column >= 0:
+            for start in range(0, D, BLOCK):
+                d = start + tl.arange(0, BLOCK)
+                at = grads + (column * K + row % K) * D + d
+                more = by_up * tl.load(in_rows + row.to(tl.int64) * D + d, mask=d < D, other=0.0)
+                value = tl.load(at, mask=d < D, other=0.0).to(tl.float32) + more
+                tl.store(at, value.to(grads.dtype.element_ty), mask=d < D)
