@@ -15,10 +15,16 @@ def _log1p(x):
 
 @triton.jit
 def _exp(x):
-    """`exp(x)` of a finite x, to the last bit or two: what `x log2(e)` loses when rounded, exp2 would multiply by x."""
-    y = x * 1.4426950216293335
-    lost = tl.fma(x, 1.4426950216293335, -y) + x * 1.925962991126618e-08
-    return tl.exp2(y) * (1.0 + lost * 0.6931471805599453)
+    """`exp(x)` of an x up to 0, to the last bit: the hardware's may be two off, and a large scale multiplies that.
+
+    `x = n log(2) + r`, the logarithm in two parts, of which the first times n is exact; then Taylor's series of r.
+    """
+    x = tl.maximum(x, -87.0)
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    r = tl.fma(n, 2.1219444e-4, tl.fma(n, -0.693359375, x))
+    q = tl.fma(tl.fma(tl.fma(r, 1 / 5040, 1 / 720), r, 1 / 120), r, 1 / 24)
+    q = tl.fma(tl.fma(q, r, 1 / 6), r, 0.5)
+    return ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True) * (1.0 + tl.fma(r * r, q, r))
 
 
 @triton.jit
