@@ -18,6 +18,8 @@ OF_A_ROW = 9
 """numbers of each proxy that a reduction has: its label and place, its log-sums and mean weights"""
 OF_A_FUSED_ROW = 5
 """the same of triton: its label, length, log-sum and mean weight"""
+SHALLOW = 1024
+"""embeddings up to which triton makes no product of bfloat16 that is written in float32 first"""
 SUMS = 2**20
 """numbers at most that triton sums up side by side over the classes"""
 WORKSPACE = 2**26
@@ -123,9 +125,10 @@ def _fused(work: Workload) -> int:
     """Bytes that triton takes: as `similarities`.
 
     Of a chunk's n proxies the similarities (n, B) in float32, and their shares in the type of the products; where that
-    is narrower, a product (n, D) in float32. The gradients of the batch's own B K rows, and two of the embeddings. Over
-    the classes these rows and the embeddings once more, a third gradient, the running sums, and all similarities (B, R)
-    if the budget allows: a chunk's are then those of the batch's own rows alone. And the library's workspace.
+    is narrower, a product (n, D) in float32, but for small batches of bfloat16. The gradients of the batch's own B K
+    rows, and two of the embeddings. Over the classes these rows and the embeddings once more, a third gradient, the
+    running sums, and all similarities (B, R) if the budget allows: a chunk's are then those of the batch's own rows
+    alone. And the library's workspace.
     """
     size, rows, own = BYTES[work.dtype], chunk(work), work.batch * work.per_class
     seen, shared = rows, rows
@@ -135,6 +138,6 @@ def _fused(work: Workload) -> int:
         seen, shared = mine if work.cached else max(mine, rows), max(mine, rows)
         wide += SUMS + work.batch * work.dim + (work.batch * work.compared if work.cached else 0)
         narrow += (own + work.batch) * work.dim
-    if size != FLOAT:
+    if size != FLOAT and not (work.dtype == "bfloat16" and work.batch <= SHALLOW):
         wide += rows * work.dim
     return FLOAT * (wide + seen * work.batch) + size * (narrow + shared * work.batch) + WORKSPACE
