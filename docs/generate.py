@@ -8,7 +8,10 @@ import statistics
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scores import ROOT, interval, score
+from tunings import parameters_table, tuned_table, tuning_table
 
 
 def methods_table() -> str:
@@ -18,70 +21,6 @@ def methods_table() -> str:
     rows = ["| method | paper | choose it |", "|---|---|---|"]
     rows += [f"| `{name}` | {build.about.paper} | {build.about.choose} |" for name, build in CATALOGUE.items()]
     return "\n".join(rows)
-
-
-TABLE_1 = (
-    ("full fine-tuning", "proxy-anchor", "full", 30.2),
-    ("linear probe", "proxy-anchor", "linear", 0.19),
-    ("BitFit (B)", "proxy-anchor", "bitfit", 0.26),
-    ("Adapter, 7 blocks of 256", "proxy-anchor", {"name": "adapter", "blocks": 7, "bottleneck": 256}, 1.57),
-    ("Adapter+B, 1 block of 256", "proxy-anchor", {"name": "adapter+bitfit", "blocks": 1, "bottleneck": 256}, 0.46),
-    ("LoRA, rank 8", "proxy-anchor", {"name": "lora", "rank": 8}, None),
-    ("VPT, 12 blocks of 10", "proxy-anchor", {"name": "vpt", "prompts": 10}, 0.23),
-    ("VPT+B, 12 blocks of 10", "proxy-anchor", {"name": "vpt+bitfit", "prompts": 10}, 0.30),
-    ("VPTSP-M", "vptsp-m", {"name": "vpt", "prompts": 10}, 0.60),
-    ("VPTSP-M+B", "vptsp-m", {"name": "vpt+bitfit", "prompts": 10}, 0.67),
-    ("VPTSP-G", "vptsp-g", {"name": "vpt", "prompts": 10}, 1.48),
-    ("VPTSP-G+B", "vptsp-g", {"name": "vpt+bitfit", "prompts": 10}, 1.56),
-)
-"""rows of VPTSP's Table 1: what they are here, method and tuning, and the millions of parameters printed there"""
-
-
-def parameters_table() -> str:
-    """What each tuning trains of a ViT-S/16 with 384-D vectors and 100 classes, beside VPTSP's Table 1."""
-    from proxymetric import _torchvision  # noqa: F401
-    import timm  # isort: skip
-
-    rows = [
-        "| tuning | the paper's | trained here | with its classifier | to the paper's | what is trained here |",
-        "|---|---|---|---|---|---|",
-    ]
-    classifier = timm.get_pretrained_cfg("vit_small_patch16_224.augreg_in21k").num_classes
-    for label, method, tuning, printed in TABLE_1:
-        parts, width = _trained(method, tuning)
-        total = sum(parts.values())
-        # The released code keeps the backbone's classifier, which no vector passes, and so its bias is one of "all".
-        unused = classifier * (width + 1 if "backbone" in parts else 1 if "biases" in parts else 0)
-        beside = ["", f"{(total + unused) / 1e6:.3f} M" if unused else "", ""]
-        if printed is not None:
-            beside[0] = f"{printed:.1f} M" if printed > 10 else f"{printed:.2f} M"
-            beside[2] = f"{100 * ((total + unused) / (1e6 * printed) - 1):+.1f} %"
-        named = " + ".join(f"{part} {count:,}" for part, count in parts.items())
-        rows.append(f"| {label} | {beside[0]} | {total / 1e6:.3f} M | {beside[1]} | {beside[2]} | {named} |")
-    return "\n".join(rows)
-
-
-def _trained(method: str, tuning: str | dict) -> tuple[dict[str, int], int]:
-    """How many parameters of each part of encoder and criterion are trained, and the width of the encoder's tokens."""
-    import torch
-
-    import proxymetric as pm
-    from proxymetric.encoders import build, tuned_parameters
-
-    # Shapes are enough to count, and on "meta" there is nothing else.
-    with torch.device("meta"):
-        encoder = build(
-            "vit_small_patch16_224", dim=384, layer_norm=True, head_init="xavier", pretrained=False, tuning=tuning
-        )
-    criterion = pm.method(method, classes=100, dim=384)
-    criterion.bind(encoder)
-    parts = tuned_parameters(encoder)
-    for name, parameter in criterion.named_parameters():
-        if parameter.requires_grad:
-            part = {"head": "proxies' own head", "cell": "GRU"}.get(name.split(".")[2], "free proxies")
-            parts[part] = parts.get(part, 0) + parameter.numel()
-    prompts = sum(table.values.numel() for table in criterion.row_tables())
-    return parts | ({"class prompts": prompts} if prompts else {}), encoder.width
 
 
 def results_table() -> str:
@@ -141,28 +80,13 @@ def compare_table() -> str:
         if base is not None:
             pairs = [(run, found[base][seed]) for seed, run in runs.items()]
             gains = [f"`{base}`"] + [
-                _interval([_score(run, name) - _score(other, name) for run, other in pairs], sign="+")
+                interval([score(run, name) - score(other, name) for run, other in pairs], sign="+")
                 for name in ("R@1", "MAP@R")
             ]
-        cells = [_interval([_score(run, name) for run in runs.values()]) for name in ("R@1", "MAP@R")]
+        cells = [interval([score(run, name) for run in runs.values()]) for name in ("R@1", "MAP@R")]
         epochs = ", ".join(f"{run['chosen_epoch']:.3g}" for run in runs.values())
         rows.append(f"| `{study}` | {len(runs)} | {chosen} | {' | '.join(cells)} | {' | '.join(gains)} | {epochs} |")
     return "\n".join(rows)
-
-
-def _score(run: dict, name: str) -> float:
-    return run["rows"]["trained encoder"][name]
-
-
-T95 = {3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t for a 95 % interval, by the number of runs"""
-
-
-def _interval(values: list[float], sign: str = "") -> str:
-    mean = f"{100 * statistics.mean(values):{sign}.1f}"
-    if len(values) < 3:
-        return mean  # no interval that says anything
-    return f"{mean} ± {100 * T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def step_table() -> str:
@@ -289,6 +213,8 @@ def rates_table() -> str:
 PARTS = {
     "methods": methods_table,
     "parameters": parameters_table,
+    "tuned": tuned_table,
+    "tuning": tuning_table,
     "results": results_table,
     "compare": compare_table,
     "mlrc": mlrc_table,

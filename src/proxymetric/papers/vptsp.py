@@ -23,7 +23,7 @@ LEARNED = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="over vptsp-g when its cell has too many parameters for the data",
+    choose="with prompts in a frozen vision transformer: first hits above free proxies; these want a fast proxy_lr",
     needs=("encoder", "images"),
     samples_per_class=2,
 )
@@ -62,7 +62,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="for a frozen vision transformer; the paper has it near full fine-tuning, here it is not measured yet",
+    choose="the paper's best; over vptsp-m when training is long: its cell must be learned, 30 epochs were too few",
     needs=("encoder", "images"),
     samples_per_class=2,
 )

@@ -1,0 +1,151 @@
+"""The README's tables of vision transformers: parameters, results, and what a step costs, beside VPTSP's."""
+
+from __future__ import annotations
+
+import json
+
+from scores import ROOT, interval, score
+
+TABLE_1 = (
+    ("full fine-tuning", "proxy-anchor", "full", 30.2),
+    ("linear probe", "proxy-anchor", "linear", 0.19),
+    ("BitFit (B)", "proxy-anchor", "bitfit", 0.26),
+    ("Adapter, 7 blocks of 256", "proxy-anchor", {"name": "adapter", "blocks": 7, "bottleneck": 256}, 1.57),
+    ("Adapter+B, 1 block of 256", "proxy-anchor", {"name": "adapter+bitfit", "blocks": 1, "bottleneck": 256}, 0.46),
+    ("LoRA, rank 8", "proxy-anchor", {"name": "lora", "rank": 8}, None),
+    ("VPT, 12 blocks of 10", "proxy-anchor", {"name": "vpt", "prompts": 10}, 0.23),
+    ("VPT+B, 12 blocks of 10", "proxy-anchor", {"name": "vpt+bitfit", "prompts": 10}, 0.30),
+    ("VPTSP-M", "vptsp-m", {"name": "vpt", "prompts": 10}, 0.60),
+    ("VPTSP-M+B", "vptsp-m", {"name": "vpt+bitfit", "prompts": 10}, 0.67),
+    ("VPTSP-G", "vptsp-g", {"name": "vpt", "prompts": 10}, 1.48),
+    ("VPTSP-G+B", "vptsp-g", {"name": "vpt+bitfit", "prompts": 10}, 1.56),
+)
+"""rows of VPTSP's Table 1: what they are here, method and tuning, and the millions of parameters printed there"""
+
+
+def parameters_table() -> str:
+    """What each tuning trains of a ViT-S/16 with 384-D vectors and 100 classes, beside VPTSP's Table 1."""
+    from proxymetric import _torchvision  # noqa: F401
+    import timm  # isort: skip
+
+    rows = [
+        "| tuning | the paper's | trained here | with its classifier | to the paper's | what is trained here |",
+        "|---|---|---|---|---|---|",
+    ]
+    classifier = timm.get_pretrained_cfg("vit_small_patch16_224.augreg_in21k").num_classes
+    for label, method, tuning, printed in TABLE_1:
+        parts, width = _trained(method, tuning)
+        total = sum(parts.values())
+        # The released code keeps the backbone's classifier, which no vector passes, and so its bias is one of "all".
+        unused = classifier * (width + 1 if "backbone" in parts else 1 if "biases" in parts else 0)
+        beside = ["", f"{(total + unused) / 1e6:.3f} M" if unused else "", ""]
+        if printed is not None:
+            beside[0] = f"{printed:.1f} M" if printed > 10 else f"{printed:.2f} M"
+            beside[2] = f"{100 * ((total + unused) / (1e6 * printed) - 1):+.1f} %"
+        named = " + ".join(f"{part} {count:,}" for part, count in parts.items())
+        rows.append(f"| {label} | {beside[0]} | {total / 1e6:.3f} M | {beside[1]} | {beside[2]} | {named} |")
+    return "\n".join(rows)
+
+
+def _trained(method: str, tuning: str | dict) -> tuple[dict[str, int], int]:
+    """How many parameters of each part of encoder and criterion are trained, and the width of the encoder's tokens."""
+    import torch
+
+    import proxymetric as pm
+    from proxymetric.encoders import build, tuned_parameters
+
+    # Shapes are enough to count, and on "meta" there is nothing else.
+    with torch.device("meta"):
+        encoder = build(
+            "vit_small_patch16_224", dim=384, layer_norm=True, head_init="xavier", pretrained=False, tuning=tuning
+        )
+    criterion = pm.method(method, classes=100, dim=384)
+    criterion.bind(encoder)
+    parts = tuned_parameters(encoder)
+    for name, parameter in criterion.named_parameters():
+        if parameter.requires_grad:
+            part = {"head": "proxies' own head", "cell": "GRU"}.get(name.split(".")[2], "free proxies")
+            parts[part] = parts.get(part, 0) + parameter.numel()
+    prompts = sum(table.values.numel() for table in criterion.row_tables())
+    return parts | ({"class prompts": prompts} if prompts else {}), encoder.width
+
+
+TUNED = {
+    "full": ("full fine-tuning", (85.5, 51.1), (86.7, 28.7)),
+    "linear": ("linear probe", (84.9, 48.1), ()),
+    "bitfit": ("BitFit", (85.7, 51.3), ()),
+    "adapter": ("Adapter", (83.1, 46.4), ()),
+    "lora": ("LoRA", (), ()),
+    "vpt": ("VPT", (85.1, 51.2), (86.3,)),
+    "vpt-bitfit": ("VPT+B", (85.7, 51.6), (86.3, 27.6)),
+    "vptsp-m": ("VPTSP-M+B", (85.9, 51.8), (86.8, 28.7)),
+    "vptsp-g": ("VPTSP-G+B", (86.6, 52.5), (87.7, 29.5)),
+}
+"""recipes of vit-s-128: what VPTSP calls them, R@1 and MAP@R printed for CUB (Table 1) and for Cars (Tables 2 and 4)"""
+
+
+def tuned_table() -> str:
+    """The runs under results/vit-s-128/ beside the paper's: means over the seeds and 95 % intervals (Student's t)."""
+    head = "paper: R@1, MAP@R | R@1 | MAP@R | R@1 to VPT+B"
+    rows = [f"| tuning | CUB, {head} | Cars, {head} |", "|---|---|---|---|---|---|---|---|---|"]
+    for name, (label, *printed) in TUNED.items():
+        cells = [label]
+        for data, theirs in zip(("cub", "cars"), printed, strict=True):
+            runs, base = _seeds(data, name), _seeds(data, "vpt-bitfit")
+            few = "" if len(runs) == 3 else f" ({len(runs)} seeds)"
+            cells.append(", ".join(map(str, theirs)))
+            cells += [interval([score(run, metric) for run in runs.values()]) + few for metric in ("R@1", "MAP@R")]
+            gains = [score(run, "R@1") - score(base[seed], "R@1") for seed, run in runs.items()]
+            cells.append("" if name == "vpt-bitfit" else interval(gains, sign="+"))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _seeds(data: str, name: str) -> dict[str, dict]:
+    files = sorted((ROOT / "results" / "vit-s-128" / data).glob(f"{name}-seed*.json"))
+    return {file.stem.rsplit("-seed", 1)[1]: json.loads(file.read_text()) for file in files}
+
+
+PRINTED = {
+    "full": (345, 6.0),
+    "linear": (120, 1.7),
+    "bitfit": (210, 4.4),
+    "adapter": (190, 1.9),
+    "vpt": (226, 2.2),
+    "vptsp-g": (260, 2.6),
+}
+"""ms of VPTSP's Table 10, GB of its Table 1, whose last three have checkpointed blocks"""
+KINDS = {
+    "eager": "in use times full, eager",
+    "compiled": "in use times full, eager",
+    "recorded": "memory times full, eager",
+}
+"""how a side runs, and which memory it has: a recorded step's is what it has put by, as nothing in it is freed"""
+
+
+def tuning_table() -> str:
+    """The recorded run of benchmarks/tuning.py: time and memory in terms of eager full fine-tuning."""
+    study = json.loads((ROOT / "benchmarks" / "results" / "tuning-cuda.json").read_text())
+    sizes = sorted(study["by batch"], key=int)
+    heads = " | ".join(f"batch {size}: time | memory" for size in sizes)
+    rows = [f"| side | paper, batch 64: time, memory | {heads} |", "|---|---|" + "---|---|" * len(sizes)]
+    for side in dict.fromkeys(word.rsplit(", ", 1)[0] for word in study["by batch"][sizes[0]]):
+        cells = [side, ""]
+        if side in PRINTED:
+            cells[1] = ", ".join(
+                f"{mine / full:.2f}" for mine, full in zip(PRINTED[side], PRINTED["full"], strict=True)
+            )
+        for size in sizes:
+            found = {kind: study["by batch"][size].get(f"{side}, {kind}", {}) for kind in KINDS}
+            cells.append(_beside(found, dict.fromkeys(KINDS, "times full, eager")))
+            cells.append(_beside(found, KINDS))
+        rows.append(f"| {' | '.join(cells)} |")
+    full = [study["by batch"][size]["full, eager"] for size in sizes]
+    spent = ", ".join(f"{each['step_ms']:.0f} ms and {each['in use_mb']:,.0f} MB" for each in full)
+    rows.append(f"\nEager full fine-tuning takes {spent}.")
+    return "\n".join(rows)
+
+
+def _beside(found: dict[str, dict], keys: dict[str, str]) -> str:
+    """One figure of each kind, as far as there are any."""
+    return ", ".join(f"{each[keys[kind]]:.2f}" if keys[kind] in each else "-" for kind, each in found.items())
