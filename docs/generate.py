@@ -202,9 +202,9 @@ def rates_table() -> str:
         for name in ("soft-triple", "mpa-ap")
     )
     rows.append(
-        f"\nOne large product reaches {study['matrix_tflops']:.0f} TFLOP/s in the same run: 100 %. Ten proxies a class for\n"
-        f"100,000 classes are a million rows: with 512 and 4,096 embeddings `soft-triple` takes {soft}, `mpa-ap`\n"
-        f"{mpa}. A mask of all pairs of proxies, as other libraries make one, would have "
+        f"\nOne large product reaches {study['matrix_tflops']:.0f} TFLOP/s in the same run: 100 %. Ten proxies a\n"
+        "class for 100,000 classes are a million rows: with 512 and 4,096 embeddings `soft-triple` takes\n"
+        f"{soft}, `mpa-ap` {mpa}. A mask of all pairs of proxies, as other libraries make one, would have\n"
         f"{ten['mask of all pairs of proxies, GiB']:.0f} GiB."
     )
     return "\n".join(rows)

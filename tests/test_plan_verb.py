@@ -6,17 +6,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from planned import RECORD
 from proxymetric import device
 from proxymetric.planning import count, gigabytes
 from terminal import Answer, proxymetric, refused
-
-ROOT = Path(__file__).resolve().parent.parent
 
 FIVE_MILLION = ("plan", "--classes", "5_000_000", "--dim", "512", "--batch", "4096", "--devices", "8")
 
@@ -102,7 +100,7 @@ def test_the_plan_as_people_read_it():
     assert found == {"proxies": "1.28", "gradient": "1.28", "optimizer state": "2.56", "total": "5.78"}
     assert "it fits: 5.78 of 80.00 GB; 74.22 GB are left for the encoder" in answer.out
     assert "triton, of 4,096 x 16,384 at a time" in answer.out
-    took = json.loads((ROOT / "benchmarks" / "results" / "losses-cuda.json").read_text())["proxy-anchor"]["batch 4096"]
+    took = RECORD["proxy-anchor"]["batch 4096"]
     # A device has 625,000 of the proxies: more than of the slower measurement, fewer than of the faster.
     best, least = took["1000000 classes"]["triton"]["tflops"], took["131072 classes"]["chunked"]["tflops"]
     products = 6 * 4096 * 625_000 * 512 / 1e12

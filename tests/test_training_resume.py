@@ -201,3 +201,12 @@ def test_the_optimisers_memory_lies_as_the_weights_do(tmp_path: Path) -> None:
     again, memory = steps(2, Checkpoint.read(tmp_path / "three.safetensors"))
     assert [v["exp_avg"].stride() for v in memory.state.values()] == [p.stride() for p in net.parameters()]
     assert all(map(torch.equal, again.parameters(), steps(5)[0].parameters()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU, where convolutions are laid out otherwise")
+def test_goes_on_on_a_gpu(few: Path, tmp_path: Path) -> None:
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    settings = SHORT | {"method": "proxy-anchor", "train__save_every": 2, "train__device": "cuda"}
+    run(few, straight, watcher=Snapshot(5, straight, out), **settings)
+    run(few, out, resume=True, **settings)
+    assert (state(out)["step"], state(straight)["step"]) == (6, 6)

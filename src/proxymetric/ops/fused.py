@@ -171,17 +171,17 @@ class _OverClasses(torch.autograd.Function):
         ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
         down, down_weight = _sums(run, ctx.kept)
         ctx.job = job
-        ctx.save_for_backward(queries, vectors, up, down, at.narrow, *own)
+        ctx.save_for_backward(queries, vectors, up, down, at.narrow, run.lengths, *own)
         ctx.mark_non_differentiable(up_weight, down_weight)
         return up, down, up_weight, down_weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         chunked.once()
-        queries, vectors, up, down, labels, *rows = ctx.saved_tensors
+        queries, vectors, up, down, labels, lengths, *rows = ctx.saved_tensors
         job, own = ctx.job, Own(*rows)
         up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, labels, own), up, grads[0], None)
-        in_queries, in_vectors = _back(Run(queries, vectors, job, labels), down, grads[1], ctx.kept)
+        in_queries, in_vectors = _back(Run(queries, vectors, job, labels, measured=lengths), down, grads[1], ctx.kept)
         if in_queries is not None:
             assert up_queries is not None
             in_queries = in_queries.add_(up_queries).to(queries.dtype)
