@@ -142,7 +142,13 @@ def tuning_table() -> str:
         rows.append(f"| {' | '.join(cells)} |")
     full = [study["by batch"][size]["full, eager"] for size in sizes]
     spent = ", ".join(f"{each['step_ms']:.0f} ms and {each['in use_mb']:,.0f} MB" for each in full)
-    rows.append(f"\nEager full fine-tuning takes {spent}.")
+    alike = {kind: [study["by batch"][size].get(f"vptsp-g, {kind}", {}) for size in sizes] for kind in KINDS}
+    ratios = [each[f"times full, {kind}"] for kind, found in alike.items() for each in found if "step_ms" in each]
+    again = [study["by batch"][size]["vptsp-g, checkpointing, eager"][KINDS["eager"]] for size in sizes]
+    rows.append(
+        f"\nEager full fine-tuning takes {spent}. Like beside like, `vptsp-g` takes {min(ratios):.1f} to\n"
+        f"{max(ratios):.1f} times as long as that; with checkpointing, eager, {max(again):.2f} of its memory."
+    )
     return "\n".join(rows)
 
 
