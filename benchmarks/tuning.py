@@ -35,6 +35,7 @@ from step import Given, extra_mb, machine, spent_ms
 
 from proxymetric.recipe import check
 from proxymetric.seam import Batch
+from proxymetric.training.ahead import Ahead
 from proxymetric.training.setup import Desk, make_encoder, make_learner
 from proxymetric.training.trainer import Trainer
 from proxymetric.training.watch import Silent
@@ -113,10 +114,10 @@ class Running:
             learner.encoder.compile_steps()
         self.trainer = Trainer(learner, Given(batches), recipe.train, folder, Silent(), device=device)
         self.trainer._begin_epoch()
-        self._batches = itertools.cycle(batches)
+        self._batches = Ahead(itertools.cycle(batches), learner.criterion)
 
     def step(self) -> None:
-        self.trainer._step([next(self._batches)])
+        self.trainer._step([next(self._batches)], self._batches.tell)
 
 
 def made(

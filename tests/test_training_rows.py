@@ -58,6 +58,52 @@ def test_each_row_steps_as_with_an_optimiser_of_its_own(kind: str) -> None:
     assert table.steps.tolist() == [3, 0, 4, 0, 0, 3]
 
 
+DEVICES = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_expected_are_those_that_would_be_taken(kind: str, device: torch.device) -> None:
+    """Also such as the step that is under way moves, or does not take after all; and what is expected in vain."""
+    torch.manual_seed(0)
+    values, goal = torch.randn(6, 3), torch.randn(6, 3, device=device)
+    one, other = (RowTable(values, host=True, **KINDS[kind][0]) for _ in range(2))
+    for step, index in enumerate(TOUCHED):
+        for table in (one, other):
+            pull(table.take(torch.tensor(index), device), goal[index]).backward()
+            if table is one and step + 1 < len(TOUCHED):
+                table.expect(torch.tensor(TOUCHED[step + 1] if step != 2 else [1, 4]), device)
+            if step == 1:
+                table.discard()
+            else:
+                table.step(0.1)
+        assert one.state_dict().keys() == other.state_dict().keys()
+        assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:
+    table = RowTable(torch.zeros(3, 2), host=True)
+    table.expect(torch.tensor([1]), torch.device("cpu"))
+    table.load_state_dict({name: value + 1 for name, value in table.state_dict().items()})
+    assert table.take(torch.tensor([1])).tolist() == [[1.0, 1.0]]
+    table.expect(torch.tensor([1]), torch.device("cpu"))
+    assert table.double().take(torch.tensor([1])).dtype == torch.float64
+
+
+def test_several_batches_of_a_step_after_one_that_was_expected() -> None:
+    """Rows of two batches are put together from the table: which must have what the step before moved."""
+    one, other = (RowTable(torch.ones(3, 2), host=True, optimizer="sgd", momentum=0.0) for _ in range(2))
+    for table in (one, other):
+        table.take(torch.tensor([0, 1])).sum().backward()
+        if table is one:
+            table.expect(torch.tensor([0, 1]), torch.device("cpu"))
+        table.step(0.5)
+        for index in ([0, 1], [1, 2]):
+            table.take(torch.tensor(index)).square().sum().backward()
+        table.step(0.5)
+    assert torch.equal(one.values, other.values)
+
+
 def test_all_rows_at_every_step_are_plain_adamw() -> None:
     torch.manual_seed(0)
     values, goal = torch.randn(5, 4), torch.randn(5, 4)

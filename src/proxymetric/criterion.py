@@ -154,6 +154,15 @@ class Criterion(nn.Module):
         self._pending.clear()
         self.step += 1
 
+    def expect(self, labels: Tensor) -> None:
+        """Say which labels come next, while the step before is still under way: what they need may travel meanwhile.
+
+        Nothing depends on it but time.
+        """
+        for module in self.modules():
+            if isinstance(module, Source):
+                module.expect(labels)
+
     def discard(self) -> None:
         """Drop what is pending: the step is not taken."""
         self._pending.clear()

@@ -232,6 +232,9 @@ class Source(nn.Module):
         """
         raise NotImplementedError
 
+    def expect(self, labels: Tensor) -> None:
+        """The labels of the next batch: what they need from elsewhere may be sent for."""
+
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         """What to compare this batch with, and what to remember of it. Asked once per step."""
         raise NotImplementedError

@@ -73,6 +73,8 @@ class RowTable(nn.Module):
         self._late: dict[str, tuple[Tensor, Tensor]] = {}
         """rows on their way from an accelerator to this table in host memory, each with its index"""
         self._sent: torch.cuda.Event | None = None
+        self._ahead: tuple[Tensor, Tensor] | None = None
+        """rows that somebody is about to take, and which they are"""
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
         """Step as this optimiser would: a trainer calls it with the run's own. The state of another one is dropped."""
@@ -96,15 +98,28 @@ class RowTable(nn.Module):
         apart: of several processes, each uses the same rows for samples of its own, so that their gradients are to be
         averaged, as those of parameters are.
         """
-        index = index.to(self.values.device)
-        self._settle("values")
-        rows = self._out(self.values, index, device or self.values.device)
+        index, device = index.to(self.values.device), device or self.values.device
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[1].device == device and torch.equal(ahead[0], index):
+            rows = ahead[1]
+        else:
+            self._settle("values")
+            rows = self._out(self.values, index, device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
             self._taken.append((index, rows))
             if apart and torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._apart.append(rows)
         return rows
+
+    def expect(self, index: Tensor, device: torch.device) -> None:
+        """Send the rows that will be taken next to `device`, while that is busy with the step before.
+
+        A step that moves some of them changes these there, too. Who takes others than were expected waits for them.
+        """
+        if self.host:
+            self._settle("values")
+            self._ahead = index, self._out(self.values, index, device)
 
     def leaves(self) -> list[Tensor]:
         """What was handed out since the last step, every row once; `.grad` may be unscaled or clipped in place."""
@@ -118,6 +133,7 @@ class RowTable(nn.Module):
         if len(taken) > 1:
             index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
             grads = torch.cat([rows.grad for _, rows in taken if rows.grad is not None])
+            self._settle("values")
             rows = self._out(self.values, index, grads.device).requires_grad_()
             rows.grad = torch.zeros_like(rows).index_add_(0, place.to(grads.device), grads.to(rows.dtype))
             taken = [(index, rows)]
@@ -175,10 +191,20 @@ class RowTable(nn.Module):
             first, second = self._out(powers, torch.arange(2, device=powers.device), place).view(2, *shape)
             rows = rows - lr * (state["average"] / first) / ((state["square"] / second).sqrt() + self.eps)
         self.steps[index] = steps
+        self._correct(index, rows)
         for name, moved in {"values": rows, **state}.items():
             self._put(name, index, moved)
         if self._late:
             self._sent = torch.cuda.current_stream(place).record_event()
+
+    def _correct(self, index: Tensor, rows: Tensor) -> None:
+        """Of the rows that are expected, those that have just moved."""
+        if self._ahead is None:
+            return
+        expected, ahead = self._ahead
+        both = (expected[:, None] == index).nonzero()
+        there, here = self._out(both.T, torch.arange(2), rows.device)
+        ahead.index_copy_(0, there.to(ahead.device), rows[here].to(ahead))
 
     def _put(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Write rows back; from an accelerator to the host they are only sent, and written when they are asked for."""
@@ -186,6 +212,7 @@ class RowTable(nn.Module):
         if table.device.type != "cpu" or rows.device.type != "cuda":
             table[index] = rows.to(table.device)
             return
+        self._settle(name)
         staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
         self._late[name] = (index, staged.copy_(rows, non_blocking=True))
 
@@ -206,12 +233,13 @@ class RowTable(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._settle()
+        self._ahead = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy."""
         self._settle()
-        return self.__dict__.copy()
+        return self.__dict__ | {"_ahead": None}
 
     @staticmethod
     def _out(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
@@ -224,6 +252,7 @@ class RowTable(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
         self._settle()
+        self._ahead = None
         if not self.host:
             return super()._apply(fn, recurse)
         return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)

@@ -59,7 +59,7 @@ def turns(labels: Tensor, keys: Tensor) -> Turns:
     Turns(classes=tensor([3, 7]), place=tensor([1, 0, 0]), samples=[tensor([2, 0]), tensor([1])])
     """
     present, place, counts = labels.unique(return_inverse=True, return_counts=True)
-    most_first = counts.argsort(descending=True, stable=True)
+    most_first = _most_first(counts)
     place = most_first.argsort()[place]
     counts = counts[most_first]
     order = keys.argsort(stable=True)
@@ -67,6 +67,11 @@ def turns(labels: Tensor, keys: Tensor) -> Turns:
     first = counts.cumsum(0) - counts
     longest = int(counts[0]) if len(counts) else 0
     return Turns(present[most_first], place, [order[first[counts > t] + t] for t in range(longest)])
+
+
+def _most_first(counts: Tensor) -> Tensor:
+    """The order of classes that have so many samples each; of equal ones as they stand."""
+    return counts.argsort(descending=True, stable=True)
 
 
 class SemanticProxies(Source):
@@ -179,6 +184,11 @@ class SemanticProxies(Source):
         """The tower with the class prompts, for who can run it in one pass with the encoder's own."""
         plan = self._planned(labels)
         return Look(self.prompts_of(plan, mine), self.shared, self, plan)
+
+    def expect(self, labels: Tensor) -> None:
+        if self.looks:
+            present, counts = labels.cpu().unique(return_counts=True)
+            self.prompts.expect(present[_most_first(counts)], self.stored.device)
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing

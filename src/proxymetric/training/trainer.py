@@ -15,7 +15,8 @@ from torch import Tensor
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
-from proxymetric.seam import Batch, Pool
+from proxymetric.seam import Batch, Pool, nothing
+from proxymetric.training.ahead import Ahead
 from proxymetric.training.folder import steps_in
 from proxymetric.training.log import Log
 from proxymetric.training.optim import (
@@ -156,13 +157,14 @@ class Trainer:
         end = min(len(self.feed), (self.steps - self.epoch * self.steps_per_epoch) * options.accumulate)
         started, images, begun = time.perf_counter(), 0, self.step
         micro: list[Batch] = []
-        for batch in itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position):
+        following = itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position)
+        batches = Ahead(following, self.learner.criterion if self.world.size == 1 else None)
+        for batch in batches:
             micro.append(batch)
             last = self.position + len(micro) == end
             if len(micro) < options.accumulate and not last:
                 continue
-            unread = self.unread
-            loss = self._step(micro)
+            unread, loss = self.unread, self._step(micro, batches.tell)
             self.position += len(micro)
             images += sum(len(part.labels) for part in micro)
             micro = []
@@ -212,8 +214,8 @@ class Trainer:
         if self.learner.frozen:
             self.learner.encoder.eval()
 
-    def _step(self, micro: list[Batch]) -> float | None:
-        """One optimiser step over the micro-batches; None where it had to be skipped."""
+    def _step(self, micro: list[Batch], meanwhile: Callable[[], None] = nothing) -> float | None:
+        """One optimiser step over the micro-batches, and something beside it; None where it had to be skipped."""
         self.step += 1
         micro = [batch for batch in micro if self.world.any(len(batch.labels) > 0)]
         if not micro:
@@ -242,6 +244,7 @@ class Trainer:
         moves = any(p.grad is not None for p in self._trainable)
         if moves and self._blind:
             step_where(self.optimizer, told.isfinite().all())
+        meanwhile()
         # An accelerator is waited for once in a step: here.
         value, length = told.tolist()
         fine = math.isfinite(value) and math.isfinite(length)
@@ -249,8 +252,7 @@ class Trainer:
             if moves and not self._blind:
                 self.scaler.step(self.optimizer)
             criterion, factor = self.learner.criterion, decayed(self.options, self.epoch)
-            first = (criterion.row_lr, criterion.network_lr)
-            lr, network_lr = (None if rate is None else rate * factor for rate in first)
+            lr, network_lr = (rate and rate * factor for rate in (criterion.row_lr, criterion.network_lr))
             criterion.commit(lr=lr, network_lr=network_lr)
         else:
             self.learner.criterion.discard()
@@ -274,12 +276,8 @@ class Trainer:
         if self.step % LOG_EVERY == 0:
             lr = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
             self.log.add(event="step", step=self.step, epoch=self.epoch, loss=loss, lr=lr)
-        self.watcher.tick(
-            Tick(
-                self.step, self.steps, self.epoch + 1, self.epochs,
-                loss, rate * self.world.size, (self.steps - self.step) * seconds_a_step,
-            )
-        )  # fmt: skip
+        rate, left = rate * self.world.size, (self.steps - self.step) * seconds_a_step
+        self.watcher.tick(Tick(self.step, self.steps, self.epoch + 1, self.epochs, loss, rate, left))
 
     def _evaluate(self) -> bool:
         """Score the held-out classes and tell the method; whether they never scored higher."""

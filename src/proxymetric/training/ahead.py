@@ -1,0 +1,38 @@
+"""The batches of an epoch, and a word on the next one while a step is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxymetric.criterion import Criterion
+from proxymetric.seam import Batch
+
+
+class Ahead(Iterator[Batch]):
+    """Batches in their order; `tell` has the next one made early and tells the criterion of it.
+
+    Batches must not depend on what a step changes. Only a criterion that fetches from host memory hears of the next
+    one: for others a second batch would lie on the accelerator for nothing.
+
+    >>> import torch
+    >>> batches = Ahead(iter([Batch(None, torch.tensor([0])), Batch(None, torch.tensor([1]))]), None)
+    >>> [batch.labels.item() for batch in batches]
+    [0, 1]
+    """
+
+    def __init__(self, batches: Iterator[Batch], criterion: Criterion | None) -> None:
+        self._batches, self._next = batches, list[Batch]()
+        fetches = criterion is not None and any(table.host for table in criterion.row_tables())
+        self._criterion = criterion if fetches else None
+
+    def __next__(self) -> Batch:
+        return self._next.pop() if self._next else next(self._batches)
+
+    def tell(self) -> None:
+        """Say what comes next, where there is somebody to hear it."""
+        if self._criterion is None or self._next:
+            return
+        for batch in self._batches:
+            self._next.append(batch)
+            self._criterion.expect(batch.labels)
+            return
