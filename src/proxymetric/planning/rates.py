@@ -59,8 +59,8 @@ class Machine(NamedTuple):
 def machines() -> dict[str, Machine]:
     """All machines with rates, by name.
 
-    >>> machines()["NVIDIA H200"].matrix.value
-    768.5
+    >>> machines()["NVIDIA H200"].matrix.unit
+    'TFLOP/s'
     """
     text = resources.files("proxymetric.planning").joinpath("rates.json").read_text(encoding="utf-8")
     return {
