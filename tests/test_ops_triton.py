@@ -152,6 +152,20 @@ def test_sums_over_more_columns_than_a_program_goes_over(counts, monkeypatch):
     compare("mean_over_batch", 9, 50, 1, 5, weighted=True, counts=counts, draws=2, rows=16)
 
 
+def test_means_may_be_changed_in_place():
+    """A loss that adds one to the other does not know how they were made."""
+    problem, grads = Here(0, 5, 7, 1, 3), []
+    for impl in ("plain", "triton"):
+        x = problem.x.float().requires_grad_()
+        refs = problem.refs._replace(vectors=problem.p.float())
+        with using(impl):
+            positive, negative = mean_over_batch(x, problem.labels, refs, Line(-2.0), Line(2.0))
+        positive += negative.mul_(2)
+        positive.backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_batch_is_sorted_by_class(dtype):
     """More labels than a program places, most of them several times; every other number of a larger tensor."""

@@ -40,18 +40,6 @@ def test_turns_take_every_sample_once_in_the_order_of_the_keys() -> None:
             assert own == members[keys[members].argsort()].tolist()
 
 
-def test_prompts_of_the_next_batch_are_on_their_way() -> None:
-    """What is expected is what is taken: the same classes in the same order."""
-    criterion, source, _ = build("ema")
-    x, y, images = batch(0)
-    criterion.expect(y)
-    assert source.prompts._ahead is not None
-    sent = source.prompts._ahead[1]
-    criterion(x, y, images=images)
-    assert source.prompts._ahead is None
-    assert next(rows for _, rows in source.prompts._taken) is sent
-
-
 def test_a_class_takes_its_samples_in_an_order_that_is_random_and_follows_the_seed() -> None:
     criterion, source, _ = build("ema", lam=0.2)
     x, y, images = batch(0)

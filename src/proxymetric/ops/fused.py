@@ -92,8 +92,8 @@ class Made(NamedTuple):
     """(B,) the classes in whose rows the positives' total has one; -1: none"""
     in_own: Tensor
     """(B K, D) which it is"""
-    totals: Tensor
-    """(4,) the totals and the summed weights"""
+    weights: Tensor
+    """(2,) the summed weights"""
     over_weights: tuple[bool, bool]
     """by which of them the total was divided, but not these gradients"""
     type: torch.dtype
@@ -111,13 +111,13 @@ class Made(NamedTuple):
         if vectors is not None:
             many = vectors.numel()
             launch(
-                "rescale", (min(-(-many // 4096), 2048),), 4, (vectors, down, self.totals), (many, LEAST_WEIGHT),
+                "rescale", (min(-(-many // 4096), 2048),), 4, (vectors, down, self.weights), (many, LEAST_WEIGHT),
                 {"DIVIDED": self.over_weights[1], "BLOCK": 4096},
             )  # fmt: skip
         launch(
             "add", (blocks + (0 if vectors is None else count),), 4,
             (queries_up, queries_down, self.in_own if in_queries is None else in_queries,
-             self.in_own if vectors is None else vectors, self.columns, self.in_own, up, down, self.totals),
+             self.in_own if vectors is None else vectors, self.columns, self.in_own, up, down, self.weights),
             (blocks, size, dim, LEAST_WEIGHT),
             {"UP": self.over_weights[0], "DOWN": self.over_weights[1], "K": count // len(self.columns), "BLOCK": BLOCK},
         )  # fmt: skip
@@ -136,10 +136,9 @@ def _means(queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[tuple[Te
     down, down_queries, in_vectors = _many(run, job.counts[1])
     up, up_queries, in_own = few(run, job.task, at, job.counts[0])
     in_queries = None if down_queries is None else (up_queries, down_queries)
-    found = totals(up, down, job.over_weights)
-    made = Made(in_queries, in_vectors, at.columns, in_own, found, job.over_weights, queries.dtype)
-    up, down, up_weight, down_weight = found.unbind()
-    return (up, down), (up_weight, down_weight), made
+    *found, weights = totals(up, down, job.over_weights)
+    made = Made(in_queries, in_vectors, at.columns, in_own, weights, job.over_weights, queries.dtype)
+    return tuple(found), weights.unbind(), made
 
 
 def _many(run: Run, count: float) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -40,7 +40,7 @@ def launch(
     for each in addresses:
         odd |= each
     # A kernel for tensors at multiples of 16 bytes reads several numbers at once: not for others.
-    if odd & 15 or interpreting():
+    if odd & 15 or interpreting() or not _direct():
         kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
         return
     values, device = constants.values(), tensors[0].get_device()
@@ -51,6 +51,15 @@ def launch(
         return
     about = (_stream()(device), made.function, made.packed_metadata, None, None, None)
     made.run(*(*grid, 1, 1)[:3], *about, *addresses, *numbers, *values)
+
+
+@cache
+def _direct() -> bool:
+    """Whether compiled kernels take all arguments as they are called with: from Triton 3.3."""
+    import triton
+
+    major, minor, *_ = triton.__version__.split(".")
+    return (int(major), int(minor)) >= (3, 3)
 
 
 @cache

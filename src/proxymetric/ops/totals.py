@@ -13,8 +13,8 @@ PART = 2**14
 """the same where there are more, and several share the work"""
 
 
-def totals(up: Tensor, down: Tensor, over_weights: tuple[bool, bool]) -> Tensor:
-    """(4,) of the logarithms and weights of columns, (2, m) and (2, n): the summed logarithms, then the summed weights.
+def totals(up: Tensor, down: Tensor, over_weights: tuple[bool, bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the logarithms and weights of columns, (2, m) and (2, n): both summed logarithms, and (2,) the summed weights.
 
     over_weights: whether the one is to be divided by the other.
     """
@@ -23,9 +23,9 @@ def totals(up: Tensor, down: Tensor, over_weights: tuple[bool, bool]) -> Tensor:
         parts = down.new_empty(2, -(-count // PART // 4) * 4)[:, : -(-count // PART)]
         launch("total_parts", (parts.shape[1],), 8, (*down, *parts), (count,), {"MANY": PART, "BLOCK": 4096})
         down = parts
-    found = up.new_empty(4)
+    found = up.new_empty(()), up.new_empty(()), up.new_empty(2)
     launch(
-        "total", (2,), 16, (*up, *down, found), (up.shape[1], down.shape[1], LEAST_WEIGHT),
+        "total", (2,), 16, (*up, *down, *found), (up.shape[1], down.shape[1], LEAST_WEIGHT),
         {"UP": over_weights[0], "DOWN": over_weights[1], "BLOCK": 8192},
     )  # fmt: skip
     return found

@@ -119,6 +119,7 @@ class RowTable(nn.Module):
         """
         if self.host:
             self._settle("values")
+            index = index.to(self.values.device)
             self._ahead = index, self._out(self.values, index, device)
 
     def leaves(self) -> list[Tensor]:

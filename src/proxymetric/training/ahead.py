@@ -21,18 +21,25 @@ class Ahead(Iterator[Batch]):
     """
 
     def __init__(self, batches: Iterator[Batch], criterion: Criterion | None) -> None:
-        self._batches, self._next = batches, list[Batch]()
+        self._batches, self._next = batches, list[Batch | Exception]()
         fetches = criterion is not None and any(table.host for table in criterion.row_tables())
         self._criterion = criterion if fetches else None
 
     def __next__(self) -> Batch:
-        return self._next.pop() if self._next else next(self._batches)
+        found = self._next.pop() if self._next else next(self._batches)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def tell(self) -> None:
-        """Say what comes next, where there is somebody to hear it."""
+        """Say what comes next, where there is somebody to hear it. What cannot be made fails in its own step."""
         if self._criterion is None or self._next:
             return
-        for batch in self._batches:
+        try:
+            batch = next(self._batches, None)
+        except Exception as error:
+            self._next.append(error)
+            return
+        if batch is not None:
             self._next.append(batch)
             self._criterion.expect(batch.labels)
-            return

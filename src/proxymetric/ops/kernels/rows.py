@@ -82,18 +82,18 @@ def back_rows(
 
 
 @triton.jit
-def _factor(by, totals, AT: tl.constexpr, least, DIVIDED: tl.constexpr):
+def _factor(by, weights, AT: tl.constexpr, least, DIVIDED: tl.constexpr):
     """What gradients are multiplied with: what comes from above, over the weights that the total was divided by."""
     factor = tl.load(by).to(tl.float32)
     if DIVIDED:
-        factor = tl.div_rn(factor, tl.maximum(tl.load(totals + AT), least))
+        factor = tl.div_rn(factor, tl.maximum(tl.load(weights + AT), least))
     return factor
 
 
 @triton.jit
-def rescale(values, by, totals, size, least, DIVIDED: tl.constexpr, BLOCK: tl.constexpr):
+def rescale(values, by, weights, size, least, DIVIDED: tl.constexpr, BLOCK: tl.constexpr):
     """Multiply all values, of the negatives' total, by one that lies on the device; none is touched where that is 1."""
-    factor = _factor(by, totals, 3, least, DIVIDED)
+    factor = _factor(by, weights, 1, least, DIVIDED)
     if factor != 1.0:
         start = tl.program_id(0).to(tl.int64) * BLOCK
         step = tl.num_programs(0).to(tl.int64) * BLOCK
@@ -105,7 +105,7 @@ def rescale(values, by, totals, size, least, DIVIDED: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def add(
-    ups, downs, out, grads, columns, in_rows, up, down, totals,
+    ups, downs, out, grads, columns, in_rows, up, down, weights,
     blocks, size, D, least,
     UP: tl.constexpr, DOWN: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -115,11 +115,11 @@ def add(
     is one of the batch's once at most. UP, DOWN: that total was divided by the weights.
     """
     program = tl.program_id(0)
-    by_up = _factor(up, totals, 2, least, UP)
+    by_up = _factor(up, weights, 0, least, UP)
     if program < blocks:
         at = program * BLOCK + tl.arange(0, BLOCK)
         one = by_up * tl.load(ups + at, mask=at < size, other=0.0)
-        two = _factor(down, totals, 3, least, DOWN) * tl.load(downs + at, mask=at < size, other=0.0)
+        two = _factor(down, weights, 1, least, DOWN) * tl.load(downs + at, mask=at < size, other=0.0)
         tl.store(out + at, (one + two).to(out.dtype.element_ty), mask=at < size)
     else:
         row = program - blocks

@@ -26,19 +26,19 @@ def total_parts(logs, means, parts, more_parts, n, MANY: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def total(
-    up_logs, up_means, down_logs, down_means, out, m, n, least,
+    up_logs, up_means, down_logs, down_means, up, down, weights, m, n, least,
     UP: tl.constexpr, DOWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out` (4,): the sums of m and of n logarithms, then those of their weights. UP, DOWN: the one over the other."""
+    """`up`, `down`: sums of m and of n logarithms, if UP, DOWN over that of their weights; `weights` (2,): these."""
     if tl.program_id(0) == 0:
         log, weight = _sum(up_logs, 0, m, BLOCK), _sum(up_means, 0, m, BLOCK)
         if UP:
             log = tl.div_rn(log, tl.maximum(weight, least))
-        tl.store(out, log)
-        tl.store(out + 2, weight)
+        tl.store(up, log)
+        tl.store(weights, weight)
     else:
         log, weight = _sum(down_logs, 0, n, BLOCK), _sum(down_means, 0, n, BLOCK)
         if DOWN:
             log = tl.div_rn(log, tl.maximum(weight, least))
-        tl.store(out + 1, log)
-        tl.store(out + 3, weight)
+        tl.store(down, log)
+        tl.store(weights + 1, weight)
