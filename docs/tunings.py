@@ -115,12 +115,7 @@ PRINTED = {
     "vptsp-g": (260, 2.6),
 }
 """ms of VPTSP's Table 10, GB of its Table 1, whose last three have checkpointed blocks"""
-KINDS = {
-    "eager": "in use times full, eager",
-    "compiled": "in use times full, eager",
-    "recorded": "memory times full, eager",
-}
-"""how a side runs, and which memory it has: a recorded step's is what it has put by, as nothing in it is freed"""
+KINDS = ("eager", "compiled", "recorded")
 
 
 def tuning_table() -> str:
@@ -136,22 +131,28 @@ def tuning_table() -> str:
                 f"{mine / full:.2f}" for mine, full in zip(PRINTED[side], PRINTED["full"], strict=True)
             )
         for size in sizes:
-            found = {kind: study["by batch"][size].get(f"{side}, {kind}", {}) for kind in KINDS}
-            cells.append(_beside(found, dict.fromkeys(KINDS, "times full, eager")))
-            cells.append(_beside(found, KINDS))
+            found = [study["by batch"][size].get(f"{side}, {kind}", {}) for kind in KINDS]
+            cells.append(", ".join(_times(each, "times full, eager") for each in found))
+            cells.append(", ".join(_memory(each) for each in found))
         rows.append(f"| {' | '.join(cells)} |")
     full = [study["by batch"][size]["full, eager"] for size in sizes]
-    spent = ", ".join(f"{each['step_ms']:.0f} ms and {each['in use_mb']:,.0f} MB" for each in full)
+    spent = ", ".join(
+        f"{each['step_ms']:.0f} ms and {each['memory_mb']:,.0f} MB ({each['in use_mb']:,.0f} in use)" for each in full
+    )
     alike = {kind: [study["by batch"][size].get(f"vptsp-g, {kind}", {}) for size in sizes] for kind in KINDS}
     ratios = [each[f"times full, {kind}"] for kind, found in alike.items() for each in found if "step_ms" in each]
-    again = [study["by batch"][size]["vptsp-g, checkpointing, eager"][KINDS["eager"]] for size in sizes]
     rows.append(
-        f"\nEager full fine-tuning takes {spent}. Like beside like, `vptsp-g` takes {min(ratios):.1f} to\n"
-        f"{max(ratios):.1f} times as long as that; with checkpointing, eager, {max(again):.2f} of its memory."
+        f"\nEager full fine-tuning takes {spent}.\nLike beside like, `vptsp-g` takes {min(ratios):.1f} to "
+        f"{max(ratios):.1f} times as long as that."
     )
     return "\n".join(rows)
 
 
-def _beside(found: dict[str, dict], keys: dict[str, str]) -> str:
-    """One figure of each kind, as far as there are any."""
-    return ", ".join(f"{each[keys[kind]]:.2f}" if keys[kind] in each else "-" for kind, each in found.items())
+def _times(found: dict, key: str) -> str:
+    return f"{found[key]:.2f}" if key in found else "-"
+
+
+def _memory(found: dict) -> str:
+    """Reserved memory, and in brackets that in use where it is known: of a recorded step it is not."""
+    used = f" ({_times(found, 'in use times full, eager')})" if "in use times full, eager" in found else ""
+    return _times(found, "memory times full, eager") + used

@@ -62,7 +62,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; over vptsp-m when training is long: its cell must be learned, 30 epochs were too few",
+    choose="the paper's best; here no better than vptsp-m, whose memory has nothing to learn",
     needs=("encoder", "images"),
     samples_per_class=2,
 )
