@@ -204,6 +204,8 @@ class RowTable(nn.Module):
             return
         expected, ahead = self._ahead
         both = (expected[:, None] == index).nonzero()
+        if not len(both):
+            return
         there, here = self._out(both.T, torch.arange(2), rows.device)
         ahead.index_copy_(0, there.to(ahead.device), rows[here].to(ahead))
 
