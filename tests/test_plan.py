@@ -185,7 +185,7 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 def test_chunks_and_budget_are_those_of_the_reductions():
     assert (chunked.LARGE, chunked.CACHE, Setting().budget) == (memory.CHUNK, memory.CPU_CHUNK, BUDGET)
-    assert (runs.PAIRS, 4 * runs.SUMS) == (memory.CHUNK, memory.SUMS)
+    assert (runs.PAIRS, 4 * runs.SUMS, runs.SHALLOW) == (memory.CHUNK, memory.SUMS, memory.SHALLOW)
     for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
         assert memory.chunk(work) == runs.rows_of(batch, dim, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxymetric.ops.launches import launch
+from proxymetric.ops.launches import launch, pair
 from proxymetric.ops.lengths import power
 from proxymetric.ops.own import Present
 from proxymetric.ops.runs import Run
@@ -26,7 +26,7 @@ def few(run: Run, task: Task, at: Present, count: float) -> tuple[Tensor, Tensor
     rules = [run.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
     per_class = task.refs.per_class or 1
     columns = per_class // run.K
-    found, similarities = run.pair(run.batch * columns), run.numbers(run.batch, per_class)
+    found, similarities = pair(run.queries, run.batch * columns), run.numbers(run.batch, per_class)
     in_queries, in_rows = run.none, run.none
     if run.wanted:
         in_queries, in_rows = run.numbers(run.batch, run.dim), run.numbers(run.batch * per_class, run.dim)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxymetric.ops import chunked
 from proxymetric.ops.few import few
-from proxymetric.ops.launches import interpreting, launch
+from proxymetric.ops.launches import interpreting, launch, pair
 from proxymetric.ops.own import Own, arranged, find, measured, own_rows
 from proxymetric.ops.runs import Run, rows_of
 from proxymetric.ops.task import LEAST_WEIGHT, NONE, Count, Reduced, Setting, Task, Totals
@@ -143,7 +143,7 @@ def _means(queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[tuple[Te
 
 def _many(run: Run, count: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Of the pairs of two classes the logarithms and weights of the columns, and the gradients of their sum."""
-    found, by = run.pair(run.columns), run.line.slope / count
+    found, by = pair(run.queries, run.columns), run.line.slope / count
     in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     # Half precision would lose small gradients before a loss scale, which comes later, can save them.
     wide = run.vectors.dtype == torch.float16

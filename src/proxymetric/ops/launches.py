@@ -7,6 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -68,6 +69,11 @@ def _stream() -> Callable[[int], int]:
     from triton.runtime import driver
 
     return driver.active.get_current_stream
+
+
+def pair(like: Tensor, size: int) -> Tensor:
+    """(2, size) numbers in float32, both at multiples of 16 bytes."""
+    return like.new_empty((2, -(-size // 4) * 4), dtype=torch.float32)[:, :size]
 
 
 def _kind(number: float) -> Any:

@@ -104,10 +104,6 @@ class Run:
     def numbers(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape, dtype=torch.float32)
 
-    def pair(self, size: int) -> Tensor:
-        """(2, size), both aligned."""
-        return self.numbers(2, -(-size // 4) * 4)[:, :size]
-
     def empty(self, *shape: int) -> Tensor:
         return self.queries.new_empty(shape)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxymetric.ops.launches import launch
+from proxymetric.ops.launches import launch, pair
 from proxymetric.ops.task import LEAST_WEIGHT
 
 AT_ONCE = 2**18
@@ -20,7 +20,7 @@ def totals(up: Tensor, down: Tensor, over_weights: tuple[bool, bool]) -> tuple[T
     """
     count = down.shape[1]
     if count > AT_ONCE:
-        parts = down.new_empty(2, -(-count // PART // 4) * 4)[:, : -(-count // PART)]
+        parts = pair(down, -(-count // PART))
         launch("total_parts", (parts.shape[1],), 8, (*down, *parts), (count,), {"MANY": PART, "BLOCK": 4096})
         down = parts
     found = up.new_empty(()), up.new_empty(()), up.new_empty(2)

@@ -23,7 +23,7 @@ LEARNED = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="with prompts in a frozen vision transformer: first hits above free proxies; these want a fast proxy_lr",
+    choose="with prompts in a frozen vision transformer: level with free proxies or above; wants a fast proxy_lr",
     needs=("encoder", "images"),
     samples_per_class=2,
 )
@@ -62,7 +62,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; here no better than vptsp-m, whose memory has nothing to learn",
+    choose="the paper's best; here its first hits are no better than vptsp-m's, whose memory has nothing to learn",
     needs=("encoder", "images"),
     samples_per_class=2,
 )
