@@ -28,6 +28,23 @@ def _exp(x):
 
 
 @triton.jit
+def rounded(a, b):
+    """`a b`, rounded before anything is added to it.
+
+    A compiler may round a product and a sum once, in one instruction. Threads that add up each other's products would
+    then have sums that differ in the last bit, each having rounded all products but its own; and so would the way there
+    and the way back. Where a large scale multiplies that bit, it is much of a share.
+    """
+    return tl.fma(a, b, 0.0)
+
+
+@triton.jit
+def exponents(found, slope, offset):
+    """`slope found + offset`, rounded once wherever it is made."""
+    return tl.fma(found, slope, offset)
+
+
+@triton.jit
 def shrinks(length, least, NORMAL: tl.constexpr):
     """By what rows of a length are multiplied, and the same but 0 where the length does not count."""
     if NORMAL:
@@ -61,7 +78,7 @@ def of_columns(s, k, K: tl.constexpr, KIND: tl.constexpr, steep):
                 found = highest
             else:
                 share = tl.where(real, _exp((s - highest) * steep), 0.0)
-                found = tl.div_rn(tl.sum(share * s, 0), tl.sum(share, 0))[None, :]
+                found = tl.div_rn(tl.sum(rounded(share, s), 0), tl.sum(share, 0))[None, :]
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from proxymetric.ops.kernels.exponents import log_mean, of_columns, of_rows, shrinks, weights_at
+from proxymetric.ops.kernels.exponents import exponents, log_mean, of_columns, of_rows, rounded, shrinks, weights_at
 from proxymetric.ops.kernels.rows import measure_tile
 
 
@@ -99,11 +99,11 @@ def _pairs(
 ):  # fmt: skip
     """As `_look`, for queries that are all of the column's class."""
     found = of_columns(s, k, K, KIND, steep)
-    z = slope * found + offset
+    z = exponents(found, slope, offset)
     weight = 1.0
     if EDGES >= 0:
         weight = weights_at(found, edges, levels, label, label >= 0, EDGES)
-        z = z * weight
+        z = rounded(z, weight)
     return found, weight, tl.where(inside[None, :], z, float("-inf"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from proxymetric.ops.kernels.exponents import log_mean, of_columns, of_rows, shrink_of, weights_at
+from proxymetric.ops.kernels.exponents import exponents, log_mean, of_columns, of_rows, rounded, shrink_of, weights_at
 
 
 @triton.jit
@@ -49,14 +49,14 @@ def _look(
     weight = 1.0
     if K == 1 and EDGES < 0:
         found = s
-        z = s * (slope * shrink)[:, None] + offset
+        z = exponents(s, (slope * shrink)[:, None], offset)
     else:
-        s = s * shrink[:, None]
+        s = rounded(s, shrink[:, None])
         found = of_columns(s, k, K, KIND, steep)
-        z = slope * found + offset
+        z = exponents(found, slope, offset)
         if EDGES >= 0:
             weight = weights_at(found, edges, levels, label, label >= 0, EDGES)
-            z = z * weight
+            z = rounded(z, weight)
     return s, found, there, weight, tl.where(there, z, float("-inf"))
 
 
