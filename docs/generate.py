@@ -6,12 +6,13 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scores import ROOT, interval, score
-from tunings import parameters_table, tuned_table, tuning_table
+from tunings import alike_table, parameters_table, tuned_table, tuning_table
 
 
 def methods_table() -> str:
@@ -205,15 +206,30 @@ def rates_table() -> str:
         f"\nOne large product reaches {study['matrix_tflops']:.0f} TFLOP/s in the same run: 100 %. Ten proxies a\n"
         "class for 100,000 classes are a million rows: with 512 and 4,096 embeddings `soft-triple` takes\n"
         f"{soft}, `mpa-ap` {mpa}. A mask of all pairs of proxies, as other libraries make one, would have\n"
-        f"{ten['mask of all pairs of proxies, GiB']:.0f} GiB."
+        f"{ten['mask of all pairs of proxies, GiB']:.0f} GiB.\n\n{_softmax(study['others']['norm-softmax'])}"
     )
     return "\n".join(rows)
+
+
+def _softmax(found: dict) -> str:
+    """A loss over the classes, with and without room for its similarities, beside the compiled formula."""
+    said = []
+    for batch, sizes in found.items():
+        for classes, sides in sizes.items():
+            spent = {side: f"{one['ms']:.1f} ms in {one['extra_mb'] / 1000:.1f} GB" for side, one in sides.items()}
+            said.append(
+                f"with {batch.split()[1]} embeddings and {int(classes.split()[0]):,} classes {spent['triton']}, "
+                f"{spent['triton, kept']} where all similarities are kept, and as a compiled formula "
+                f"{spent['dense, compiled']}"
+            )
+    return textwrap.fill(f"`norm-softmax` takes {'; '.join(said)}.", 118, break_on_hyphens=False)
 
 
 PARTS = {
     "methods": methods_table,
     "parameters": parameters_table,
     "tuned": tuned_table,
+    "alike": alike_table,
     "tuning": tuning_table,
     "results": results_table,
     "compare": compare_table,

@@ -103,34 +103,54 @@ def tuned_table() -> str:
 
 
 def _at_other_rates() -> str:
-    """What the table does not show: where the runs start, and seed 0 at the proxies' rate that was not chosen."""
-    before, fast = [], []
-    for data in ("cub", "cars"):
-        chosen, other = _seeds(data, "vptsp-m")["0"], _tried(data, "vpt-bitfit-proxy-rate-1e-2")
-        assert chosen["recipe"]["train"]["proxy_lr"] == other["recipe"]["train"]["proxy_lr"]
-        before.append(_seeds(data, "full")["0"]["rows"]["untrained encoder"]["R@1"])
-        fast += [score(other, "R@1"), score(chosen, "R@1")]
-    runs = _seeds("cub", "vptsp-m")["0"], _tried("cub", "vptsp-m-proxy-rate-1e-3")
-    even = _seeds("cars", "vptsp-g")["0"], _tried("cars", "vptsp-g-proxy-rate-1e-3")
+    """What the table does not show: where the runs start, and what the proxies' rate does."""
+    before = [100 * _seeds(data, "full")["0"]["rows"]["untrained encoder"]["R@1"] for data in ("cub", "cars")]
+    runs = _seeds("cub", "vptsp-m")["0"], _seeds("tried/cub", "vptsp-m-proxy-rate-1e-3")["0"]
+    even = _seeds("cars", "vptsp-g")["0"], _seeds("tried/cars", "vptsp-g-proxy-rate-1e-3")["0"]
     first, slow, one, other = (100 * run["validation"]["MAP@R"] for run in (*runs, *even))
     words = (
-        "The untrained encoder has an R@1 of {:.1f} on CUB and {:.1f} on Cars. Rows have the proxies' rate that suits "
-        "them on held-out classes, which is not the same for all: at VPTSP-M+B's, seed 0 of VPT+B has an R@1 of "
-        "{:.1f} on CUB where VPTSP-M+B has {:.1f}, and of {:.1f} on Cars where that has {:.1f}."
-    ).format(*(100 * each for each in (*before, *fast)))
-    words += (
-        f" At the slower one VPTSP-M+B falls from {first:.1f} to {slow:.1f} held-out MAP@R on CUB; VPTSP-G+B has "
-        f"{one:.2f} and {other:.2f} on Cars, which is hardly a choice."
+        f"The untrained encoder has an R@1 of {before[0]:.1f} on CUB and {before[1]:.1f} on Cars. Rows have the "
+        f"proxies' rate that suits them on held-out classes: at the slower one VPTSP-M+B falls from {first:.1f} to "
+        f"{slow:.1f} held-out MAP@R on CUB; VPTSP-G+B has {one:.2f} and {other:.2f} on Cars, which is hardly a choice."
     )
     return textwrap.fill(words, 118, break_on_hyphens=False)
 
 
-def _tried(data: str, name: str) -> dict:
-    return json.loads((ROOT / "results" / "vit-s-128" / "tried" / data / f"{name}-seed0.json").read_text())
+ALIKE = {
+    "VPT+B": {"cub": "tried/cub/vpt-bitfit-proxy-rate-1e-2", "cars": "tried/cars/vpt-bitfit-proxy-rate-1e-2"},
+    "VPTSP-M+B": {"cub": "cub/vptsp-m", "cars": "tried/cars/vptsp-m-rate-1.5e-3"},
+    "VPTSP-G+B": {"cub": "tried/cub/vptsp-g-proxy-rate-1e-2", "cars": "tried/cars/vptsp-g-rate-1.5e-3"},
+}
+"""runs that differ in nothing but the proxies: all have these rates"""
+RATES = {"lr": 1.5e-3, "proxy_lr": 1e-2}
 
 
-def _seeds(data: str, name: str) -> dict[str, dict]:
-    files = sorted((ROOT / "results" / "vit-s-128" / data).glob(f"{name}-seed*.json"))
+def alike_table() -> str:
+    """With and without semantic proxies at the same rates, seed by seed."""
+    rows = [
+        "| tuning | data | R@1, seed by seed | R@1 | R@1 to VPT+B | MAP@R | held-out MAP@R | training loss | epochs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for data, label in (("cub", "CUB"), ("cars", "Cars")):
+        base = _seeds(*ALIKE["VPT+B"][data].rsplit("/", 1))
+        for name, places in ALIKE.items():
+            runs = _seeds(*places[data].rsplit("/", 1))
+            for run in runs.values():
+                assert RATES.items() <= run["recipe"]["train"].items(), (data, name)
+            scores = [score(run, "R@1") for run in runs.values()]
+            gains = [score(run, "R@1") - score(base[seed], "R@1") for seed, run in runs.items()]
+            cells = [name, label, ", ".join(f"{100 * each:.1f}" for each in scores), interval(scores)]
+            cells.append("" if name == "VPT+B" else interval(gains, sign="+"))
+            cells.append(interval([score(run, "MAP@R") for run in runs.values()]))
+            cells.append(", ".join(f"{100 * run['validation']['MAP@R']:.1f}" for run in runs.values()))
+            cells.append(", ".join(f"{run['curve'][-1]['loss']:.2f}" for run in runs.values()))
+            cells.append(", ".join(str(run["epochs"]) for run in runs.values()))
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _seeds(folder: str, name: str) -> dict[str, dict]:
+    files = sorted((ROOT / "results" / "vit-s-128" / folder).glob(f"{name}-seed*.json"))
     return {file.stem.rsplit("-seed", 1)[1]: json.loads(file.read_text()) for file in files}
 
 
@@ -170,10 +190,27 @@ def tuning_table() -> str:
     alike = {kind: [study["by batch"][size].get(f"vptsp-g, {kind}", {}) for size in sizes] for kind in KINDS}
     ratios = [each[f"times full, {kind}"] for kind, found in alike.items() for each in found if "step_ms" in each]
     rows.append(
-        f"\nEager full fine-tuning takes {spent}.\nLike beside like, `vptsp-g` takes {min(ratios):.1f} to "
-        f"{max(ratios):.1f} times as long as that."
-    )
+        "\n" + textwrap.fill(
+            f"Eager full fine-tuning takes {spent}. Like beside like, `vptsp-g` takes {min(ratios):.1f} to "
+            f"{max(ratios):.1f} times as long as that.", 118, break_on_hyphens=False,
+        ) + f"\n\n{_by_classes(study['by classes'])}"
+    )  # fmt: skip
     return "\n".join(rows)
+
+
+def _by_classes(found: dict) -> str:
+    """What more classes cost the accelerator."""
+    few, many = found["memory_mb"].items()
+    needed = found["free proxies, their gradient and two moments, stored proxies, mb"]
+    words = (
+        f"With {int(many[0]):,} classes instead of {few[0]}, a step of VPTSP-G with {found['batch']} images has "
+        f"{many[1]:,.0f} MB in use at its peak instead of {few[1]:,.0f}: {found['difference_mb']:.1f} more. Five "
+        f"arrays of a row for each class more (free proxies, their gradient, two moments, stored proxies) are "
+        f"{needed:.1f} MB, and one of similarities {found['one (B, C) array, mb']:.1f}. Class prompts lie in "
+        "host memory; on the accelerator they, their gradient and their moments would take "
+        f"{found['class prompts, their gradient and two moments, if they lay on the device, mb']:,.0f} MB."
+    )
+    return textwrap.fill(words, 118, break_on_hyphens=False)
 
 
 def _times(found: dict, key: str) -> str:

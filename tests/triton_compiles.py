@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import triton
@@ -18,7 +19,7 @@ NUMBERS = dict.fromkeys(("n", "m", "C", "B", "D", "R", "blocks", "tiles"), "i32"
 NUMBERS |= dict.fromkeys(("slope", "offset", "steep", "least", "lift", "times", "over"), "fp32")
 
 
-def compiled(kernel: Any, warps: int, **constants: Any) -> None:
+def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
     names = kernel.arg_names
     kinds = {name: NUMBERS.get(name) or POINTERS.get(name, "*fp32") for name in names if name not in constants}
     signature = {name: kinds.get(name, "constexpr") for name in names}
@@ -27,6 +28,33 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> None:
     assert made.asm["cubin"], kernel
     if kernel is not kernels.back_rows:
         assert "dot" not in made.asm["ttgir"], f"{kernel}: sums were made a product of matrices, in less than float32"
+    return made
+
+
+def orders(made: Any) -> set[str]:
+    """Which threads hold what where rows of a column are summed up, and so in which order they are."""
+    text = made.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.+)$", text, re.M))
+    reduced = r'"tt.reduce"\(\S+\) <\{axis = 0 : i32\}> \(\{(.*?)\}\) : \(tensor<(\d+)x\w+, (#\w+)>'
+    return {layouts[at] for body, rows, at in re.findall(reduced, text, re.S) if "addf" in body and rows != "1"}
+
+
+def alike() -> None:
+    """The way there and back sum the rows of a column up alike: to the last bit, which a large scale multiplies."""
+    for per_class, tile in ((3, 4), (10, 16), (20, 32)):
+        for block in (8, 32, 4096 // tile):
+            how = {"K": per_class, "KIND": 0, "OWN": False, "STRIDE": per_class, "NORMAL": True, "TILE": tile}
+            how |= {"EDGES": -1, "FULL": block > 8}
+            there = compiled(kernels.log_sums, 4, **how, BLOCK=block)
+            back = compiled(kernels.shares, 4, **how, FOLD=True, BLOCK=block)
+            assert len(orders(there) | orders(back)) == 1, (per_class, block, orders(there), orders(back))
+            both = compiled(kernels.log_means, 8, **how, FOLD=True, WANTED=True, ONE=False, BLOCK=2 * block)
+            assert len(orders(both)) == 1, (per_class, block, orders(both))
+            # What a thread adds to the numbers of others must be rounded as they are.
+            ptx = there.asm["ptx"]
+            sent = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)", ptx))
+            assert sent or block > 8, "threads no longer add up: look at another size"
+            assert not any(into in sent for into in re.findall(r"fma\.rn\.f32\s+.*, (%\w+);", ptx))
 
 
 def main() -> None:
@@ -65,3 +93,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    alike()

@@ -27,13 +27,14 @@ def few(run: Run, task: Task, at: Present, count: float) -> tuple[Tensor, Tensor
     per_class = task.refs.per_class or 1
     columns = per_class // run.K
     found, similarities = pair(run.queries, run.batch * columns), run.numbers(run.batch, per_class)
+    of_columns = similarities if run.K == 1 else run.numbers(run.batch, columns)
     in_queries, in_rows = run.none, run.none
     if run.wanted:
         in_queries, in_rows = run.numbers(run.batch, run.dim), run.numbers(run.batch * per_class, run.dim)
     group = max(1, PAIRS // run.padded)
     launch(
         "own_means", (run.batch,), 4,
-        (run.queries, run.vectors.contiguous(), *at[:3], similarities, *found, in_queries, in_rows, *rules),
+        (run.queries, run.vectors.contiguous(), *at[:3], similarities, of_columns, *found, in_queries, in_rows, *rules),
         (run.batch, run.dim, line.slope, line.offset, run.exponent[2], run.least or 1.0, line.slope / count, 1 / count),
         {"K": run.K, "KIND": run.how["KIND"], "NORMAL": run.how["NORMAL"],
          "EDGES": -1 if rule is None else rule.edges.shape[1], "M": columns, "WANTED": run.wanted,

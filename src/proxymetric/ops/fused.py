@@ -164,11 +164,12 @@ class _OverClasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.Job) -> tuple[Tensor, ...]:
         at = arranged(job.task.labels)
-        own = own_rows(job.task, at)
-        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, at.narrow, own), None)
         run = Run(queries, vectors, job, at.narrow)
         ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
+        # The many rows first, as in `_means`.
         down, down_weight = _sums(run, ctx.kept)
+        own = own_rows(job.task, at)
+        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, at.narrow, own), None)
         ctx.job = job
         ctx.save_for_backward(queries, vectors, up, down, at.narrow, run.lengths, *own)
         ctx.mark_non_differentiable(up_weight, down_weight)
@@ -179,8 +180,8 @@ class _OverClasses(torch.autograd.Function):
         chunked.once()
         queries, vectors, up, down, labels, lengths, *rows = ctx.saved_tensors
         job, own = ctx.job, Own(*rows)
-        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, labels, own), up, grads[0], None)
         in_queries, in_vectors = _back(Run(queries, vectors, job, labels, measured=lengths), down, grads[1], ctx.kept)
+        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, labels, own), up, grads[0], None)
         if in_queries is not None:
             assert up_queries is not None
             in_queries = in_queries.add_(up_queries).to(queries.dtype)
@@ -204,13 +205,13 @@ def _sums(run: Run, kept: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _back(run: Run, logs: Tensor, grads: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """From the gradient in the log-sums: that in the queries and in the rows."""
-    lift = LIFT if run.type == torch.float16 else 1.0
     empty = logs == NONE
-    grads = grads.masked_fill(empty, 0.0)
-    # A mean over a batch makes all of them small, which a narrow type would feel; their shares of the largest are not.
-    most = grads.abs().amax()
-    most = most.where(most > 0, 1.0)
-    shares, by = (grads / most).contiguous(), (most * (run.line.slope / lift)).view(1)
+    shares, by, lift = grads.masked_fill(empty, 0.0).mul_(run.line.slope), None, 1.0
+    if run.type == torch.float16:
+        # A mean over a batch makes all of them small, which half precision feels; their shares of the largest are not.
+        lift, most = LIFT, shares.abs().amax()
+        most = most.where(most > 0, 1.0)
+        shares, by = shares / most, (most / LIFT).view(1)
     scaled = (run.queries * shares[:, None]).to(run.type)
     in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
     in_vectors = run.like(run.vectors, torch.float32 if run.how["OWN"] else run.vectors.dtype) if run.wants[1] else None
@@ -219,4 +220,6 @@ def _back(run: Run, logs: Tensor, grads: Tensor, kept: Tensor | None) -> tuple[T
         run.look(part, kept, known=kept is not None)
         run.shares(part, logs, shares, lift)
         run.back(part, scaled, in_queries, in_vectors, by)
-    return None if in_queries is None else in_queries.mul_(shares[:, None] * by), in_vectors
+    if in_queries is not None:
+        in_queries.mul_(shares[:, None] if by is None else shares[:, None] * by)
+    return in_queries, in_vectors

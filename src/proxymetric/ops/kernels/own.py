@@ -93,23 +93,19 @@ def _product(queries, vectors, i, inside, row, real, D, KP: tl.constexpr, GROUP:
 
 
 @triton.jit
-def _pairs(
-    s, k, label, inside, edges, levels, slope, offset, steep,
-    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """As `_look`, for queries that are all of the column's class."""
-    found = of_columns(s, k, K, KIND, steep)
+def _pairs(found, label, inside, edges, levels, slope, offset, EDGES: tl.constexpr):
+    """Weights and exponents as of `_look`, for queries that are all of the column's class."""
     z = exponents(found, slope, offset)
     weight = 1.0
     if EDGES >= 0:
         weight = weights_at(found, edges, levels, label, label >= 0, EDGES)
         z = rounded(z, weight)
-    return found, weight, tl.where(inside[None, :], z, float("-inf"))
+    return weight, tl.where(inside[None, :], z, float("-inf"))
 
 
 @triton.jit
 def own_means(
-    queries, vectors, present, order, columns, S, logs, means, in_queries, in_rows, edges, levels,
+    queries, vectors, present, order, columns, S, F, logs, means, in_queries, in_rows, edges, levels,
     B, D, slope, offset, steep, least, times, over,
     K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, M: tl.constexpr,
     WANTED: tl.constexpr, STEPS: tl.constexpr, KP: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
@@ -117,8 +113,9 @@ def own_means(
     """`log_means` of the pairs of one class, with the gradients in float32: a program for each class in the batch.
 
     The batch is sorted by class: `order` are its queries, `present` their labels. Of a class that `find` found, M
-    columns of K rows each are compared with the few queries of it. S is room for the similarities, (B, M K). Columns of
-    what was not found are 0, as are the gradients of its queries; those of its rows are not written.
+    columns of K rows each are compared with the few queries of it. S is room for the similarities of rows, (B, M K), F
+    for those of columns, (B, M), if these are others. Columns of what was not found are 0, as are the gradients of its
+    queries; those of its rows are not written.
     """
     j = tl.program_id(0)
     c = tl.load(columns + j)
@@ -161,17 +158,22 @@ def own_means(
                 s = _product(queries, vectors, i, inside, row, real, D, KP, GROUP, BLOCK) * shrink[:, None]
                 tl.store(S + at[None, :] * (M * K) + (m * K + k)[:, None], s, mask=real[:, None] & inside[None, :])
             tl.debug_barrier()  # what one thread wrote another reads
-            # Both passes read them: a last bit of an exponent that they do not have in common is much of a share.
+            # Both passes read them, and what was made of them: a last bit of an exponent that they do not have in
+            # common is much of a share, and which of the threads add up what is the compiler's choice for each pass.
             for first in range(j, end, GROUP):
                 at = first + tl.arange(0, GROUP)
                 inside = at < end
                 at_pairs = S + at[None, :] * (M * K) + (m * K + k)[:, None]
                 s = tl.load(at_pairs, mask=real[:, None] & inside[None, :], other=0.0)
-                found, weight, z = _pairs(s, k, labels, inside, edges, levels, slope, offset, steep, K, KIND, EDGES)
+                found = of_columns(s, k, K, KIND, steep)
+                if K > 1:
+                    tl.store(F + (at * M + m)[None, :], found, mask=inside[None, :])
+                weight, z = _pairs(found, labels, inside, edges, levels, slope, offset, EDGES)
                 weighed += tl.sum(tl.where(inside[None, :], weight, 0.0), 1)
                 higher = tl.maximum(highest, tl.max(z, 1))
                 total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher[:, None]), 1)
                 highest = higher
+            tl.debug_barrier()
             count = tl.zeros([1], tl.float32) + (end - j).to(tl.float32)
             log, mean, bottom, part = log_mean(highest, total, weighed, count, EDGES)
             one = tl.zeros([1], tl.int32) + (j * M + m)
@@ -185,9 +187,10 @@ def own_means(
                     inside = at < end
                     at_pairs = S + at[None, :] * (M * K) + (m * K + k)[:, None]
                     s = tl.load(at_pairs, mask=real[:, None] & inside[None, :], other=0.0)
-                    found, weight, z = _pairs(
-                        s, k, labels, inside, edges, levels, slope, offset, steep, K, KIND, EDGES
-                    )  # fmt: skip
+                    found = s
+                    if K > 1:
+                        found = tl.load(F + (at * M + m)[None, :], mask=inside[None, :], other=0.0)
+                    weight, z = _pairs(found, labels, inside, edges, levels, slope, offset, EDGES)
                     w = tl.exp(z - bottom[:, None]) * weight * of_rows(s, found, k, K, KIND, steep) * factor[:, None]
                     inner += tl.sum(tl.where(real[:, None] & inside[None, :], w * s, 0.0), 1)
                     tl.debug_barrier()
