@@ -309,14 +309,18 @@ def rows(record: Record) -> None:
 
 
 def profile() -> None:
-    step = step_of("triton", ProxyAnchor(SCALE, MARGIN), *inputs(BATCHES[-1], CLASSES[1]))
-    step()
+    """What takes the time, on the device or waiting for it: a loss over the batch, and one over the classes."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (DEVICE == "cuda")
-    with torch.profiler.profile(activities=kinds) as seen:
-        step()
-        synchronise()
     by = "cuda_time_total" if DEVICE == "cuda" else "cpu_time_total"
-    print(seen.key_averages().table(sort_by=by, row_limit=20, max_name_column_width=60))
+    for batch in BATCHES:
+        for side, loss in (("triton", ProxyAnchor(SCALE, MARGIN)), ("triton, kept", CosFace(SCALE, 0.0))):
+            step = step_of(side, loss, *inputs(batch, CLASSES[1]))
+            step()
+            with torch.profiler.profile(activities=kinds) as seen:
+                step()
+                synchronise()
+            print(f"batch {batch}, {type(loss).__name__}, {side}")
+            print(seen.key_averages().table(sort_by=by, row_limit=16, max_name_column_width=60))
 
 
 def plot(file: Path) -> None:
