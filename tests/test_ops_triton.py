@@ -391,9 +391,10 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
         means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
         # Gradients in the rows of the batch's classes are float32.
         own = ["shares", "finish"] * 2
+        there, back = ["measure", *sums, "find", "place", "measure", *sums], [*shares, "measure", *own]
         wanted = {
             "mean_over_batch": ["arrange", "measure_and_find", *means, "own_means", "total", "rescale", "add"],
-            "over_classes": ["arrange", "find", "place", *["measure", *sums] * 2, "measure", *own, *shares],
+            "over_classes": ["arrange", *there, *back],
         }
         assert seen == wanted[reduction]
 
