@@ -312,7 +312,9 @@ def main() -> None:
         record["by classes"] = by_classes(setting, device, Path(folder))
         print(json.dumps(record["by classes"]), flush=True)
     release(device)
-    record["by batch"] = json.loads(out.read_text())["by batch"] if options.add and out.exists() else {}
+    known = json.loads(out.read_text()) if options.add and out.exists() else {}
+    record["by batch"] = known.get("by batch", {})
+    record["runs"] = [*known.get("runs", []), options.batches or setting.batches]
     for batch in options.batches or setting.batches:
         record["by batch"][str(batch)] = compared(lines, batch, options.rounds)
         write()

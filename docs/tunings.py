@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import textwrap
 
 from scores import ROOT, interval, score
@@ -62,13 +63,7 @@ def _trained(method: str, tuning: str | dict) -> tuple[dict[str, int], int]:
         )
     criterion = pm.method(method, classes=100, dim=384)
     criterion.bind(encoder)
-    parts = tuned_parameters(encoder)
-    for name, parameter in criterion.named_parameters():
-        if parameter.requires_grad:
-            part = {"head": "proxies' own head", "cell": "GRU"}.get(name.split(".")[2], "free proxies")
-            parts[part] = parts.get(part, 0) + parameter.numel()
-    prompts = sum(table.values.numel() for table in criterion.row_tables())
-    return parts | ({"class prompts": prompts} if prompts else {}), encoder.width
+    return tuned_parameters(encoder) | criterion.parts(), encoder.width
 
 
 TUNED = {
@@ -135,11 +130,14 @@ def alike_table() -> str:
         base = _seeds(*ALIKE["VPT+B"][data].rsplit("/", 1))
         for name, places in ALIKE.items():
             runs = _seeds(*places[data].rsplit("/", 1))
-            for run in runs.values():
+            for seed, run in runs.items():
                 assert RATES.items() <= run["recipe"]["train"].items(), (data, name)
+                for part in ("data", "view", "train"):
+                    assert run["recipe"][part] == base[seed]["recipe"][part], (data, name, part)
             scores = [score(run, "R@1") for run in runs.values()]
             gains = [score(run, "R@1") - score(base[seed], "R@1") for seed, run in runs.items()]
-            cells = [name, label, ", ".join(f"{100 * each:.1f}" for each in scores), interval(scores)]
+            few = "" if len(runs) == 3 else " (1 seed)"
+            cells = [name, label, ", ".join(f"{100 * each:.1f}" for each in scores), interval(scores) + few]
             cells.append("" if name == "VPT+B" else interval(gains, sign="+"))
             cells.append(interval([score(run, "MAP@R") for run in runs.values()]))
             cells.append(", ".join(f"{100 * run['validation']['MAP@R']:.1f}" for run in runs.values()))
@@ -189,13 +187,25 @@ def tuning_table() -> str:
     )
     alike = {kind: [study["by batch"][size].get(f"vptsp-g, {kind}", {}) for size in sizes] for kind in KINDS}
     ratios = [each[f"times full, {kind}"] for kind, found in alike.items() for each in found if "step_ms" in each]
-    rows.append(
-        "\n" + textwrap.fill(
-            f"Eager full fine-tuning takes {spent}. Like beside like, `vptsp-g` takes {min(ratios):.1f} to "
-            f"{max(ratios):.1f} times as long as that.", 118, break_on_hyphens=False,
-        ) + f"\n\n{_by_classes(study['by classes'])}"
-    )  # fmt: skip
-    return "\n".join(rows)
+    words = (
+        f"Eager full fine-tuning takes {spent}. `vptsp-g` takes {min(ratios):.1f} to {max(ratios):.1f} times as long "
+        f"as full fine-tuning of the same kind: eager, compiled or recorded. {_rounds(study['by batch'])}"
+    )
+    filled = textwrap.fill(words, 118, break_on_hyphens=False)
+    return "\n".join([*rows, "", filled, "", _by_classes(study["by classes"])])
+
+
+def _rounds(found: dict) -> str:
+    """How far to trust a figure: by how much the rounds of one side differ."""
+    spans = []
+    for sides in found.values():
+        ends = [(*each["lowest and highest round"], each["step_ms"]) for each in sides.values()]
+        spans.append(f"{100 * statistics.median((high - low) / middle for low, high, middle in ends):.0f} %")
+    *first, last = spans
+    return (
+        f"The fastest and the slowest round of a side are {', '.join(first)} and {last} of its time apart, in the "
+        "median of the sides: differences below that say nothing."
+    )
 
 
 def _by_classes(found: dict) -> str:

@@ -179,6 +179,15 @@ def test_what_is_compared_is_the_mix() -> None:
             torch.testing.assert_close(found, plain)
 
 
+def test_what_is_trained_is_counted_by_name() -> None:
+    criterion, source, _ = build("gru")
+    counted = criterion.parts()
+    assert list(counted) == ["free proxies", "GRU", "proxies' own head", "class prompts"]
+    assert sum(counted.values()) == sum(p.numel() for p in criterion.parameters()) + source.prompts.values.numel()
+    assert counted["class prompts"] == source.prompts.values.numel()
+    assert list(pm.method("vptsp-m", classes=3, dim=4).parts()) == ["free proxies"], "not bound to an encoder yet"
+
+
 def test_positive_norm_is_a_choice() -> None:
     x, y, images = batch(0)
     found = [build(positive_norm=norm)[0].eval()(x, y, images=images) for norm in ("all", "present")]

@@ -259,6 +259,30 @@ class Criterion(nn.Module):
             groups.append({"params": others, "name": "criterion", **rate})
         return groups
 
+    def parts(self) -> dict[str, int]:
+        """How many numbers of each part are trained, those in row tables included.
+
+        >>> from proxymetric import method
+        >>> method("soft-triple", classes=3, dim=2, per_class=2).parts()
+        {'proxies': 12}
+        """
+        trained = [(name, p.numel()) for name, p in self.named_parameters() if p.requires_grad]
+        trained += [(name, one.values.numel()) for name, one in self.named_modules() if isinstance(one, RowTable)]
+        counts: dict[str, int] = {}
+        for name, number in trained:
+            part = self._part(name)
+            counts[part] = counts.get(part, 0) + number
+        return counts
+
+    def _part(self, name: str) -> str:
+        """What a report calls the parameter or table of that name."""
+        found, at = "what else the method trains", self
+        for word in name.split("."):
+            if isinstance(at, Source):
+                found = at.called.get(word, "proxies" if word in at.proxies else found)
+            at = getattr(at, word)
+        return found
+
     def row_tables(self) -> list[RowTable]:
         """The tables that step themselves in `commit`."""
         return [module for module in self.modules() if isinstance(module, RowTable)]

@@ -195,7 +195,7 @@ def _write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
     if drawn and len(kept) < len(state):
         raise ValueError(
             f"--slim: the backbone of this run is frozen and was drawn at random, so no file could "
-            f"give it back; --torch holds it whole, and so does the run. {out} is not written"
+            f"give it back; --torch holds it whole, and so does the run. Nothing is written"
         )
     content = {
         "format": SLIM,

@@ -209,6 +209,8 @@ class Source(nn.Module):
 
     proxies: tuple[str, ...] = ()
     """names of the parameters that are proxies: they step at the proxies' own rate"""
+    called: Mapping[str, str] = {}
+    """attribute -> what a report calls the parameters or the table under it; those in `proxies` are else proxies"""
     seats: int = 0
     """vectors per class that a scheme may re-pick through `reseed`"""
     classes: int | None = None

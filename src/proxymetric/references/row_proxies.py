@@ -29,7 +29,7 @@ class RowProxies(Source):
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming", others: float = 0.0) -> None:
         super().__init__()
         self.classes, self.dim, self.per_class, self.others = classes, dim, per_class, others
-        self.table = RowTable(initial(classes, dim, per_class, init))
+        self.table, self.called = RowTable(initial(classes, dim, per_class, init)), {"table": "proxies"}
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         present = self._seen(ctx.batch.labels)

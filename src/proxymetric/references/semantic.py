@@ -141,6 +141,8 @@ class SemanticProxies(Source):
         # The released code: xavier / 8, never normalised, so that at first the accumulated ones weigh more than 1 - a.
         self.free = nn.Parameter(initial(classes, dim, 1, "xavier") / 8, requires_grad=a > 0)
         self.cell = accumulator(accumulate, dim, lam)
+        own = {"head": "proxies' own head", "prompts": "class prompts"}
+        self.called = {"free": "free proxies", "cell": type(self.cell).__name__, **own}
         rest = torch.zeros(classes, (self.cell.parts - 1) * dim)
         self.register_buffer("stored", torch.cat([unit(initial(classes, dim, 1, "xavier")), rest], 1))
         self.register_buffer("labels", torch.arange(classes), persistent=False)

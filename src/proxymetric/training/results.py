@@ -47,11 +47,11 @@ def counts(learner: Learner, trained: int, rows: int = 0, elsewhere: int = 0) ->
 
     elsewhere: numbers of the proxies that other processes hold, which `trained` counts already.
     """
-    own = sum(p.numel() for p in learner.criterion.parameters() if p.requires_grad) + elsewhere
     encoder = {"head": sum(p.numel() for p in learner.encoder.head_parameters())}
     if not learner.frozen:
         encoder = tuned_parameters(learner.encoder)
-    parts = encoder | {"proxies and what else the method trains": own, "rows": rows}
+    parts = encoder | learner.criterion.parts()
+    parts["proxies"] = parts.get("proxies", 0) + elsewhere
     return {
         "trained": trained + rows,
         "total": sum(p.numel() for p in learner.parameters()) + rows + elsewhere,

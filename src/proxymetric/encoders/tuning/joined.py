@@ -97,7 +97,8 @@ def _names(name: str, known: Mapping[str, type[Tuning]]) -> list[str]:
             raise ValueError(f"tuning={name!r}: {part} stands there twice")
         if len(names) > 1 and known[part].alone:
             joinable = ", ".join(key for key, kind in known.items() if not kind.alone)
-            raise ValueError(f"tuning={name!r}: {part} stands alone; {joinable} can be joined")
+            within = "; bitfit trains what linear does and the biases" if set(names) == {"linear", "bitfit"} else ""
+            raise ValueError(f"tuning={name!r}: {part} stands alone; {joinable} can be joined{within}")
     return [part for part in known if part in names]
 
 
