@@ -194,8 +194,8 @@ def _write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
     drawn = not told["weights"] and (not told["pretrained"] or told["backbone"] == "small")
     if drawn and len(kept) < len(state):
         raise ValueError(
-            f"--slim: the backbone of this run is frozen and was drawn at random, so no file could "
-            f"give it back; --torch holds it whole, and so does the run. Nothing is written"
+            "--slim: the backbone of this run is frozen and was drawn at random, so no file could "
+            "give it back; --torch holds it whole, and so does the run. Nothing is written"
         )
     content = {
         "format": SLIM,
