@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.encoders import Encoder, build, lean
+from proxymetric.encoders.vit import first_tokens
 from proxymetric.look import ByClass
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
@@ -83,6 +84,12 @@ def compiled(encoder: Encoder) -> tuple[list[Tensor], int]:
 
 def kept(encoder: Encoder) -> tuple[list[Tensor], int]:
     """`step`, and the bytes of activations that were kept for its backward pass."""
+    result, found = held(encoder)
+    return result, sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values())
+
+
+def held(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
+    """`step`, and what was kept."""
     weights = {p.numel() for p in encoder.parameters()}
     found: list[Tensor] = []
 
@@ -93,7 +100,7 @@ def kept(encoder: Encoder) -> tuple[list[Tensor], int]:
 
     with torch.autograd.graph.saved_tensors_hooks(seen, lambda x: x):
         result = step(encoder)
-    return result, sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values())
+    return result, found
 
 
 @pytest.mark.parametrize(("tuning", "share"), [("full", 0.85), ("vpt+bitfit", 0.8)])
@@ -108,6 +115,16 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
     assert torch.equal(found[0], modules[0])
     assert error(found, exact) < 1.25 * error(modules, exact)
     assert bytes_kept < share * bytes_of_modules
+
+
+def test_two_towers_keep_their_tokens_in_16_bits_and_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_blocks(monkeypatch)
+    encoder = build(**TINY_VIT, tuning="vpt+bitfit")
+    images, tokens = pictures(4), first_tokens(encoder.backbone, encoder.normalise(pictures(4)))
+    encoder._compiled = torch.compile(encoder._pooled, backend="aot_eager_decomp_partition", fullgraph=True)
+    for each in held(encoder)[1]:
+        assert each.numel() != images.numel(), "those that a patch embedding saw, whose weights are frozen"
+        assert each.dtype != torch.float32 or each.numel() < 2 * tokens.numel(), "once for both is enough"
 
 
 @pytest.mark.parametrize("trained", ["weight and bias", "weight", "bias", ""])

@@ -158,6 +158,23 @@ def test_a_convolution_of_images_does_not_keep_them(trained: str) -> None:
     assert kept(summed, moved) == kept(plain, moved) > 0
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_nor_does_a_compiled_one(autocast: bool) -> None:
+    plain = nn.Conv2d(3, WIDTH, 4, 4)
+    plain.weight.requires_grad_(False)
+    sum_biases(summed := copy.deepcopy(plain))
+    run = torch.compile(summed, backend="aot_eager_decomp_partition", fullgraph=True)
+    x = drawn(2, 5, 3, 8, 8).float()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert kept(run, x) == 0 < kept(plain, x)
+        found, wanted = run(x), plain(x)
+    assert torch.equal(found, wanted)
+    for y in (found, wanted):
+        y.backward(drawn(4, *y.shape).to(y))
+    rounded = 2**-7 if autocast else 1e-5
+    torch.testing.assert_close(summed.bias.grad, plain.bias.grad, rtol=rounded, atol=rounded)
+
+
 @pytest.mark.parametrize(
     "options",
     [

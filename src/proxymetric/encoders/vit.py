@@ -75,7 +75,8 @@ def last_tokens(
     """
     towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
     size, last, plain = tokens.shape[0], len(vit.blocks) - 1, has_plain_blocks(vit)
-    tokens = tokens if len(towers) == 1 else tokens.repeat(len(towers), 1, 1)
+    if len(towers) > 1:  # not `repeat`, which a compiler does not do again and keeps
+        tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
         given = (tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")

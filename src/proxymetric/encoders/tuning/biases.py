@@ -30,8 +30,8 @@ def _kinds() -> dict[type[nn.Module], type[SummedNorm] | type[SummedConv2d]]:
 
 
 def _alone(layer: nn.LayerNorm | nn.Conv2d) -> bool:
-    """Whether the bias is trained and the weight is not; compilers, which write backward passes of their own, aside."""
-    if layer.bias is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    """Whether the bias is trained and the weight is not."""
+    if layer.bias is None or not torch.is_grad_enabled():
         return False
     return layer.bias.requires_grad and not layer.weight.requires_grad
 
@@ -47,7 +47,7 @@ class SummedNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _alone(self):
+        if torch.compiler.is_compiling() or not _alone(self):  # compilers write backward passes of their own
             return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         y = layer_norm(x, self.normalized_shape, self.weight, self.bias.detach(), self.eps)
         return Shifted.apply(y, self.bias, range(y.ndim - self.bias.ndim))
@@ -67,7 +67,11 @@ class SummedConv2d(nn.Conv2d):
         if x.requires_grad or x.ndim != 4 or not _alone(self):
             return super().forward(x)
         assert self.bias is not None
-        return Shifted.apply(self._conv_forward(x, self.weight, self.bias.detach()), self.bias, (0, 2, 3))
+        y = self._conv_forward(x, self.weight, self.bias.detach())
+        if torch.compiler.is_compiling():
+            # Nothing is added but a gradient: a compiler's own would keep x as well.
+            return y + (self.bias - self.bias.detach()).to(y.dtype).view(-1, 1, 1)
+        return Shifted.apply(y, self.bias, (0, 2, 3))
 
 
 class Shifted(torch.autograd.Function):
