@@ -6,12 +6,11 @@ import json
 import re
 import statistics
 import sys
-import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scores import ROOT, interval, score
+from scores import ROOT, interval, paragraph, score
 from tunings import alike_table, parameters_table, tuned_table, tuning_table
 
 
@@ -222,7 +221,7 @@ def _softmax(found: dict) -> str:
                 f"{spent['triton, kept']} where all similarities are kept, and as a compiled formula "
                 f"{spent['dense, compiled']}"
             )
-    return textwrap.fill(f"`norm-softmax` takes {'; '.join(said)}.", 118, break_on_hyphens=False)
+    return paragraph(f"`norm-softmax` takes {'; '.join(said)}.")
 
 
 PARTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,3 +20,8 @@ def interval(values: list[float], sign: str = "") -> str:
     if len(values) < 3:
         return mean  # no interval that says anything
     return f"{mean} ± {100 * T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def paragraph(words: str) -> str:
+    """Words in lines as the README has them."""
+    return textwrap.fill(words, 118, break_on_hyphens=False)

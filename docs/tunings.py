@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-import textwrap
 
-from scores import ROOT, interval, score
+from scores import ROOT, interval, paragraph, score
 
 TABLE_1 = (
     ("full fine-tuning", "proxy-anchor", "full", 30.2),
@@ -108,7 +107,7 @@ def _at_other_rates() -> str:
         f"proxies' rate that suits them on held-out classes: at the slower one VPTSP-M+B falls from {first:.1f} to "
         f"{slow:.1f} held-out MAP@R on CUB; VPTSP-G+B has {one:.2f} and {other:.2f} on Cars, which is hardly a choice."
     )
-    return textwrap.fill(words, 118, break_on_hyphens=False)
+    return paragraph(words)
 
 
 ALIKE = {
@@ -189,10 +188,21 @@ def tuning_table() -> str:
     ratios = [each[f"times full, {kind}"] for kind, found in alike.items() for each in found if "step_ms" in each]
     words = (
         f"Eager full fine-tuning takes {spent}. `vptsp-g` takes {min(ratios):.1f} to {max(ratios):.1f} times as long "
-        f"as full fine-tuning of the same kind: eager, compiled or recorded. {_rounds(study['by batch'])}"
+        f"as full fine-tuning of the same kind: eager, compiled or recorded. {_again(study['by batch'])} "
+        f"{_rounds(study['by batch'])}"
     )
-    filled = textwrap.fill(words, 118, break_on_hyphens=False)
-    return "\n".join([*rows, "", filled, "", _by_classes(study["by classes"])])
+    return "\n".join([*rows, "", paragraph(words), "", _by_classes(study["by classes"])])
+
+
+def _again(found: dict) -> str:
+    """What it saves and costs a recorded step to compute the hidden layers of the MLPs again."""
+    pairs = [(sides["vptsp-g, recorded"], sides["vptsp-g, mlp again, recorded"]) for sides in found.values()]
+    saved = [100 * (1 - again["memory_mb"] / plain["memory_mb"]) for plain, again in pairs]
+    longer = [100 * (again["step_ms"] / plain["step_ms"] - 1) for plain, again in pairs]
+    return (
+        f"`mlp again` saves {min(saved):.0f} to {max(saved):.0f} % of what a recorded step reserves, for up to "
+        f"{max(longer):.0f} % more time."
+    )
 
 
 def _rounds(found: dict) -> str:
@@ -220,7 +230,7 @@ def _by_classes(found: dict) -> str:
         "host memory; on the accelerator they, their gradient and their moments would take "
         f"{found['class prompts, their gradient and two moments, if they lay on the device, mb']:,.0f} MB."
     )
-    return textwrap.fill(words, 118, break_on_hyphens=False)
+    return paragraph(words)
 
 
 def _times(found: dict, key: str) -> str:

@@ -17,8 +17,8 @@ class Tuning(nn.Module):
     """what its parameters are called in counts"""
     on_blocks: ClassVar[bool] = False
     """it needs the blocks of a timm VisionTransformer"""
-    alone: ClassVar[bool] = False
-    """it cannot be joined with another"""
+    alone: ClassVar[str] = ""
+    """why it cannot be joined with another, if so"""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()

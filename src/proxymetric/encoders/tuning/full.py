@@ -6,7 +6,7 @@ from proxymetric.encoders.tuning.base import Tuning
 class Full(Tuning):
     """Every parameter of the backbone is trained."""
 
-    alone = True
+    alone = "nothing is left to train"
 
     def trains(self, name: str) -> bool:
         return True

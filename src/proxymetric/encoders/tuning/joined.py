@@ -97,8 +97,7 @@ def _names(name: str, known: Mapping[str, type[Tuning]]) -> list[str]:
             raise ValueError(f"tuning={name!r}: {part} stands there twice")
         if len(names) > 1 and known[part].alone:
             joinable = ", ".join(key for key, kind in known.items() if not kind.alone)
-            within = "; bitfit trains what linear does and the biases" if set(names) == {"linear", "bitfit"} else ""
-            raise ValueError(f"tuning={name!r}: {part} stands alone; {joinable} can be joined{within}")
+            raise ValueError(f"tuning={name!r}: {part} stands alone, {known[part].alone}; {joinable} can be joined")
     return [part for part in known if part in names]
 
 

@@ -9,4 +9,4 @@ class Linear(Tuning):
     The backbone still sees augmented images; `--frozen` computes its features once and is many times faster.
     """
 
-    alone = True
+    alone = "the head is trained with all others, too"
