@@ -97,16 +97,17 @@ class Encoder(nn.Module):
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
             raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        found = (compiled or self._pooled)(self.normalise(images), towers)
+        found = (compiled or self._pooled)(images, towers)
         # What is exported has batches of any size: nothing may be asked of it that a number would answer.
         return (found,) if len(towers) == 1 else found.chunk(len(towers))
 
-    def _pooled(self, x: Tensor, towers: tuple[Tower, ...]) -> Tensor:
-        """The features (towers B, F) of normalised images, those of the first tower first."""
+    def _pooled(self, images: Tensor, towers: tuple[Tower, ...]) -> Tensor:
+        """The features (towers B, F) of images, those of the first tower first."""
+        # Normalised in here, so that nobody outside holds the result while the blocks run.
         if not self.is_vit:
-            return self.pool(self.backbone.forward_features(x))
+            return self.pool(self.backbone.forward_features(self.normalise(images)))
         wanted = pooled_tokens(self.backbone) if self.pooling is None else None
-        tokens = first_tokens(self.backbone, x)
+        tokens = first_tokens(self.backbone, self.normalise(images))
         return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, wanted, self.config["checkpointing"]))
 
     def compile_steps(self, recorded: bool = False) -> None:

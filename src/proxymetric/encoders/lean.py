@@ -5,9 +5,10 @@ Autocast keeps the 32-bit tokens before each norm and the 16-bit numbers before 
 Of the tokens before the second norm of a block, the sum of those before the first and what attention adds to them, the
 two parts are enough: the first is kept already, and the other has 16 bits. They are added once more, to the last bit.
 
-A compiled step can do with less still: a norm with its own unit result, in the 16 bits in which the next product reads
-it, and a GELU with its slope, in a byte, which adds little to the rounding of 16 bits (`tests/test_lean.py` says how
-much it may). The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be
+A compiled step can do with less still: a norm with its own unit result in 16 bits, and a GELU with its slope in a byte,
+which adds little to the rounding of 16 bits (`tests/test_lean.py` says how much it may). Both are kept as whole
+numbers: a compiler that sees a number shortened and made long again may leave out both (torch before 2.13 does) and
+keep it long. The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be
 many, so the modules themselves are run then, and where nothing is computed in 16 bits.
 """
 
@@ -69,9 +70,10 @@ def activated(act: nn.Module, x: Tensor) -> Tensor:
 
 
 class Norm(torch.autograd.Function):
-    """`w u + b` in a type of fewer bits, u the tokens at mean 0 and variance 1; u is kept in that type.
+    """`w u + b` in a type of fewer bits, u the tokens at mean 0 and variance 1, in 16 bits where it is kept.
 
-    With g the gradient of `w u + b` times w, the tokens have `(g - mean(g) - u mean(g u)) / deviation`.
+    The D numbers of a token lie within sqrt(D) of 0: u is known to sqrt(D) / 65534, nearer than bfloat16 has those near
+    1. With g the gradient of `w u + b` times w, the tokens have `(g - mean(g) - u mean(g u)) / deviation`.
     """
 
     @staticmethod
@@ -79,14 +81,19 @@ class Norm(torch.autograd.Function):
         variance, mean = torch.var_mean(x.float(), -1, correction=0, keepdim=True)
         scale = (variance + eps).rsqrt()
         unit = (x.float() - mean) * scale
-        ctx.save_for_backward(unit.to(kind), scale, weight)
+        ctx.save_for_backward((unit * Norm.parts(x)).round().to(torch.int16), scale, weight)
         ctx.given = x.dtype
         return (unit * weight + bias).to(kind)
 
     @staticmethod
+    def parts(tokens: Tensor) -> float:
+        """Of 1, in which u is kept."""
+        return 32767 / math.sqrt(tokens.shape[-1])
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         kept, scale, weight = ctx.saved_tensors
-        grad, unit = grad.float(), kept.float()
+        grad, unit = grad.float(), kept.float() / Norm.parts(kept)
         back = grad * weight
         of_x = scale * (back - back.mean(-1, keepdim=True) - unit * (back * unit).mean(-1, keepdim=True))
         of_weight = (grad * unit).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
