@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=None, help="instead of 32, 64 and 256")
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="full always is one")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
-    parser.add_argument("--add", action="store_true", help="keep what that file has of other batches")
+    parser.add_argument("--add", action="store_true", help="keep what that file has of other batches and sides")
     options = parser.parse_args()
     device, setting = torch.device(options.device), SETTINGS[options.device]
     settle(device)
@@ -314,9 +314,13 @@ def main() -> None:
     release(device)
     known = json.loads(out.read_text()) if options.add and out.exists() else {}
     record["by batch"] = known.get("by batch", {})
-    record["runs"] = [*known.get("runs", []), options.batches or setting.batches]
-    for batch in options.batches or setting.batches:
-        record["by batch"][str(batch)] = compared(lines, batch, options.rounds)
+    batches = options.batches or setting.batches
+    record["runs"] = [*known.get("runs", []), {"batches": batches, "sides": options.sides}]
+    for batch in batches:
+        found, before = compared(lines, batch, options.rounds), record["by batch"].get(str(batch), {})
+        # The ratios of a side are to full fine-tuning in its own run; that of the first run stands for itself.
+        found = {side: each for side, each in found.items() if side not in before or not side.startswith(f"{FULL},")}
+        record["by batch"][str(batch)] = before | found
         write()
     for line in lines.values():
         line.send(None)

@@ -16,7 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
-from proxymetric.encoders import Encoder, build, lean
+from proxymetric.encoders import Encoder, build, lean, vit
 from proxymetric.encoders.vit import first_tokens
 from proxymetric.look import ByClass
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
@@ -146,7 +146,7 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
     encoder = build(**TINY_VIT, tuning=tuning)
     exact = step(copy.deepcopy(encoder).double(), None)
     found, bytes_kept = kept(pressed(encoder))
-    monkeypatch.setattr(lean, "short", lambda x: None)
+    monkeypatch.setattr(vit, "short", lambda x: None)
     modules, bytes_of_modules = kept(pressed(encoder))
     assert torch.equal(found[0], modules[0])
     assert error(found, exact) < 1.25 * error(modules, exact)
@@ -172,7 +172,7 @@ def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> 
     wanted = [x, change, *(p for p in norm.parameters() if p.requires_grad)]
     backs = [drawn(i, 5, 7, WIDTH).float() for i in (4, 5)]
     assert lean.in_parts(norm, x, change)
-    found = lean.added(norm, x, change)
+    found = lean.added(norm, x, change, None)
     total = x + change
     for got, want in zip(found, (total, norm(total)), strict=True):
         assert torch.equal(got, want)
@@ -229,3 +229,16 @@ def test_a_step_that_is_not_compiled_runs_the_modules(monkeypatch: pytest.Monkey
     step(encoder, None)
     with pytest.raises(Exception, match="Norm"):
         step(encoder)
+
+
+def test_a_compiled_step_with_checkpointing_keeps_the_tokens_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of the insides of norms and GELUs, which a compiler would be free to keep."""
+    two_blocks(monkeypatch, depth=3)
+    encoder = build(**TINY_VIT, tuning="vpt+bitfit", checkpointing=True)
+    exact, wanted = step(copy.deepcopy(encoder).double(), None), step(encoder)
+    for name in ("Norm", "Gelu"):
+        monkeypatch.delattr(lean, name)
+    result, found = held(pressed(encoder))
+    assert error(result, exact) < 1.25 * error(wanted, exact)
+    rows, tokens = 8, 5
+    assert sum(each.numel() >= rows * tokens * encoder.width for each in found) == 2

@@ -81,6 +81,28 @@ def test_rows_that_are_expected_are_those_that_would_be_taken(kind: str, device:
         assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rows_of_any_type(dtype: torch.dtype) -> None:
+    values = torch.randn(5, 2, 3).to(dtype)
+    table = RowTable(values, optimizer="sgd", momentum=0.0, host=True)
+    rows = table.take(torch.tensor([3, 1]))
+    assert torch.equal(rows, values[[3, 1]])
+    (rows * torch.tensor([1.0, 2.0], dtype=dtype).view(2, 1, 1)).sum().backward()
+    table.step(0.5)
+    moved = values.clone()
+    moved[3] -= 0.5
+    moved[1] -= 1
+    assert table.values.dtype == dtype
+    assert torch.equal(table.values, moved)
+
+
+@pytest.mark.parametrize("index", [[5], [0, -1], [2, 7]])
+def test_rows_that_a_table_does_not_have(index: list[int]) -> None:
+    table = RowTable(torch.zeros(5, 2), host=True)
+    with pytest.raises(IndexError, match=rf"index: got rows {min(index)} to {max(index)} of a table that has 5"):
+        table.take(torch.tensor(index))
+
+
 def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:
     table = RowTable(torch.zeros(3, 2), host=True)
     table.expect(torch.tensor([1]), torch.device("cpu"))

@@ -34,9 +34,8 @@ def short(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def normed(norm: Any, x: Tensor) -> Tensor:
-    """`norm(x)`."""
-    kind = short(x)
+def normed(norm: Any, x: Tensor, kind: torch.dtype | None) -> Tensor:
+    """`norm(x)`; kind: what `short` says of the tokens."""
     if kind is None or not _over_rows(norm):
         return norm(x)
     return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
@@ -50,21 +49,21 @@ def in_parts(norm: Any, x: Tensor, change: Tensor) -> bool:
     return x.requires_grad and x.dtype == norm.weight.dtype == torch.float32 and change.dtype.itemsize == 2
 
 
-def added(norm: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-    """`x + change` and `norm(x + change)`."""
+def added(norm: Any, x: Tensor, change: Tensor, kind: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """`x + change` and `norm(x + change)`; kind: what `short` says of the tokens."""
     if in_parts(norm, x, change):
         return Added.apply(x, change, norm.weight, norm.bias, norm.eps)
     total = x + change
-    return total, normed(norm, total)
+    return total, normed(norm, total, kind)
 
 
 def _over_rows(norm: Any) -> bool:
     return isinstance(norm, nn.LayerNorm) and norm.bias is not None and len(norm.normalized_shape) == 1
 
 
-def activated(act: nn.Module, x: Tensor) -> Tensor:
-    """`act(x)`."""
-    if short(x) is None or not isinstance(act, nn.GELU) or act.approximate != "none":
+def activated(act: nn.Module, x: Tensor, kind: torch.dtype | None) -> Tensor:
+    """`act(x)`; kind: what `short` says of the tokens."""
+    if kind is None or not isinstance(act, nn.GELU) or act.approximate != "none":
         return act(x)
     return Gelu.apply(x)
 

@@ -75,17 +75,16 @@ def last_tokens(
     """
     towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
     size, last, plain = tokens.shape[0], len(vit.blocks) - 1, has_plain_blocks(vit)
+    again, whole = checkpointing == "mlp", checkpointing is True and torch.is_grad_enabled()
+    kind = None if whole else short(tokens)  # a block that keeps nothing has nothing to shorten
     if len(towers) > 1:  # not `repeat`, which a compiler does not do again and keeps
         tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, size) for tower in towers]
-        given = (tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, checkpointing == "mlp")
+        given = (tokens, fronts, tuning.beside(i), plain, wanted if i == last else None, again, kind)
         # Training in several processes may have something to do before and after: it puts its own in this place.
         run = getattr(block, "run", None) or partial(run_block, block)
-        if checkpointing is True and torch.is_grad_enabled():
-            tokens = checkpoint(run, *given, use_reentrant=False)
-        else:
-            tokens = run(*given)
+        tokens = checkpoint(run, *given, use_reentrant=False) if whole else run(*given)
     return vit.norm(tokens)
 
 
@@ -97,6 +96,7 @@ def run_block(
     plain: bool,
     wanted: int | None = None,
     again: bool = False,
+    kind: torch.dtype | None = None,
 ) -> Tensor:
     """One block of `tokens` (towers B, T, D).
 
@@ -108,51 +108,53 @@ def run_block(
         plain: block and attention are timm's plain ones, so that tokens can be keys without being queries.
         wanted: the result may be that of so many of the first tokens alone.
         again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
+        kind: what `short` says of the tokens.
     """
     if all(front is None for front in fronts):
-        if not (beside or again or (plain and short(tokens))):
+        if not (beside or again or (plain and kind)):
             return block(tokens)
-        x, seen = tokens, block.attn(normed(block.norm1, tokens))
+        x, seen = tokens, block.attn(normed(block.norm1, tokens, kind))
     elif not plain:
         parts = []
         for front, part in zip(fronts, _divided(tokens, len(fronts)), strict=True):
             joined = part if front is None else torch.cat([front, part], 1)
-            parts.append(run_block(block, joined, [None], beside, plain)[:, -part.shape[1] :])
+            parts.append(run_block(block, joined, [None], beside, plain, kind=kind)[:, -part.shape[1] :])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     else:
-        fronts = [None if front is None else normed(block.norm1, front) for front in fronts]
+        fronts = [None if front is None else normed(block.norm1, front, kind) for front in fronts]
         x = tokens[:, :wanted]
-        seen = _attend(block.attn, normed(block.norm1, tokens), fronts, x.shape[1])
+        seen = _attend(block.attn, normed(block.norm1, tokens, kind), fronts, x.shape[1])
     change = block.drop_path1(block.ls1(seen))
     if not again or not torch.is_grad_enabled():
-        return _after(block, x, change, beside)
+        return _after(block, x, change, beside, kind)
     if in_parts(block.norm2, x, change):
-        return checkpoint(_after, block, x, change, beside, use_reentrant=False)
+        return checkpoint(_after, block, x, change, beside, kind, use_reentrant=False)
     x = x + change
-    return x + checkpoint(_mlp, block, x, None, beside, use_reentrant=False)
+    return x + checkpoint(_mlp, block, x, None, beside, kind, use_reentrant=False)
 
 
-def _after(block: Any, x: Tensor, change: Tensor, beside: list[nn.Module]) -> Tensor:
+def _after(block: Any, x: Tensor, change: Tensor, beside: list[nn.Module], kind: torch.dtype | None) -> Tensor:
     """The rest of a block, whose attention adds `change` to tokens `x`."""
-    x, seen = added(block.norm2, x, change)
-    return x + _mlp(block, x, seen, beside)
+    x, seen = added(block.norm2, x, change, kind)
+    return x + _mlp(block, x, seen, beside, kind)
 
 
-def _mlp(block: Any, x: Tensor, seen: Tensor | None, beside: list[nn.Module]) -> Tensor:
+def _mlp(block: Any, x: Tensor, seen: Tensor | None, beside: list[nn.Module], kind: torch.dtype | None) -> Tensor:
     """What the MLP adds to `x`; seen: `x` behind the norm, where it has been there already."""
-    mlp = block.drop_path2(block.ls2(_hidden(block.mlp, normed(block.norm2, x) if seen is None else seen)))
+    seen = normed(block.norm2, x, kind) if seen is None else seen
+    mlp = block.drop_path2(block.ls2(_hidden(block.mlp, seen, kind)))
     for module in beside:
         mlp = module(x, mlp)
     return mlp
 
 
-def _hidden(mlp: Any, x: Tensor) -> Tensor:
+def _hidden(mlp: Any, x: Tensor, kind: torch.dtype | None) -> Tensor:
     """`mlp(x)`."""
     from timm.layers import Mlp
 
-    if type(mlp) is not Mlp or not short(x):
+    if type(mlp) is not Mlp or kind is None:
         return mlp(x)
-    return mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(activated(mlp.act, mlp.fc1(x))))))
+    return mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(activated(mlp.act, mlp.fc1(x), kind)))))
 
 
 def has_plain_blocks(vit: Any) -> bool:

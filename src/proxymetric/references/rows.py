@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -212,8 +213,11 @@ class RowTable(nn.Module):
     def _put(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Write rows back; from an accelerator to the host they are only sent, and written when they are asked for."""
         table = getattr(self, name)
-        if table.device.type != "cpu" or rows.device.type != "cuda":
+        if table.device.type != "cpu":
             table[index] = rows.to(table.device)
+            return
+        if rows.device.type != "cuda":
+            _write(table, index, rows.cpu())
             return
         self._settle(name)
         staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
@@ -226,7 +230,7 @@ class RowTable(nn.Module):
                 assert self._sent is not None
                 self._sent.synchronize()
                 index, staged = self._late.pop(name)
-                getattr(self, name).index_copy_(0, index, staged)
+                _write(getattr(self, name), index, staged)
         if not self._late:
             self._sent = None
 
@@ -247,10 +251,11 @@ class RowTable(nn.Module):
     @staticmethod
     def _out(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
         """A copy of these rows on `device`; from the host to an accelerator without waiting for it."""
-        if table.device.type != "cpu" or device.type != "cuda":
+        if table.device.type != "cpu":
             return table[index].to(device)
-        staged = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype, pin_memory=True)
-        return torch.index_select(table, 0, index, out=staged).to(device, non_blocking=True)
+        staged = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
+        _read(table, index, staged)
+        return staged.to(device, non_blocking=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
@@ -259,3 +264,30 @@ class RowTable(nn.Module):
         if not self.host:
             return super()._apply(fn, recurse)
         return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)
+
+
+# In host memory one thread copies rows, not all of torch's: these are few megabytes, for which it takes longer to call
+# the threads together than to copy, up to milliseconds a copy where somebody else has work for the processors, too.
+
+
+def _read(table: Tensor, index: Tensor, rows: Tensor) -> None:
+    """`rows = table[index]`."""
+    array, places = _array(table), _checked(table, index)
+    np.take(array, places, axis=0, out=_array(rows), mode="clip")  # "raise" would go through another copy
+
+
+def _write(table: Tensor, index: Tensor, rows: Tensor) -> None:
+    """`table[index] = rows`."""
+    _array(table)[_checked(table, index)] = _array(rows.to(table.dtype))
+
+
+def _checked(table: Tensor, index: Tensor) -> np.ndarray:
+    places = index.numpy()
+    if len(places) and not 0 <= places.min() <= places.max() < len(table):
+        raise IndexError(f"index: got rows {places.min()} to {places.max()} of a table that has {len(table)}")
+    return places
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """The same memory; NumPy has no bfloat16, and a copy need not know what it copies."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
