@@ -315,12 +315,17 @@ def main() -> None:
     known = json.loads(out.read_text()) if options.add and out.exists() else {}
     record["by batch"] = known.get("by batch", {})
     batches = options.batches or setting.batches
-    record["runs"] = [*known.get("runs", []), {"batches": batches, "sides": options.sides}]
+    beside: dict[str, Any] = {}
+    named = list(dict.fromkeys(side for side, _ in sides))
+    record["runs"] = [*known.get("runs", []), {"batches": batches, "sides": named, FULL: beside}]
     for batch in batches:
         found, before = compared(lines, batch, options.rounds), record["by batch"].get(str(batch), {})
-        # The ratios of a side are to full fine-tuning in its own run; that of the first run stands for itself.
-        found = {side: each for side, each in found.items() if side not in before or not side.startswith(f"{FULL},")}
+        full = {side: each for side, each in found.items() if side.startswith(f"{FULL}, ")}
+        beside[str(batch)] = full  # the ratios of a side are to full fine-tuning in its own run
+        if before and len(named) < len(SIDES):
+            found = {side: each for side, each in found.items() if side not in full}
         record["by batch"][str(batch)] = before | found
+        record["by batch"] = dict(sorted(record["by batch"].items(), key=lambda item: int(item[0])))
         write()
     for line in lines.values():
         line.send(None)

@@ -208,8 +208,8 @@ def _again(found: dict) -> str:
 def _rounds(found: dict) -> str:
     """How far to trust a figure: by how much the rounds of one side differ."""
     spans = []
-    for sides in found.values():
-        ends = [(*each["lowest and highest round"], each["step_ms"]) for each in sides.values()]
+    for size in sorted(found, key=int):
+        ends = [(*each["lowest and highest round"], each["step_ms"]) for each in found[size].values()]
         spans.append(f"{100 * statistics.median((high - low) / middle for low, high, middle in ends):.0f} %")
     *first, last = spans
     return (

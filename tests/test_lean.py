@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,6 +163,22 @@ def test_two_towers_keep_their_tokens_in_16_bits_and_no_images(monkeypatch: pyte
         assert each.dtype != torch.float32 or each.numel() < 2 * tokens.numel(), "once for both is enough"
 
 
+def test_nobody_holds_normalised_images_while_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_blocks(monkeypatch)
+    encoder, made, found = build(**TINY_VIT, tuning="vpt"), [], []
+    normalise = encoder.normalise
+
+    def watched(images: Tensor) -> Tensor:
+        made.append(weakref.ref(result := normalise(images)))
+        return result
+
+    monkeypatch.setattr(encoder, "normalise", watched)
+    encoder.backbone.blocks[1].norm1.register_forward_hook(lambda *given: found.append(made[0]() is None))
+    encoder.features(pictures(4))
+    assert found
+    assert all(found)
+
+
 @pytest.mark.parametrize("trained", ["weight and bias", "weight", "bias", ""])
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> None:
@@ -232,7 +249,7 @@ def test_a_step_that_is_not_compiled_runs_the_modules(monkeypatch: pytest.Monkey
 
 
 def test_a_compiled_step_with_checkpointing_keeps_the_tokens_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of the insides of norms and GELUs, which a compiler would be free to keep."""
+    """And runs the modules: of functions like `Norm`, torch 2.11 on a GPU keeps the insides, which others may not."""
     two_blocks(monkeypatch, depth=3)
     encoder = build(**TINY_VIT, tuning="vpt+bitfit", checkpointing=True)
     exact, wanted = step(copy.deepcopy(encoder).double(), None), step(encoder)

@@ -96,11 +96,38 @@ def test_rows_of_any_type(dtype: torch.dtype) -> None:
     assert torch.equal(table.values, moved)
 
 
+def test_a_type_that_changes_before_the_step() -> None:
+    table = RowTable(torch.ones(3, 2), optimizer="sgd", momentum=0.0, host=True)
+    table.take(torch.tensor([2])).sum().backward()
+    table.bfloat16().step(0.5)
+    assert table.values.dtype == torch.bfloat16
+    assert table.values[:, 0].tolist() == [1.0, 1.0, 0.5]
+
+
+def test_no_rows_and_rows_of_a_transposed_table() -> None:
+    table = RowTable(torch.arange(6.0).view(2, 3).T, host=True)
+    assert table.take(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+    assert table.take(torch.tensor([2])).tolist() == [[2.0, 5.0]]
+    assert table.values.is_contiguous(), "else all of it would be copied to read a row"
+
+
+def test_rows_lie_in_host_memory_whatever_the_default_device() -> None:
+    table = RowTable(torch.ones(3, 2), host=True)
+    with torch.device("meta"):
+        assert table.take(torch.tensor([2], device="cpu")).tolist() == [[1.0, 1.0]]
+
+
 @pytest.mark.parametrize("index", [[5], [0, -1], [2, 7]])
 def test_rows_that_a_table_does_not_have(index: list[int]) -> None:
     table = RowTable(torch.zeros(5, 2), host=True)
     with pytest.raises(IndexError, match=rf"index: got rows {min(index)} to {max(index)} of a table that has 5"):
         table.take(torch.tensor(index))
+
+
+@pytest.mark.parametrize("index", [torch.tensor([True, False, True]), torch.tensor([[0], [1]]), torch.tensor([0.0])])
+def test_what_is_no_index_of_rows(index: torch.Tensor) -> None:
+    with pytest.raises(IndexError, match=r"index: got torch.* of shape .* wanted whole numbers"):
+        RowTable(torch.zeros(3, 2), host=True).take(index)
 
 
 def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:

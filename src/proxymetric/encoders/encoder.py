@@ -103,7 +103,7 @@ class Encoder(nn.Module):
 
     def _pooled(self, images: Tensor, towers: tuple[Tower, ...]) -> Tensor:
         """The features (towers B, F) of images, those of the first tower first."""
-        # Normalised in here, so that nobody outside holds the result while the blocks run.
+        # Normalised in here, so that nobody outside holds the result while the blocks of a ViT run.
         if not self.is_vit:
             return self.pool(self.backbone.forward_features(self.normalise(images)))
         wanted = pooled_tokens(self.backbone) if self.pooling is None else None

@@ -7,9 +7,9 @@ two parts are enough: the first is kept already, and the other has 16 bits. They
 
 A compiled step can do with less still: a norm with its own unit result in 16 bits, and a GELU with its slope in a byte,
 which adds little to the rounding of 16 bits (`tests/test_lean.py` says how much it may). Both are kept as whole
-numbers: a compiler that sees a number shortened and made long again may leave out both (torch before 2.13 does) and
-keep it long. The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be
-many, so the modules themselves are run then, and where nothing is computed in 16 bits.
+numbers: a compiler that sees a float shortened and made long again may do neither (torch before 2.13) and keep it long.
+The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be many, so the
+modules themselves are run then, and where nothing is computed in 16 bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def short(x: Tensor) -> torch.dtype | None:
 
 
 def normed(norm: Any, x: Tensor, kind: torch.dtype | None) -> Tensor:
-    """`norm(x)`; kind: what `short` says of the tokens."""
+    """`norm(x)`; kind: of 16 bits, in which a compiled step computes. None: the module is run."""
     if kind is None or not _over_rows(norm):
         return norm(x)
     return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
@@ -50,7 +50,7 @@ def in_parts(norm: Any, x: Tensor, change: Tensor) -> bool:
 
 
 def added(norm: Any, x: Tensor, change: Tensor, kind: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """`x + change` and `norm(x + change)`; kind: what `short` says of the tokens."""
+    """`x + change` and `norm(x + change)`; kind: as in `normed`."""
     if in_parts(norm, x, change):
         return Added.apply(x, change, norm.weight, norm.bias, norm.eps)
     total = x + change
@@ -62,7 +62,7 @@ def _over_rows(norm: Any) -> bool:
 
 
 def activated(act: nn.Module, x: Tensor, kind: torch.dtype | None) -> Tensor:
-    """`act(x)`; kind: what `short` says of the tokens."""
+    """`act(x)`; kind: as in `normed`."""
     if kind is None or not isinstance(act, nn.GELU) or act.approximate != "none":
         return act(x)
     return Gelu.apply(x)
@@ -71,8 +71,8 @@ def activated(act: nn.Module, x: Tensor, kind: torch.dtype | None) -> Tensor:
 class Norm(torch.autograd.Function):
     """`w u + b` in a type of fewer bits, u the tokens at mean 0 and variance 1, in 16 bits where it is kept.
 
-    The D numbers of a token lie within sqrt(D) of 0: u is known to sqrt(D) / 65534, nearer than bfloat16 has those near
-    1. With g the gradient of `w u + b` times w, the tokens have `(g - mean(g) - u mean(g u)) / deviation`.
+    The D numbers of u lie within sqrt(D) of 0 and are kept to sqrt(D) / 65534, nearer than bfloat16 has those near 1.
+    With g the gradient of `w u + b` times w, the tokens have `(g - mean(g) - u mean(g u)) / deviation`.
     """
 
     @staticmethod
@@ -86,7 +86,7 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def parts(tokens: Tensor) -> float:
-        """Of 1, in which u is kept."""
+        """How many steps of what is kept make 1 of u."""
         return 32767 / math.sqrt(tokens.shape[-1])
 
     @staticmethod

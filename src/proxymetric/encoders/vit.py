@@ -76,7 +76,8 @@ def last_tokens(
     towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
     size, last, plain = tokens.shape[0], len(vit.blocks) - 1, has_plain_blocks(vit)
     again, whole = checkpointing == "mlp", checkpointing is True and torch.is_grad_enabled()
-    kind = None if whole else short(tokens)  # a block that keeps nothing has nothing to shorten
+    # torch marks what is to be computed again, but not the insides of a function with a backward pass of its own.
+    kind = None if whole else short(tokens)
     if len(towers) > 1:  # not `repeat`, which a compiler does not do again and keeps
         tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
@@ -108,7 +109,7 @@ def run_block(
         plain: block and attention are timm's plain ones, so that tokens can be keys without being queries.
         wanted: the result may be that of so many of the first tokens alone.
         again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
-        kind: what `short` says of the tokens.
+        kind: of 16 bits, in which a compiled step computes; norms and GELUs keep less then. None: the modules are run.
     """
     if all(front is None for front in fronts):
         if not (beside or again or (plain and kind)):
@@ -128,7 +129,7 @@ def run_block(
     if not again or not torch.is_grad_enabled():
         return _after(block, x, change, beside, kind)
     if in_parts(block.norm2, x, change):
-        return checkpoint(_after, block, x, change, beside, kind, use_reentrant=False)
+        return checkpoint(_after, block, x, change, beside, None, use_reentrant=False)
     x = x + change
     return x + checkpoint(_mlp, block, x, None, beside, kind, use_reentrant=False)
 

@@ -59,7 +59,7 @@ class RowTable(nn.Module):
         if rate not in ("proxies", "network"):
             raise ValueError(f"rate: got {rate!r}, wanted 'proxies' or 'network'")
         self.rate, self.host = rate, host
-        self.register_buffer("values", values.detach().clone())
+        self.register_buffer("values", values.detach().clone(memory_format=torch.contiguous_format))
         self.register_buffer("average", values.new_empty(0))
         self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
@@ -94,7 +94,7 @@ class RowTable(nn.Module):
         return (1,) * (self.values.ndim - 1)
 
     def take(self, index: Tensor, device: torch.device | None = None, apart: bool = False) -> Tensor:
-        """The rows of `index` (distinct), on `device`; with gradients on, they are remembered until `step`.
+        """The rows of `index`, distinct numbers from 0 to N - 1, on `device`; with gradients, remembered until `step`.
 
         apart: of several processes, each uses the same rows for samples of its own, so that their gradients are to be
         averaged, as those of parameters are.
@@ -220,7 +220,7 @@ class RowTable(nn.Module):
             _write(table, index, rows.cpu())
             return
         self._settle(name)
-        staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True, device="cpu")
         self._late[name] = (index, staged.copy_(rows, non_blocking=True))
 
     def _settle(self, *names: str) -> None:
@@ -253,9 +253,10 @@ class RowTable(nn.Module):
         """A copy of these rows on `device`; from the host to an accelerator without waiting for it."""
         if table.device.type != "cpu":
             return table[index].to(device)
-        staged = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
+        shape, pinned = (len(index), *table.shape[1:]), device.type == "cuda"
+        staged = torch.empty(shape, dtype=table.dtype, pin_memory=pinned, device="cpu")
         _read(table, index, staged)
-        return staged.to(device, non_blocking=True)
+        return staged.to(device, non_blocking=pinned)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
@@ -266,8 +267,8 @@ class RowTable(nn.Module):
         return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)
 
 
-# In host memory one thread copies rows, not all of torch's: these are few megabytes, for which it takes longer to call
-# the threads together than to copy, up to milliseconds a copy where somebody else has work for the processors, too.
+# In host memory one thread copies rows, not all of torch's. Those of a batch are a few megabytes: to call the threads
+# together takes longer than to copy, some milliseconds each time where somebody else has work for the processors, too.
 
 
 def _read(table: Tensor, index: Tensor, rows: Tensor) -> None:
@@ -283,6 +284,8 @@ def _write(table: Tensor, index: Tensor, rows: Tensor) -> None:
 
 def _checked(table: Tensor, index: Tensor) -> np.ndarray:
     places = index.numpy()
+    if places.ndim != 1 or places.dtype.kind != "i":
+        raise IndexError(f"index: got {index.dtype} of shape {tuple(index.shape)}, wanted whole numbers (n,)")
     if len(places) and not 0 <= places.min() <= places.max() < len(table):
         raise IndexError(f"index: got rows {places.min()} to {places.max()} of a table that has {len(table)}")
     return places
