@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scores import ROOT, interval, paragraph, score
-from tunings import alike_table, parameters_table, tuned_table, tuning_table
+from tunings import alike_table, parameters_table, released_table, tuned_table, tuning_table
 
 
 def methods_table() -> str:
@@ -229,6 +229,7 @@ PARTS = {
     "parameters": parameters_table,
     "tuned": tuned_table,
     "alike": alike_table,
+    "released": released_table,
     "tuning": tuning_table,
     "results": results_table,
     "compare": compare_table,

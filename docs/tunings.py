@@ -115,28 +115,46 @@ ALIKE = {
     "VPTSP-M+B": {"cub": "cub/vptsp-m", "cars": "tried/cars/vptsp-m-rate-1.5e-3"},
     "VPTSP-G+B": {"cub": "tried/cub/vptsp-g-proxy-rate-1e-2", "cars": "tried/cars/vptsp-g-rate-1.5e-3"},
 }
-"""runs that differ in nothing but the proxies: all have these rates"""
-RATES = {"lr": 1.5e-3, "proxy_lr": 1e-2}
+"""runs with the same rates for all: 1.5e-3, proxies 1e-2"""
+RELEASED = {
+    "VPT+B": {"cub": "released/cub/vpt-bitfit", "cars": "released/cars/vpt-bitfit"},
+    "VPTSP-G+B": {"cub": "released/cub/vptsp-g", "cars": "released/cars/vptsp-g"},
+    "VPTSP-G+B, patience 50": {"cars": "released/cars/vptsp-g-patience-50"},
+}
+"""runs in the setting of VPTSP's released code"""
 
 
 def alike_table() -> str:
     """With and without semantic proxies at the same rates, seed by seed."""
+    return _seed_by_seed(ALIKE, {"lr": 1.5e-3, "proxy_lr": 1e-2})
+
+
+def released_table() -> str:
+    """The same in the setting of VPTSP's released code."""
+    return _seed_by_seed(RELEASED, {"batch": 64, "per_class": 2})
+
+
+def _seed_by_seed(studies: dict[str, dict[str, str]], train: dict[str, float]) -> str:
+    """Runs that differ in nothing but the proxies, and at most in their patience; all have these keys of `[train]`."""
     rows = [
         "| tuning | data | R@1, seed by seed | R@1 | R@1 to VPT+B | MAP@R | held-out MAP@R | training loss | epochs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for data, label in (("cub", "CUB"), ("cars", "Cars")):
-        base = _seeds(*ALIKE["VPT+B"][data].rsplit("/", 1))
-        for name, places in ALIKE.items():
+        base = _seeds(*studies["VPT+B"][data].rsplit("/", 1))
+        for name, places in studies.items():
+            if data not in places:
+                continue
             runs = _seeds(*places[data].rsplit("/", 1))
             for seed, run in runs.items():
-                assert RATES.items() <= run["recipe"]["train"].items(), (data, name)
-                for part in ("data", "view", "train"):
-                    assert run["recipe"][part] == base[seed]["recipe"][part], (data, name, part)
+                assert train.items() <= run["recipe"]["train"].items(), (data, name)
+                for part in ("data", "view", "encoder", "train"):
+                    mine, theirs = (dict(each["recipe"][part], patience=None) for each in (run, base[seed]))
+                    assert mine == theirs, (data, name, part)
             scores = [score(run, "R@1") for run in runs.values()]
             gains = [score(run, "R@1") - score(base[seed], "R@1") for seed, run in runs.items()]
-            few = "" if len(runs) == 3 else " (1 seed)"
-            cells = [name, label, ", ".join(f"{100 * each:.1f}" for each in scores), interval(scores) + few]
+            few = "" if len(runs) == 3 else f" (seeds {', '.join(runs)})"
+            cells = [name, label, ", ".join(f"{100 * each:.1f}" for each in scores) + few, interval(scores)]
             cells.append("" if name == "VPT+B" else interval(gains, sign="+"))
             cells.append(interval([score(run, "MAP@R") for run in runs.values()]))
             cells.append(", ".join(f"{100 * run['validation']['MAP@R']:.1f}" for run in runs.values()))
