@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(os.environ["PROXYMETRIC_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def same_kernels() -> Iterator[None]:
+    """A product in bfloat16 on a CPU that has none makes torch change its kernels for all that follows in the process,
+    also in float32: it must not follow in the next test, which may compare bits with another process."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
 
 
 def write_photos(root: Path, classes: int = 10, images: int = 8, size: int = 16, noise: int = 110) -> Path:

@@ -27,8 +27,12 @@ CONVERTED = torch.ops.prims.convert_element_type.default
 
 
 @pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
+def afresh(same_kernels: None) -> Iterator[None]:
     torch.compiler.reset()
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        torch.backends.mkldnn.enabled = (
+            False  # as torch itself has it after its first product in bfloat16, with a warning
+        )
     yield
     torch.compiler.reset()
 
@@ -142,16 +146,31 @@ def held(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.mark.parametrize(("tuning", "share"), [("full", 0.85), ("vpt+bitfit", 0.8)])
 def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the mean of four encoders: of one the rounding that autocast alone makes may happen to cancel."""
     two_blocks(monkeypatch)
-    torch.manual_seed(0)
-    encoder = build(**TINY_VIT, tuning=tuning)
-    exact = step(copy.deepcopy(encoder).double(), None)
-    found, bytes_kept = kept(pressed(encoder))
+    encoders = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        encoders.append(build(**TINY_VIT, tuning=tuning))
+    exact = [step(copy.deepcopy(encoder).double(), None) for encoder in encoders]
+
+    def steps() -> tuple[list[list[Tensor]], int]:
+        encoder = pressed(copy.deepcopy(encoders[0]))
+        first, number = kept(encoder)
+        return [first, *(step(loaded(encoder, other)) for other in encoders[1:])], number
+
+    found, bytes_kept = steps()
     monkeypatch.setattr(vit, "short", lambda x: None)
-    modules, bytes_of_modules = kept(pressed(encoder))
-    assert torch.equal(found[0], modules[0])
-    assert error(found, exact) < 1.25 * error(modules, exact)
+    modules, bytes_of_modules = steps()
+    assert all(torch.equal(got[0], want[0]) for got, want in zip(found, modules, strict=True))
+    assert sum(map(error, found, exact)) < 1.25 * sum(map(error, modules, exact))
     assert bytes_kept < share * bytes_of_modules
+
+
+def loaded(encoder: Encoder, other: Encoder) -> Encoder:
+    """With the weights of another, so that it need not be traced anew."""
+    encoder.load_state_dict(other.state_dict())
+    return encoder
 
 
 def test_two_towers_keep_their_tokens_in_16_bits_and_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
