@@ -142,6 +142,30 @@ def test_later_layers_win_key_by_key():
     assert layers[0]["loss"] == {"margin": 0.1, "scale": 32}
 
 
+@pytest.mark.parametrize(
+    ("layers", "prompts"),
+    [
+        ([["encoder.tuning=vpt", "encoder.tuning.prompts=20", "encoder.tuning.step=1"]], (20, 1)),
+        ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning.prompts=20"]], (20, 2)),
+        ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning={name='vpt', step=1}"]], (10, 1)),
+        ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning=vpt"]], (10, 0)),
+    ],
+)
+def test_an_argument_of_a_tuning_is_set_by_itself(layers, prompts):
+    told = recipe.check(recipe.merged(*map(recipe.settings, layers))).encoder["tuning"]
+    assert (told["name"], told["prompts"], told["step"]) == ("vpt", *prompts)
+
+
+def test_an_argument_of_a_base_is_set_by_itself():
+    ccp = {"method": "ccp", "loss": {"base": {"method": "mpa", "per_class": 4}}}
+    more = merged(ccp, settings(["loss.base.margin=0.2"]))
+    assert check(more).loss["base"] == {"method": "mpa", "per_class": 4, "margin": 0.2}
+    word = merged({"method": "ccp", "loss": {"base": "mpa"}}, settings(["loss.base.per_class=2"]))
+    assert check(word).loss["base"] == {"method": "mpa", "per_class": 2}
+    whole = merged(ccp, settings(["loss.base={method='proxy-nca'}"]))
+    assert check(whole).loss["base"] == {"method": "proxy-nca"}
+
+
 def test_a_recipe_survives_json():
     first = check(load(RECIPES[0]))
     again = check(json.loads(json.dumps(first.as_dict())))

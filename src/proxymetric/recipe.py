@@ -189,6 +189,8 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> merged({"seed": 1, "loss": {"margin": 0.1, "scale": 32}}, {"loss": {"margin": 0.2}})
     {'seed': 1, 'loss': {'margin': 0.2, 'scale': 32}}
+    >>> merged({"encoder": {"tuning": "vpt"}}, settings(["encoder.tuning.prompts=5"]))
+    {'encoder': {'tuning': {'name': 'vpt', 'prompts': 5}}}
     """
     result: dict[str, Any] = {}
     for layer in layers:
@@ -196,12 +198,34 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
             before = result.get(key, {})
             if isinstance(value, Mapping) != isinstance(before, Mapping) and before != {}:
                 raise ValueError(f"{key}: got {before!r} and {value!r}, wanted a table or a value, not both")
-            result[key] = {**before, **value} if isinstance(value, Mapping) else value
+            result[key] = _laid_over(before, value) if isinstance(value, Mapping) else value
+    return result
+
+
+class More(dict[str, Any]):
+    """Keys for a value that is a table, or a word that stands for one: `encoder.tuning.prompts=20`."""
+
+
+WORDS = {"base": "method"}
+"""values that may be a word or a table -> the key of the table that the word is; of others "name\""""
+
+
+def _laid_over(before: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table over another, key by key; `More` adds to the value that is there."""
+    result = dict(before)
+    for key, value in table.items():
+        there = result.get(key)
+        if isinstance(value, More) and there is not None:
+            known = there if isinstance(there, dict) else {WORDS.get(key, "name"): there}
+            value = type(known)(known | value)  # more still, where nothing but keys was said
+        result[key] = value
     return result
 
 
 def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """`table.key=value` texts (or a mapping of them) as tables; values are read as TOML, else as plain text.
+
+    A key of a key's own table has one dot more: `encoder.tuning.prompts=20`.
 
     >>> settings(["loss.margin=0.2", "encoder.backbone=resnet50", "seed=3"])
     {'loss': {'margin': 0.2}, 'encoder': {'backbone': 'resnet50'}, 'seed': 3}
@@ -214,8 +238,10 @@ def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"--set: got {text!r}, wanted table.key=value, such as loss.margin=0.2")
         pairs = {key.strip(): _value(text.strip()) for key, _, text in (text.partition("=") for text in texts)}
     for key, value in pairs.items():
-        table, _, name = key.rpartition(".")
-        result = merged(result, {table: {name: value}} if table else {name: value})
+        table, *rest = key.split(".", 2)
+        if len(rest) == 2:
+            value = More({rest[1]: value})
+        result = merged(result, {table: {rest[0]: value} if rest else value})
     return result
 
 
@@ -232,7 +258,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     from proxymetric.encoders import TUNINGS, build
     from proxymetric.encoders.tuning import completed
     from proxymetric.metrics import names
-    from proxymetric.papers import lookup
+    from proxymetric.papers import lookup, needs
 
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, Mapping):
@@ -257,10 +283,14 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     papers = size if named is None else named_view(named, tables["view"].get("size"))["train"]
     train = complete("train", tables["train"], TrainOptions)
     names(train["metrics"])
+    if train["frozen"] and "images" in needs(method, tables["loss"]):
+        raise ValueError(f"frozen: {method} runs the encoder on images, and features are all there is")
     if train["frozen"] and encoder["tuning"] not in ("full", "linear"):
+        tuning = encoder["tuning"]
         raise ValueError(
-            f"train.frozen: the features are computed once, before training, and encoder.tuning={encoder['tuning']!r} "
-            "changes them; leave --frozen out, or train the head alone: --tuning linear"
+            "train.frozen: the features are computed once, before training, and encoder.tuning="
+            f"{tuning if isinstance(tuning, str) else tuning['name']!r} changes them; leave --frozen out, or train the "
+            "head alone: --tuning linear"
         )
     return Recipe(
         method=method,
