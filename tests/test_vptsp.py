@@ -159,6 +159,14 @@ def test_no_gradient_from_one_batch_to_the_next() -> None:
         assert not source.stored.requires_grad
 
 
+def test_an_optimiser_made_before_the_head_is_refused() -> None:
+    _, _, encoder = build()
+    criterion = pm.method("vptsp-g", classes=C, dim=D)
+    criterion.param_groups(lr=0.1, network_lr=0.1)
+    with pytest.raises(ValueError, match=r"class prompts, proxies' own head.*bind\(encoder\) before criterion.param_g"):
+        criterion.bind(encoder)
+
+
 def test_what_is_compared_is_the_mix() -> None:
     """Eq. 8 with what is stored, in eval mode, where the encoder is not asked and nothing is random."""
     for a in (0.0, 0.3, 1.0):
@@ -166,6 +174,7 @@ def test_what_is_compared_is_the_mix() -> None:
         x, y, images = batch(0)
         before = torch.get_rng_state()
         found = criterion.eval()(x, y, images=images)
+        assert torch.equal(found, criterion(x, y)), "nor are images"
         assert torch.equal(before, torch.get_rng_state())
         wanted = oracle.value(array(x), y.numpy(), array(source.stored), array(source.free), a=a, **NUMBERS)
         assert found.item() == pytest.approx(wanted, rel=1e-10)

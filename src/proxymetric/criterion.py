@@ -94,16 +94,21 @@ class Criterion(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: Seen | None = None
     ) -> Tensor:
+        """The loss of a batch: embeddings (B, D), labels (B,) in [0, C).
+
+        images: what the embeddings were made of, (B, 3, H, W), as the encoder takes them; a method that needs them
+        (VPTSP, MoCo) says so, and wants `bind(encoder)` too. seen: what came of its second look (see `look`).
+        """
         self._check(embeddings, labels)
         labels = labels.long()
-        if "images" in self.needs and images is None and seen is None:
+        keep = self.training and torch.is_grad_enabled()
+        if keep and "images" in self.needs and images is None and seen is None:
             self._lacks("images")
         if "encoder" in self.needs and not self._encoder:
             self._lacks("encoder")
         progress = Progress(self.step, self._epoch_now())
         if "epochs" in self.needs and progress.epoch is None:
             self._lacks("epochs")
-        keep = self.training and torch.is_grad_enabled()
         if keep and self.careful:
             self._look_for_missing_commit()
         # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
@@ -179,9 +184,20 @@ class Criterion(nn.Module):
         self._epoch = float(number)
 
     def bind(self, encoder: nn.Module) -> Criterion:
-        """Meet the encoder; it does not become part of this module. Call it before state is saved or loaded."""
+        """Meet the encoder; it does not become part of this module.
+
+        Call it first: before `param_groups`, and before state is saved or loaded, since some methods make what they
+        train for the encoder they meet.
+        """
         self._encoder[:] = [encoder]
+        before = self.parts()
         self.objective.bind(encoder)
+        made = self.parts().keys() - before.keys()
+        if made and self.row_lr is not None:
+            raise ValueError(
+                f"bind: {self.name} makes parameters for this encoder ({', '.join(sorted(made))}), and the groups of "
+                "param_groups are without them; wanted criterion.bind(encoder) before criterion.param_groups(...)"
+            )
         return self
 
     def shard(self, rank: int, size: int, group: Any = None) -> Criterion:
@@ -239,7 +255,8 @@ class Criterion(nn.Module):
     def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:
         """Groups for an optimiser: `lr` for the proxies, `network_lr` for any network the method owns.
 
-        Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group (see `commit`).
+        Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group: they step in
+        `commit`, at these rates. Those of VPTSP (class prompts) step at `network_lr`: it wants one, here or there.
         """
         self.row_lr, self.network_lr = lr, network_lr
         proxies = [

@@ -47,16 +47,16 @@ class MomentumQueue(Objective):
         batch = ctx.batch
         if not self._theta:
             raise ValueError("bind: the momentum encoder is a copy of the encoder; wanted bind(encoder) before")
-        if batch.images is None:
-            raise ValueError(
-                "images: the momentum encoder embeds them; wanted criterion(embeddings, labels, images=...)"
-            )
         stored, of = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
         together = Batch(None, torch.cat([batch.labels, of]))
         embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
         outcome: Outcome = self.objective(ctx._replace(batch=together, embeddings=embeddings))
         if not (self.training and torch.is_grad_enabled()):
             return outcome
+        if batch.images is None:
+            raise ValueError(
+                "images: the momentum encoder embeds them; wanted criterion(embeddings, labels, images=...)"
+            )
         with torch.no_grad():
             keys: Tensor = self.encoder(batch.images)
 
