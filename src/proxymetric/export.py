@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +103,8 @@ def traced(model: Model, takes: str = "uint8") -> torch.export.ExportedProgram:
     """The model as a program of torch.export, free in the number of images B."""
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
-        module = Embedder(model.encoder, model.normalise).eval()
+        # A copy that nobody trains: vectors of the program are numbers, not the end of a graph.
+        module = Embedder(copy.deepcopy(model.encoder).requires_grad_(False), model.normalise).eval()
         example = (_pixels(model.encoder.size, takes, 2),)
         return torch.export.export(module, example, dynamic_shapes={"images": {0: batch}}, strict=False)
 
@@ -116,7 +121,8 @@ def _write_torch(model: Model, program: torch.export.ExportedProgram, takes: str
 
 
 def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str, out: Path) -> str:
-    made = torch.onnx.export(program, (), output_names=["vectors"], dynamo=True, verbose=False)
+    with _quiet():
+        made = torch.onnx.export(program, (), output_names=["vectors"], dynamo=True, verbose=False)
     assert made is not None
     made.model.metadata_props["proxymetric"] = json.dumps(_facts(model, takes))
     can_check = importlib.util.find_spec("onnxruntime") is not None
@@ -130,6 +136,22 @@ def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str,
             _compare(model, lambda x: torch.from_numpy(session.run(None, {entry: x.numpy()})[0]), takes, "onnx", out)
     checked = "checked with onnxruntime" if can_check else "not checked: onnxruntime is not installed"
     return f"an ONNX model: {_shapes(model, takes)}; {checked}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of each operator that it leaves as it is: the program is compared anyway."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _compare(model: Model, program: Callable[[Tensor], Tensor], takes: str, kind: str, out: Path) -> None:
@@ -257,7 +279,7 @@ def _with_backbone(
     except ValueError as error:
         raise ValueError(
             f"{file} holds only what was trained of {about['encoder']['backbone']!r}: give the backbone's weights, "
-            f"weights=FILE{named}; {str(error).split('. ')[0]}"
+            f"weights=FILE (--weights FILE on the command line){named}; {str(error).split('. ')[0]}"
         ) from error
 
 

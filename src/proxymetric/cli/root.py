@@ -34,6 +34,12 @@ Data = Annotated[
     typer.Option("--data", "-d", help="Folder of class folders, CSV of file and class, a benchmark, glyphs or digits."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `train --out` wrote it.")]
+RunOrFile = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or the file that `export --slim` wrote of it.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="For a slim file: its backbone's weights (safetensors) instead of the hub's.")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:0.")]
 Which = Annotated[str, typer.Option(help="best; last; or chosen, the best before a refit.")]
 

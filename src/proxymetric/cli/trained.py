@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxymetric.cli.root import Device, RunFolder, Which, app, example
+from proxymetric.cli.root import Device, RunFolder, RunOrFile, Weights, Which, app, example
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog=example("proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,nDCG@8"))
 def evaluate(
-    run: RunFolder,
+    run: RunOrFile,
     data: Annotated[
         str | None, typer.Option("--data", "-d", help="As for train; by default what the run was trained on.")
     ] = None,
@@ -38,6 +38,7 @@ def evaluate(
     ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
     which: Which = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Measure a trained model on labelled images."""
@@ -48,7 +49,7 @@ def evaluate(
 
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
     images, words = evaluation_set(run, data, layout, split, which)
-    model = load(run, which, device)
+    model = load(run, which, device, weights)
     terminal = Terminal()
     vectors, kept = _embedded(model, images, images.title, terminal)
     labels = embedded(images.labels, kept)
@@ -62,10 +63,11 @@ def evaluate(
 
 @app.command(epilog=example("proxymetric embed runs/birds PHOTOS --out photos.safetensors"))
 def embed(
-    run: RunFolder,
+    run: RunOrFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of images, searched at any depth.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; DIR.safetensors by default.")] = None,
     which: Which = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Embed all images of a folder into one file (safetensors).
@@ -76,7 +78,7 @@ def embed(
     from proxymetric.progress import Terminal
 
     terminal = Terminal()
-    index = _indexed(load(run, which, device), folder, terminal)
+    index = _indexed(load(run, which, device, weights), folder, terminal)
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
     index.save(target)
     terminal.say(f"{len(index)} vectors of {index.vectors.shape[1]} dimensions in {target}")
@@ -89,13 +91,14 @@ def embed(
     )
 )
 def query(
-    run: RunFolder,
+    run: RunOrFile,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of images to search, or a file that embed wrote.")
     ],
     image: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="What to look for.")],
     k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 8,
     which: Which = "best",
+    weights: Weights = None,
     device: Device = None,
 ) -> None:
     """Find the images of a folder that are most like a given one."""
@@ -106,7 +109,7 @@ def query(
     if k < 1:
         raise ValueError(f"k: got {k}, wanted at least 1")
     terminal = Terminal()
-    model = load(run, which, device)
+    model = load(run, which, device, weights)
     wanted = model.embed(image)
     if folder.is_file():
         index = Index.load(folder)

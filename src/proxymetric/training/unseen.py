@@ -20,10 +20,14 @@ def evaluation_set(
 
     data: a source as for `open_data`; None: the data that the run was trained on. part: "all", or the "test",
     "validation" or "train" classes of the run's own split; "auto": of the data that the run was trained on, the classes
-    it has not seen, and all classes of any other data. which: the model, as for `load`.
+    it has not seen, and all classes of any other data. which: the model, as for `load`. A slim file knows of no data.
     """
     if part not in PARTS:
         raise ValueError(f"split: got {part!r}, wanted one of {', '.join(PARTS)}")
+    if Path(run).is_file():
+        if data is None or part not in ("auto", "all"):
+            raise ValueError(f"data: {run} does not say what it was trained on; wanted --data, and all of its classes")
+        return open_data(data, layout), ""
     about = described(run)
     options = about["recipe"]["data"]
     if data is None:
