@@ -123,7 +123,7 @@ def test_training_says_what_it_does(run, told, photos):
     answer = told[0]
     assert not answer.err
     assert f"{photos.name}: 64 images of 8 classes to train on, 16 images of 2 classes held out" in answer.out
-    for line in ("untrained  held-out classes: R@1", "epoch   1  held-out", "epoch   2  held-out"):
+    for line in ("epoch   0  held-out classes: R@1", "epoch   1  held-out", "epoch   2  held-out"):
         assert line in answer.out
     for row in ("raw pixels", "untrained encoder", "trained encoder"):
         assert re.search(rf"{row}\W+[\d.]+\W+[\d.]+", answer.out)

@@ -160,8 +160,12 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
     written = (first.folder / "last.safetensors").stat().st_mtime_ns
     second = run(few, tmp_path / "run", resume=True, **SHORT)
     assert (first.folder / "last.safetensors").stat().st_mtime_ns == written
-    assert second.result["rows"] == first.result["rows"]
-    assert second.result["curve"] == first.result["curve"]
+    assert second.result == first.result, "also what it cost, and when"
+    refitted = SHORT | {"train__refit": True}
+    third = run(few, tmp_path / "run", resume=True, **refitted)
+    assert third.result["seconds"] != first.result["seconds"], "then there was work to do"
+    assert third.result["memory"] == first.result["memory"]
+    assert run(few, tmp_path / "run", resume=True, **refitted).result == third.result
 
 
 def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_path: Path) -> None:

@@ -148,8 +148,11 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor], part: str, kinds:
 
 def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path) -> None:
     initial = tensors(run(photos, tmp_path / "initial", train__lr=0.0, train__epochs=1))
-    warm = tensors(run(photos, tmp_path / "warm", train__epochs=1, train__warmup=1))
-    after = tensors(run(photos, tmp_path / "after", train__epochs=2, train__warmup=1))
+    all_of_it, one_of_two, told = Notes(), Notes(), "epoch 1 warms up: only head and proxies move (train.warmup=1)"
+    warm = tensors(run(photos, tmp_path / "warm", watcher=all_of_it, train__epochs=1, train__warmup=1))
+    after = tensors(run(photos, tmp_path / "after", watcher=one_of_two, train__epochs=2, train__warmup=1))
+    assert told in one_of_two.said
+    assert f"{told}, and there are no more: wanted more epochs, or train.warmup=0" in all_of_it.said
     weights = ("weight", "bias")
     assert not any(moved(initial, warm, "encoder.backbone.", weights))
     assert all(moved(initial, warm, "encoder.head.", weights))

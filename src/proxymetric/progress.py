@@ -49,8 +49,7 @@ class Terminal:
     def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
         self._drop()
         text = "  ".join(f"{name} {100 * scores[name]:5.1f}" for name in scores if name in SHOWN)
-        when = f"epoch {round(epoch, 2):3}" if epoch else "untrained"
-        self.say(f"{when:>9}  held-out classes: {text}{'  best' if best else ''}")
+        self.say(f"epoch {round(epoch, 2) or 0:3}  held-out classes: {text}{'  best' if best else ''}")
 
     def close(self) -> None:
         self._drop()

@@ -20,6 +20,16 @@ def rates(options: TrainOptions) -> tuple[float, float]:
     return lr, options.proxy_lr if options.proxy_lr is not None else 100 * lr
 
 
+def warm_up(options: TrainOptions, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> str:
+    """What a person should know of the epochs in which only head and proxies move; nothing where none is left."""
+    moving = {group["name"] for group in optimizer.param_groups}
+    if epoch >= options.warmup or "backbone" not in moving or moving == {"backbone"}:
+        return ""
+    which = "epoch 1 warms" if options.warmup == 1 else f"epochs 1 to {options.warmup} warm"
+    said = f"{which} up: only head and proxies move (train.warmup={options.warmup})"
+    return said if options.warmup < epochs else f"{said}, and there are no more: wanted more epochs, or train.warmup=0"
+
+
 def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optimizer:
     """One optimiser over head, backbone, and what the criterion owns; each group remembers its first rate."""
     lr, proxy_lr = rates(options)

@@ -60,10 +60,12 @@ def draw_report(
     facts = {
         "method": recipe["method"],
         "backbone": recipe["encoder"]["backbone"],
+        "tuning": _tuning(recipe["encoder"].get("tuning", "full")),
         "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
         "chosen epoch": str(round(result["chosen_epoch"], 2)),
         "trained parameters": _trained(trained["parameters"]),
+        **({"learning rate": _rates(result["rates"])} if "rates" in result else {}),
         "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
         "seed": str(recipe["seed"]),
     }
@@ -121,6 +123,22 @@ def _samples(images: ImageSet, name: str) -> list[Image.Image]:
         with contextlib.suppress(BadImage):
             found.append(images.read(int(row)))
     return found
+
+
+def _tuning(tuning: str | dict[str, Any]) -> str:
+    """What of the backbone is trained, with all arguments.
+
+    >>> _tuning({"name": "vpt+bitfit", "prompts": 10, "depth": None, "step": 0})
+    'vpt+bitfit (prompts 10, step 0)'
+    """
+    if isinstance(tuning, str):
+        return tuning
+    told = ", ".join(f"{name} {value}" for name, value in tuning.items() if name != "name" and value is not None)
+    return f"{tuning['name']} ({told})" if told else str(tuning["name"])
+
+
+def _rates(first: dict[str, float]) -> str:
+    return f"{first['encoder']:g}, proxies {first['proxies']:g}"
 
 
 def _trained(counts: dict[str, Any]) -> str:

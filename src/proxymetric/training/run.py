@@ -25,6 +25,7 @@ from proxymetric.recipe import Recipe
 from proxymetric.training import folder as folders
 from proxymetric.training import parallel, results
 from proxymetric.training.certainty import class_uncertainty, knows_uncertainty
+from proxymetric.training.optim import rates, warm_up
 from proxymetric.training.report import draw_report
 from proxymetric.training.setup import (
     Desk,
@@ -150,6 +151,8 @@ class _Sitting:
         torch.use_deterministic_algorithms(recipe.train.deterministic)
         self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
         self.begun = time.perf_counter()
+        self.first_step: dict[Path, int] = {}
+        """the step at which this sitting began, of each folder that it trains in"""
         self.desk = Desk(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.desk.device.type == "cuda":
             torch.cuda.set_device(self.desk.device)
@@ -185,8 +188,6 @@ class _Sitting:
     def _can_serve(self, needs: Iterable[str]) -> None:
         """Refuse what the method cannot do without, before anything is opened."""
         recipe = self.recipe
-        if recipe.train.frozen and "images" in needs:
-            raise ValueError(f"frozen: {recipe.method} runs the encoder on images, and features are all there is")
         if "validation" in needs and (not recipe.data.validation or recipe.train.refit):
             raise ValueError(f"{recipe.method} needs held-out classes all the way: data.validation above 0, no refit")
 
@@ -232,6 +233,9 @@ class _Sitting:
                 baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
         if trainer.resume(begun):
             self.watcher.say(f"going on from epoch {trainer.epoch}, step {trainer.step}")
+        self.first_step[folder] = trainer.step
+        if said := warm_up(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
+            self.watcher.say(said)
         # What an earlier sitting could not read belongs into the result too.
         desk.bad.update(trainer.facts.get("bad", {}))
         trainer.facts["bad"] = desk.bad
@@ -281,17 +285,23 @@ class _Sitting:
         world.wait()
         trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
         trainer.run()
-        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)} | self._cost(trainer)
+        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
+        facts |= self._cost(trainer, folder)
         if self.desk.world.first:
             write_json(folder / "result.json", facts)
         return trainer.learner, everything, facts
 
-    def _cost(self, trainer: Trainer) -> dict[str, Any]:
+    def _known(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
+        """The result of an earlier sitting that had come to the end: this one trained nothing, and cost nothing."""
+        known = folder / "result.json"
+        return folders.read_json(known) if trainer.step == self.first_step[folder] and known.is_file() else {}
+
+    def _cost(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
         """What a training took and what it trained."""
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
         return {
             "training_seconds": round(trainer.seconds, 1),
-            "memory": results.peak_memory(self.desk.device),
+            "memory": self._known(trainer, folder).get("memory") or results.peak_memory(self.desk.device),
             "parameters": results.counts(trainer.learner, trainer.trained, rows, trainer.sharded.elsewhere),
             "steps": trainer.step,
             "skipped_steps": trainer.skipped,
@@ -307,7 +317,8 @@ class _Sitting:
             "versions": results.versions(),
             "machine": results.machine(self.desk.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **self._cost(trainer),
+            "rates": dict(zip(("encoder", "proxies"), rates(recipe.train), strict=True)),
+            **self._cost(trainer, self.folder),
             "epochs": trainer.passed,
             "chosen_epoch": chosen["epoch"],
             "chosen_step": chosen["step"],
@@ -341,6 +352,10 @@ class _Sitting:
         result["bad_images"] = dict(self.desk.bad)
         # From opening the images to here: features, training, evaluations, refit; of all sittings that were saved.
         result["seconds"] = round(trainer.facts["seconds"] + time.perf_counter() - self.begun, 1)
+        known = self._known(trainer, self.folder)
+        if known.get("refit") == result.get("refit"):
+            kept_from = ("finished", "machine", "versions", "seconds")
+            result |= {name: known[name] for name in kept_from if name in known}
         if "trained encoder" not in result["rows"]:
             # The refitted model has seen every class; what can be said of it is what the choice was made by.
             result["rows"]["trained encoder"] = {

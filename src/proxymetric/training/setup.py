@@ -92,7 +92,8 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
         for what, part in zip(("to train on", "held out to choose the epoch", "to test on"), parts)
         if part is not None
     )
-    watcher.say(f"{images.name}: {said}")
+    how = "" if recipe.data.layout == "auto" else f" (data.layout={recipe.data.layout!r})"
+    watcher.say(f"{images.name}{how}: {said}")
     return images, parts
 
 
