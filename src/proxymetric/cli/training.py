@@ -39,7 +39,7 @@ def train(
     tuning: Annotated[
         str | None,
         typer.Option(
-            help="What of the backbone is trained: full, linear, bitfit; for ViTs vpt, adapter, lora, vpt+bitfit."
+            help="What is trained of the backbone: full, linear, bitfit; of ViTs vpt, adapter, lora; several: vpt+lora."
         ),
     ] = None,
     recipe: RecipeFile = None,

@@ -49,7 +49,7 @@ class Adapter(Tuning):
         super().__init__(backbone)
         blocks = upto("blocks", blocks, len(backbone.blocks))
         if bottleneck < 1:
-            raise ValueError(f"bottleneck={bottleneck} of tuning 'adapter'; a number of neurons is wanted")
+            raise ValueError(f"bottleneck={bottleneck} of tuning 'adapter'; a whole number of at least 1 is wanted")
         if not 0 < scale < math.inf:
             raise ValueError(f"scale={scale} of tuning 'adapter'; a number above 0 is wanted")
         kind = type(backbone.blocks[0])

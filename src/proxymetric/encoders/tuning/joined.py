@@ -132,5 +132,5 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1, 0.4)
+    near = difflib.get_close_matches(word.lower(), list(known), 1, 0.4)
     return f"did you mean {near[0]!r}?" if near else ""
