@@ -238,6 +238,8 @@ def test_moco_is_the_base_on_the_batch_and_a_list_of_what_a_slow_copy_saw() -> N
             for own, theirs in zip(slow.parameters(), loop.encoder.parameters(), strict=True):
                 own.copy_(0.7 * own + 0.3 * theirs)
     assert not any(p.requires_grad for p in loop.criterion.objective.encoder.parameters())
+    embeddings = loop.encoder(x)
+    assert torch.equal(loop.criterion.eval()(embeddings, y), loop.criterion(embeddings, y, images=x)), "not asked"
 
 
 def test_gaussian_proxies_settle_by_the_ball_under_ccp() -> None:

@@ -146,6 +146,7 @@ def test_later_layers_win_key_by_key():
     ("layers", "prompts"),
     [
         ([["encoder.tuning=vpt", "encoder.tuning.prompts=20", "encoder.tuning.step=1"]], (20, 1)),
+        ([["encoder.tuning=vpt"], ["encoder.tuning.prompts=20", "encoder.tuning.step=1"]], (20, 1)),
         ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning.prompts=20"]], (20, 2)),
         ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning={name='vpt', step=1}"]], (10, 1)),
         ([["encoder.tuning={name='vpt', prompts=5, step=2}"], ["encoder.tuning=vpt"]], (10, 0)),
@@ -162,6 +163,8 @@ def test_an_argument_of_a_base_is_set_by_itself():
     assert check(more).loss["base"] == {"method": "mpa", "per_class": 4, "margin": 0.2}
     word = merged({"method": "ccp", "loss": {"base": "mpa"}}, settings(["loss.base.per_class=2"]))
     assert check(word).loss["base"] == {"method": "mpa", "per_class": 2}
+    default = check(merged({"method": "ccp"}, settings(["loss.base.margin=0.2"]))).loss["base"]
+    assert default == {"method": check({"method": "ccp"}).loss["base"], "margin": 0.2}
     whole = merged(ccp, settings(["loss.base={method='proxy-nca'}"]))
     assert check(whole).loss["base"] == {"method": "proxy-nca"}
 

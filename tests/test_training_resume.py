@@ -161,11 +161,22 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
     second = run(few, tmp_path / "run", resume=True, **SHORT)
     assert (first.folder / "last.safetensors").stat().st_mtime_ns == written
     assert second.result == first.result, "also what it cost, and when"
+    old = {"seconds": 1e6, "memory": {"process_mb": 1e6}}
+    write_json(first.folder / "result.json", first.result | old)
+    assert run(few, tmp_path / "run", resume=True, **SHORT).result == first.result | old
     refitted = SHORT | {"train__refit": True}
     third = run(few, tmp_path / "run", resume=True, **refitted)
-    assert third.result["seconds"] != first.result["seconds"], "then there was work to do"
-    assert third.result["memory"] == first.result["memory"]
+    assert third.result["seconds"] < 1e6, "then there was work to do"
+    assert third.result["memory"] == old["memory"], "but not here"
     assert run(few, tmp_path / "run", resume=True, **refitted).result == third.result
+    # Neither what it cost to come to another end, nor what it had cost a run whose checkpoint is gone.
+    for lost in (False, True):
+        write_json(first.folder / "result.json", first.result | old | ({} if lost else {"steps": 3}))
+        if lost:
+            (first.folder / "last.safetensors").unlink()
+        found = run(few, tmp_path / "run", resume=True, **SHORT).result
+        assert found["seconds"] < 1e6
+        assert found["memory"] != old["memory"]
 
 
 def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_path: Path) -> None:

@@ -153,6 +153,15 @@ def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path)
     after = tensors(run(photos, tmp_path / "after", watcher=one_of_two, train__epochs=2, train__warmup=1))
     assert told in one_of_two.said
     assert f"{told}, and there are no more: wanted more epochs, or train.warmup=0" in all_of_it.said
+    alone, rows = Notes(), Notes()
+    few = {"train__epochs": 1, "train__warmup": 1, "train__lr": 1e-3}
+    head = run(photos, tmp_path / "alone", watcher=alone, encoder__tuning="linear", **few)
+    assert head.result["rates"] == {"head": 1e-3, "proxies": 0.1}
+    assert not [said for said in alone.said if "warms up" in said], "nothing else will ever move"
+    headless = {"encoder__head": "none", "encoder__dim": None, "loss__touched": "batch"}
+    none = run(photos, tmp_path / "rows", watcher=rows, **few | {"train__epochs": 2} | headless)
+    assert told in rows.said
+    assert none.result["rates"] == {"backbone": 1e-3, "proxies": 0.1}
     weights = ("weight", "bias")
     assert not any(moved(initial, warm, "encoder.backbone.", weights))
     assert all(moved(initial, warm, "encoder.head.", weights))

@@ -66,6 +66,8 @@ class Criterion(nn.Module):
         self._pending: list[Commit] = []
         self._versions: tuple[int, ...] = ()
         self._warned = False
+        self._grouped: frozenset[str] | None = None
+        """the parts there were when `param_groups` was called"""
         self.row_lr: float | None = None
         """the rate of row tables where `commit` is given none: that of `param_groups`"""
         self.network_lr: float | None = None
@@ -190,10 +192,9 @@ class Criterion(nn.Module):
         train for the encoder they meet.
         """
         self._encoder[:] = [encoder]
-        before = self.parts()
         self.objective.bind(encoder)
-        made = self.parts().keys() - before.keys()
-        if made and self.row_lr is not None:
+        made = set() if self._grouped is None else self.parts().keys() - self._grouped
+        if made:
             raise ValueError(
                 f"bind: {self.name} makes parameters for this encoder ({', '.join(sorted(made))}), and the groups of "
                 "param_groups are without them; wanted criterion.bind(encoder) before criterion.param_groups(...)"
@@ -258,7 +259,7 @@ class Criterion(nn.Module):
         Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group: they step in
         `commit`, at these rates. Those of VPTSP (class prompts) step at `network_lr`: it wants one, here or there.
         """
-        self.row_lr, self.network_lr = lr, network_lr
+        self.row_lr, self.network_lr, self._grouped = lr, network_lr, frozenset(self.parts())
         proxies = [
             getattr(module, name)
             for module in self.modules()

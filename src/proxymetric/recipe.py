@@ -314,6 +314,8 @@ def complete(
     for key, value in given.items():
         if key not in parameters:
             raise ValueError(f"{table}.{key}: there is no such key{_nearest(key, parameters)}")
+        if isinstance(value, More) and isinstance(result.get(key), str | dict):
+            value = _laid_over(result, {key: value})[key]
         result[key] = _fitted(f"{table}.{key}", value, hints.get(key, Any))
     return result
 

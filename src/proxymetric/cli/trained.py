@@ -43,13 +43,13 @@ def evaluate(
 ) -> None:
     """Measure a trained model on labelled images."""
     from proxymetric import metrics as scoring
-    from proxymetric.learner import embedded, load
+    from proxymetric.learner import embedded
     from proxymetric.progress import Terminal, score_table
     from proxymetric.training.unseen import evaluation_set
 
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
     images, words = evaluation_set(run, data, layout, split, which)
-    model = load(run, which, device, weights)
+    model = _loaded(run, which, device, weights)
     terminal = Terminal()
     vectors, kept = _embedded(model, images, images.title, terminal)
     labels = embedded(images.labels, kept)
@@ -74,11 +74,10 @@ def embed(
 
     It holds `vectors` (N, dim) and in its header the N files, as JSON under `names`; `query` searches it.
     """
-    from proxymetric.learner import load
     from proxymetric.progress import Terminal
 
     terminal = Terminal()
-    index = _indexed(load(run, which, device, weights), folder, terminal)
+    index = _indexed(_loaded(run, which, device, weights), folder, terminal)
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
     index.save(target)
     terminal.say(f"{len(index)} vectors of {index.vectors.shape[1]} dimensions in {target}")
@@ -102,14 +101,13 @@ def query(
     device: Device = None,
 ) -> None:
     """Find the images of a folder that are most like a given one."""
-    from proxymetric.learner import load
     from proxymetric.progress import Terminal, hits_table
     from proxymetric.search import Index
 
     if k < 1:
         raise ValueError(f"k: got {k}, wanted at least 1")
     terminal = Terminal()
-    model = load(run, which, device, weights)
+    model = _loaded(run, which, device, weights)
     wanted = model.embed(image)
     if folder.is_file():
         index = Index.load(folder)
@@ -158,6 +156,14 @@ def report(run: RunFolder) -> None:
 
     terminal = Terminal()
     terminal.say(f"report: {remake_report(run, terminal)}")
+
+
+def _loaded(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
+    from proxymetric.learner import load
+
+    if weights is not None and run.is_dir():
+        raise ValueError(f"--weights: {run} is a run and has its own; it is for a file that `export --slim` wrote")
+    return load(run, which, device, weights)
 
 
 def _indexed(model: Model, folder: Path, terminal: Terminal) -> Index:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxymetric.criterion import Criterion
 from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
 from proxymetric.training.rowwise import with_rowwise
@@ -21,13 +22,25 @@ def rates(options: TrainOptions) -> tuple[float, float]:
 
 
 def warm_up(options: TrainOptions, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> str:
-    """What a person should know of the epochs in which only head and proxies move; nothing where none is left."""
-    moving = {group["name"] for group in optimizer.param_groups}
-    if epoch >= options.warmup or "backbone" not in moving or moving == {"backbone"}:
+    """What a person should know of the epochs in which only head and proxies move, where more is trained later."""
+    if epoch >= options.warmup or "backbone" not in trained_groups(optimizer):
         return ""
     which = "epoch 1 warms" if options.warmup == 1 else f"epochs 1 to {options.warmup} warm"
     said = f"{which} up: only head and proxies move (train.warmup={options.warmup})"
     return said if options.warmup < epochs else f"{said}, and there are no more: wanted more epochs, or train.warmup=0"
+
+
+def trained_groups(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Names and first rates of the groups of which something is trained."""
+    groups = [group for group in optimizer.param_groups if any(p.requires_grad for p in group["params"])]
+    return {group["name"]: group["first_lr"] for group in groups}
+
+
+def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion) -> dict[str, float]:
+    """The rate at which each part began, rows that step themselves among them."""
+    own = {"proxies": ("proxies", criterion.row_lr), "network": ("criterion", criterion.network_lr)}
+    rows = dict(own[table.rate] for table in criterion.row_tables())
+    return trained_groups(optimizer) | {part: rate for part, rate in rows.items() if rate is not None}
 
 
 def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optimizer:

@@ -60,15 +60,16 @@ def draw_report(
     facts = {
         "method": recipe["method"],
         "backbone": recipe["encoder"]["backbone"],
-        "tuning": _tuning(recipe["encoder"].get("tuning", "full")),
+        "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
         "chosen epoch": str(round(result["chosen_epoch"], 2)),
         "trained parameters": _trained(trained["parameters"]),
-        **({"learning rate": _rates(result["rates"])} if "rates" in result else {}),
+        "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.get("rates", {}).items()),
         "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
         "seed": str(recipe["seed"]),
     }
+    facts = {name: value for name, value in facts.items() if value}  # a result of before there were rates has none
     curve = [dict(record) for record in result["curve"]]
     shown = ("epoch", "loss", recipe["train"]["monitor"], "R@1")
     for record in curve:
@@ -135,10 +136,6 @@ def _tuning(tuning: str | dict[str, Any]) -> str:
         return tuning
     told = ", ".join(f"{name} {value}" for name, value in tuning.items() if name != "name" and value is not None)
     return f"{tuning['name']} ({told})" if told else str(tuning["name"])
-
-
-def _rates(first: dict[str, float]) -> str:
-    return f"{first['encoder']:g}, proxies {first['proxies']:g}"
 
 
 def _trained(counts: dict[str, Any]) -> str:

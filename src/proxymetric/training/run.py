@@ -25,7 +25,7 @@ from proxymetric.recipe import Recipe
 from proxymetric.training import folder as folders
 from proxymetric.training import parallel, results
 from proxymetric.training.certainty import class_uncertainty, knows_uncertainty
-from proxymetric.training.optim import rates, warm_up
+from proxymetric.training.optim import first_rates, warm_up
 from proxymetric.training.report import draw_report
 from proxymetric.training.setup import (
     Desk,
@@ -292,9 +292,11 @@ class _Sitting:
         return trainer.learner, everything, facts
 
     def _known(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
-        """The result of an earlier sitting that had come to the end: this one trained nothing, and cost nothing."""
-        known = folder / "result.json"
-        return folders.read_json(known) if trainer.step == self.first_step[folder] and known.is_file() else {}
+        """The result of an earlier sitting that had come to this end: this one trained nothing, and cost nothing."""
+        if trainer.step > self.first_step[folder] or not (folder / "result.json").is_file():
+            return {}
+        known = folders.read_json(folder / "result.json")
+        return known if known.get("steps") == trainer.step else {}
 
     def _cost(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
         """What a training took and what it trained."""
@@ -317,7 +319,7 @@ class _Sitting:
             "versions": results.versions(),
             "machine": results.machine(self.desk.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "rates": dict(zip(("encoder", "proxies"), rates(recipe.train), strict=True)),
+            "rates": first_rates(trainer.optimizer, trainer.learner.criterion),
             **self._cost(trainer, self.folder),
             "epochs": trainer.passed,
             "chosen_epoch": chosen["epoch"],
