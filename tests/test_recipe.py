@@ -165,6 +165,8 @@ def test_an_argument_of_a_base_is_set_by_itself():
     assert check(word).loss["base"] == {"method": "mpa", "per_class": 2}
     default = check(merged({"method": "ccp"}, settings(["loss.base.margin=0.2"]))).loss["base"]
     assert default == {"method": check({"method": "ccp"}).loss["base"], "margin": 0.2}
+    frozen = {"method": "ccp", "train": {"frozen": True}}
+    assert check(merged(frozen, settings(["loss.base.margin=0.2"]))).loss["base"] == default
     whole = merged(ccp, settings(["loss.base={method='proxy-nca'}"]))
     assert check(whole).loss["base"] == {"method": "proxy-nca"}
 

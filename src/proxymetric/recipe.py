@@ -283,7 +283,8 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     papers = size if named is None else named_view(named, tables["view"].get("size"))["train"]
     train = complete("train", tables["train"], TrainOptions)
     names(train["metrics"])
-    if train["frozen"] and "images" in needs(method, tables["loss"]):
+    loss = complete("loss", tables["loss"], lookup(method), without=("classes", "dim"))
+    if train["frozen"] and "images" in needs(method, loss):
         raise ValueError(f"frozen: {method} runs the encoder on images, and features are all there is")
     if train["frozen"] and encoder["tuning"] not in ("full", "linear"):
         tuning = encoder["tuning"]
@@ -298,7 +299,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         data=DataOptions(**complete("data", tables["data"], DataOptions)),
         view={"name": named, **complete("view", {**papers, **tables["view"]}, TrainView)},
         encoder=encoder,
-        loss=complete("loss", tables["loss"], lookup(method), without=("classes", "dim")),
+        loss=loss,
         train=TrainOptions(**train),
         changed={key: value for key, value in raw.items() if value not in ({}, None)},
     )
