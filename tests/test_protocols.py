@@ -82,5 +82,5 @@ def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
 
 
 def test_the_protocols_own_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="the protocol's own"):
+    with pytest.raises(ValueError, match="are MLRC's own"):
         mlrc("glyphs:40", out=tmp_path / "x", settings={"data.validation": 0.5})

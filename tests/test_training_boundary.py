@@ -203,7 +203,9 @@ class Copies(Silent):
         self.step = tick.step
         shutil.copytree(self.folder, self.copies / f"{tick.step:02d}")
 
-    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
+    def evaluated(
+        self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
+    ) -> None:
         if self.step:
             shutil.copytree(self.folder, self.copies / f"{self.step:02d} evaluated")
 

@@ -193,13 +193,12 @@ def test_a_watcher_is_told(photos: Path, tmp_path: Path) -> None:
         def tick(self, tick) -> None:
             self.ticks.append((tick.step, tick.steps, tick.epoch))
 
-        def evaluated(self, epoch, scores, best) -> None:
+        def evaluated(self, epoch, scores, best, scored_on) -> None:
             self.scores.append((epoch, best))
 
     ears = Ears()
     assert isinstance(ears, Silent)
     run(photos, tmp_path / "run", watcher=ears, train__epochs=2)
     assert ears.ticks == [(step, 16, 1 + (step - 1) // 8) for step in range(1, 17)]
-    assert ears.scores[0] == (0, False)
+    assert ears.scores[0] == (0, True)
     assert [epoch for epoch, _ in ears.scores] == [0, 1, 2]
-    assert ears.scores[1][1]

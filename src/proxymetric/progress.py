@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.training.watch import Tick
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8")
@@ -46,10 +47,12 @@ class Terminal:
         facts = f"loss {tick.loss:.3f}, {tick.images_per_second:,.0f} images/s, {clock(tick.seconds_left)} left"
         self._bar(f"epoch {tick.epoch}/{tick.epochs}", tick.step, tick.steps, facts)
 
-    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
+    def evaluated(
+        self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
+    ) -> None:
         self._drop()
         text = "  ".join(f"{name} {100 * scores[name]:5.1f}" for name in scores if name in SHOWN)
-        self.say(f"epoch {round(epoch, 2) or 0:3}  held-out classes: {text}{'  best' if best else ''}")
+        self.say(f"epoch {round(epoch, 2) or 0:3}  {scored_on}: {text}{'  best' if best else ''}")
 
     def close(self) -> None:
         self._drop()
@@ -131,6 +134,8 @@ def result_lines(result: dict[str, Any]) -> str:
         None: "no classes were held out, so there are no scores; `proxymetric evaluate` measures on other images",
     }[result["evaluated_on"]]
     how = f"chosen by {result['chosen_by']}" if result["chosen_by"] != "last" else "is the last one"
+    if result.get("protocol") == "papers":
+        how += f" ({CHOSEN_ON_TEST}, as in the papers: the last epoch is the honest figure)"
     lines = [f"epoch {round(result['chosen_epoch'], 2)} of {round(result['epochs'], 2)} {how}; {where}"]
     if result["skipped_steps"]:
         lines.append(f"{result['skipped_steps']} of {result['steps']} steps skipped: loss or gradient not finite")

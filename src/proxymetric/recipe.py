@@ -12,7 +12,7 @@ table          what its keys are
 `[train]`      fields of `TrainOptions`: epochs, rates, schedule, ...
 =============  =====================================================================
 
-`method` and `seed` stand above them. An unknown key is an error that names the nearest right one.
+`method`, `protocol` and `seed` stand above them. An unknown key is an error that names the nearest right one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxymetric.protocol import PROTOCOLS
+
+TOP = ("method", "protocol", "seed")
 TABLES = ("data", "view", "encoder", "loss", "train")
 CACHES = ("auto", "none", "memory", "device")
 
@@ -43,6 +46,8 @@ class DataOptions:
     test classes; none for other folders), "none", or a fraction of the classes. cache: "none" decodes images as they
     are needed, "memory" keeps them decoded, "device" keeps them on the accelerator and augments there; "auto" is
     "device" for the embedded sets and "none" for files. workers: processes that decode (-1: as many as pay here).
+    fraction: share of each training class's images that are used, at least two, drawn by the seed. wrong_labels: share
+    of the training images that are given the label of another class, drawn by the seed; for studies of robustness.
     """
 
     path: str = ""
@@ -51,8 +56,14 @@ class DataOptions:
     test: str | float = "auto"
     cache: str = "auto"
     workers: int = -1
+    fraction: float = 1.0
+    wrong_labels: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"data.fraction: got {self.fraction}, expected a share above 0 and at most 1")
+        if not 0 <= self.wrong_labels < 1:
+            raise ValueError(f"data.wrong_labels: got {self.wrong_labels}, expected a share of at least 0 and below 1")
         if self.cache not in CACHES:
             raise ValueError(f"data.cache: got {self.cache!r}{_nearest(self.cache, CACHES)}")
         if self.workers < -1:
@@ -155,6 +166,7 @@ class Recipe:
     """A checked description of a run, complete with defaults."""
 
     method: str
+    protocol: str
     seed: int
     data: DataOptions
     view: dict[str, Any]
@@ -256,6 +268,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     """Check every key against the signature it stands for, and fill in the defaults."""
     from proxymetric.data.views import TrainView, named_view
     from proxymetric.encoders import TUNINGS, build
+    from proxymetric.encoders.needs import Needs
     from proxymetric.encoders.tuning import completed
     from proxymetric.metrics import names
     from proxymetric.papers import lookup, needs
@@ -270,8 +283,11 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     builders: dict[str, Callable[..., Any]] = {
         "data": DataOptions, "view": TrainView, "encoder": build, "loss": lookup(method), "train": TrainOptions
     }  # fmt: skip
+    protocol = raw.get("protocol", "held-out")
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: got {protocol!r}{_nearest(str(protocol), PROTOCOLS)}")
     for key in raw:
-        if key not in ("method", "seed", *TABLES):
+        if key not in TOP and key not in TABLES:
             raise ValueError(f"recipe: there is no key {key!r}{_nearest_table(key, builders)}")
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -279,10 +295,26 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     encoder["tuning"] = completed(encoder["tuning"], TUNINGS)
     named = tables["view"].pop("name", None)
+    needs_size = None if encoder["weights"] is None else Needs.of(encoder["weights"]).img_size
+    if needs_size is not None and "size" not in tables["view"]:
+        # Part of what was said from here on: a run goes on although the file may be gone.
+        raw = merged(raw, {"view": {"size": needs_size}})
+        tables["view"]["size"] = needs_size
     size = {"size": 32 if encoder["backbone"] == "small" else 224}
     papers = size if named is None else named_view(named, tables["view"].get("size"))["train"]
+    if protocol == "papers" and "R@1" in tables["train"].get("metrics", TrainOptions.metrics):
+        tables["train"].setdefault("monitor", "R@1")
     train = complete("train", tables["train"], TrainOptions)
     names(train["metrics"])
+    data = complete("data", tables["data"], DataOptions)
+    if protocol != "held-out":
+        # All training classes train, for as long as was said: nothing is left that could choose or stop.
+        data["validation"], train["patience"] = 0.0, None
+        if train["refit"]:
+            raise ValueError(
+                f"train.refit: got true with protocol {protocol!r}, in which all training classes train already; "
+                "expected protocol 'held-out', or no refit"
+            )
     loss = complete("loss", tables["loss"], lookup(method), without=("classes", "dim"))
     if train["frozen"] and "images" in needs(method, loss):
         raise ValueError(f"frozen: {method} runs the encoder on images, and features are all there is")
@@ -295,8 +327,9 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         )
     return Recipe(
         method=method,
+        protocol=protocol,
         seed=seed,
-        data=DataOptions(**complete("data", tables["data"], DataOptions)),
+        data=DataOptions(**data),
         view={"name": named, **complete("view", {**papers, **tables["view"]}, TrainView)},
         encoder=encoder,
         loss=loss,
@@ -370,4 +403,4 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 def _nearest_table(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
     """The key with the table that was forgotten, where one has such a key: `margin` is `loss.margin`."""
     homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
-    return f"; did you mean {homes[0]!r}?" if homes else _nearest(key, ("method", "seed", *builders))
+    return f"; did you mean {homes[0]!r}?" if homes else _nearest(key, (*TOP, *builders))

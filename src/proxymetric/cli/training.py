@@ -62,13 +62,22 @@ def train(
         bool | None,
         typer.Option("--refit/--no-refit", help="Then train on all classes for the chosen number of epochs."),
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="Which classes choose the epoch: held-out (a fifth of the training classes, the default), last (none, "
+            "the last epoch counts) or papers (the test classes: scores as papers report them, labelled so)."
+        ),
+    ] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Overwrite = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Draw the page report.html at the end.")] = True,
 ) -> None:
     """Train on labelled images, choose the epoch on held-out classes, measure, write a report."""
     from proxymetric import training
     from proxymetric.progress import Terminal, result_lines, score_table
+    from proxymetric.protocol import CHOSEN_ON_TEST
 
     terminal = Terminal()
     # A flag like the others, before the settings that win over it; `pm.train` reaches it as a setting too.
@@ -77,7 +86,7 @@ def train(
         run = training.train(
             data, recipe=recipe, method=method, backbone=backbone, weights=weights, out=out, epochs=epochs, batch=batch,
             size=size, dim=dim, lr=lr, seed=seed, cache=cache, device=device, frozen=frozen, refit=refit,
-            settings=said, resume=resume, overwrite=overwrite, watcher=terminal,
+            protocol=protocol, settings=said, resume=resume, overwrite=overwrite, report=report, watcher=terminal,
         )  # fmt: skip
     except training.Interrupted:
         terminal.close()
@@ -86,7 +95,8 @@ def train(
     finally:
         terminal.close()
     if any(run.result["rows"].values()):
-        terminal.console.print(score_table("on classes never seen in training, %", run.result["rows"]))
+        chosen = f"; {CHOSEN_ON_TEST}" if run.result["protocol"] == "papers" else ""
+        terminal.console.print(score_table(f"on classes never seen in training, %{chosen}", run.result["rows"]))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")

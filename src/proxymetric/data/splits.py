@@ -86,6 +86,39 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
     )
 
 
+def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, seed: int = 0) -> ImageSet:
+    """A training set made harder: fewer images of each class, some of them with the label of another class.
+
+    Args:
+        images: the training images.
+        fraction: share of each class's images that are kept, at least two of each class, drawn by `seed`.
+        wrong_labels: share of the kept images whose label becomes that of another class, drawn by `seed`.
+        seed: of both draws.
+
+    Returns:
+        The set itself where nothing is asked.
+
+    Example:
+        >>> images = ImageSet("dots", np.arange(20) // 10, ["a", "b"], arrays=np.zeros((20, 8, 8), np.uint8))
+        >>> fewer = altered(images, fraction=0.3, wrong_labels=0.5)
+        >>> len(fewer), fewer.classes
+        (6, ['a', 'b'])
+    """
+    if fraction < 1:
+        random, kept = np.random.default_rng([seed, 1]), []
+        for label in range(len(images.classes)):
+            rows = np.flatnonzero(images.labels == label)
+            count = min(len(rows), max(2, round(fraction * len(rows))))
+            kept.append(random.choice(rows, count, replace=False))
+        images = images.subset(np.sort(np.concatenate(kept)))
+    if wrong_labels > 0:
+        random, labels = np.random.default_rng([seed, 2]), images.labels.copy()
+        rows = random.choice(len(labels), round(wrong_labels * len(labels)), replace=False)
+        labels[rows] = (labels[rows] + random.integers(1, len(images.classes), len(rows))) % len(images.classes)
+        images = replace(images, labels=labels)
+    return images
+
+
 def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
     """Block k of n of the training classes, from "k/n"; classes with a single image in it are left out."""
     found = re.fullmatch(r"(\d+)/(\d+)", fold)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.encoders.bn_inception import CONVERT, BNInception
+from proxymetric.encoders.needs import STRIDES
 from proxymetric.encoders.small import SmallConvNet
 
 OWN = ("small", "bn_inception")
@@ -80,6 +81,35 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
         (classifiers,) if isinstance(classifiers, str) else tuple(classifiers),
         f"timm {tagged}" if pretrained else "random",
     )
+
+
+def set_stride(module: Any, stride: str, backbone: str) -> None:
+    """Put the stride of a ResNet's stages into the first 1x1 or the 3x3 convolution of their first block.
+
+    The two networks have the same tensors and take the same files, but weights trained in one run worse in the other.
+
+    Args:
+        module: the network, changed in place.
+        stride: "1x1" (the first version: Caffe, Keras) or "3x3" (timm, torchvision).
+        backbone: how messages call it.
+    """
+    if stride not in STRIDES:
+        raise ValueError(f"stride: got {stride!r}, expected {' or '.join(map(repr, STRIDES))}")
+    firsts = [getattr(module, f"layer{stage}", [None])[0] for stage in (2, 3, 4)]
+    for block in firsts:
+        # Blocks with a blur or a pooling between the convolutions halve the resolution there.
+        plain = all(hasattr(block, name) for name in ("conv1", "conv2", "conv3")) and not _does_more(block)
+        if not plain or {block.conv1.kernel_size, block.conv2.kernel_size} != {(1, 1), (3, 3)}:
+            raise ValueError(
+                f"stride: got {stride!r}, but {backbone!r} is no ResNet of plain bottleneck blocks such as 'resnet50'; "
+                "leave encoder.stride out"
+            )
+        halving = max(block.conv1.stride, block.conv2.stride)
+        block.conv1.stride, block.conv2.stride = (halving, (1, 1)) if stride == "1x1" else ((1, 1), halving)
+
+
+def _does_more(block: Any) -> bool:
+    return not isinstance(getattr(block, "aa", None), torch.nn.Identity | None)
 
 
 def check_name(name: str) -> None:

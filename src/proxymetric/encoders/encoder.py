@@ -5,13 +5,15 @@ import hashlib
 import json
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe
+from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe, set_stride
+from proxymetric.encoders.needs import Needs
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
@@ -21,7 +23,7 @@ from proxymetric.look import ByClass
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
 PARTS = ("head", "prompts", "adapters", "lora", "biases", "backbone", "pooling")
-SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps")
+SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps", "stride")
 
 
 class Encoder(nn.Module):
@@ -220,8 +222,12 @@ def build(
     checkpointing: bool | str = False,
     mean: tuple[float, float, float] | None = None,
     std: tuple[float, float, float] | None = None,
+    stride: str | None = None,
 ) -> Encoder:
     """An encoder from names and numbers.
+
+    What the header of a weights file says of the network (`encoders.needs`) is applied: `stride`, `bn_eps`, `mean` and
+    `std` that are left out here are the file's; a file made for another `backbone`, `stride` or `bn_eps` is refused.
 
     Args:
         backbone: "small" (a four-stage convolutional net for 32 x 32 pictures), "bn_inception" (weights from a file
@@ -246,6 +252,8 @@ def build(
             is the same.
         mean, std: of red, green and blue in [0, 1], by which images are normalised, where weights were made with others
             than timm names for this backbone.
+        stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm's, the default) or "1x1" (the
+            first version of the network, whose weights come from Caffe or Keras).
 
     >>> encoder = build("small", dim=64, size=32, pooling="gem")
     >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
@@ -268,7 +276,14 @@ def build(
     if bn_eps is not None and not bn_eps > 0:
         raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
 
+    needs = Needs() if weights is None else Needs.of(weights)
+    if weights is not None:
+        needs.check(weights, {"backbone": backbone, "stride": stride, "bn_eps": bn_eps})
+    stride, bn_eps = stride or needs.stride, needs.bn_eps if bn_eps is None else bn_eps
+    mean, std = mean or needs.mean, std or needs.std
     base = make_backbone(backbone, size, pretrained and weights is None)
+    if stride is not None:
+        set_stride(base.module, stride, backbone)
     base = base._replace(mean=_colours("mean", mean, base.mean), std=_colours("std", std, base.std))
     if bn_eps is not None:
         for module in base.module.modules():
@@ -297,7 +312,7 @@ def build(
         "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
         "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
         "pretrained": False, "weights": None, "tuning": tuning, "head_init": head_init, "checkpointing": checkpointing,
-        "mean": mean, "std": std,
+        "mean": mean, "std": std, "stride": stride,
     }  # fmt: skip
     # The head is drawn first: with one seed it starts alike whatever the tuning.
     top = _head(head, width, dim, layer_norm, head_init)
@@ -323,10 +338,18 @@ def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
     """Take the backbone's weights from a safetensors file with timm's names; pooling and head stay as they are.
 
     Floats of any size are cast up and a classifier in the file is left out. The file of another backbone raises a
-    ValueError that names the first keys that do not fit, and changes nothing. The report of what matched is returned
-    and kept as `encoder.report`.
+    ValueError that names the first keys that do not fit, and changes nothing; so does a file whose header asks for
+    another network (`encoders.needs`). The report of what matched is returned and kept as `encoder.report`.
     """
-    encoder.report = load_backbone(encoder.backbone, file, encoder.config["backbone"], encoder.classifiers)
+    needs, config = Needs.of(file), encoder.config
+    made = {"backbone": config["backbone"], "stride": config.get("stride") or "3x3", "bn_eps": config["bn_eps"]}
+    needs.check(file, made)
+    report = load_backbone(encoder.backbone, file, config["backbone"], encoder.classifiers)
+    used = {**made, "mean": config["mean"], "std": config["std"], "img_size": encoder.size}
+    stated = {name: value for name, value in needs.stated().items() if name != "backbone"}
+    applied = {name: value for name, value in stated.items() if used[name] == value}
+    overridden = {name: (value, used[name]) for name, value in stated.items() if name not in applied}
+    encoder.report = replace(report, applied=applied, overridden=overridden)
     encoder.source = f"file {Path(file).name}"
     return encoder.report
 

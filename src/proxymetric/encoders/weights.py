@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,6 +37,10 @@ class WeightReport:
     """position embeddings brought to another image size"""
     deeper: list[str] = field(default_factory=list)
     """those of `unexpected` that continue a row of the backbone's own blocks: the file is of a larger relative"""
+    applied: dict[str, Any] = field(default_factory=dict)
+    """what the file's header says of the network, and the network is so"""
+    overridden: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """what the header says, and what the recipe has instead"""
 
     @property
     def fits(self) -> bool:
@@ -56,6 +61,11 @@ class WeightReport:
         ):
             if keys:
                 lines.append(f"  {what} ({len(keys)}): {_few(keys)}")
+        if self.applied:
+            said = ", ".join(f"{name} {_plain(value)}" for name, value in self.applied.items())
+            lines.append(f"  applied from its header: {said}")
+        for name, (stated, used) in self.overridden.items():
+            lines.append(f"  {name} is {_plain(used)} as asked, where its header says {_plain(stated)}")
         return "\n".join(lines)
 
 
@@ -190,6 +200,10 @@ def _resize_positions(backbone: nn.Module, tensors: dict[str, Tensor]) -> list[s
 
 def _kind(key: str) -> str:
     return re.sub(r"\d+", "#", key)
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(_plain, value)) if isinstance(value, tuple | list) else f"{value}"
 
 
 def _few(keys: list[str], most: int = 4) -> str:

@@ -47,12 +47,13 @@ def mlrc(
     """
     folder, watcher = Path(out), Silent() if watcher is None else watcher
     said = as_tables(settings)
-    if "validation" in said.get("data", {}) or "monitor" in said.get("train", {}):
-        raise ValueError("settings: data.validation and train.monitor are the protocol's own; leave them out")
+    if "validation" in said.get("data", {}) or "monitor" in said.get("train", {}) or "protocol" in said:
+        raise ValueError("settings: data.validation, train.monitor and protocol are MLRC's own; leave them out")
     runs: list[Run] = []
     for fold in range(1, folds + 1):
         watcher.say(f"fold {fold} of {folds}")
         told = {"data.validation": f"{fold}/{folds}", "train.monitor": "MAP@R", "encoder.dim": dim}
+        told["protocol"] = "held-out"
         merged = {
             f"{table}.{key}": v for table, keys in said.items() if isinstance(keys, dict) for key, v in keys.items()
         }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.metrics import breakdown, rank
+from proxymetric.protocol import CHOSEN_ON_TEST
 
 if TYPE_CHECKING:
     from proxymetric.plots import Certainty, GalleryRow
@@ -55,7 +56,7 @@ def draw_report(
     def gallery(rows: list[int]) -> list[GalleryRow]:
         return gallery_rows(ranking, rows, vectors, labels, images.classes, read)
 
-    recipe = result["recipe"]
+    recipe, papers = result["recipe"], result.get("protocol") == "papers"
     trained = result.get("refit") or {**result["data"]["train"], "parameters": result["parameters"]}
     facts = {
         "method": recipe["method"],
@@ -63,7 +64,9 @@ def draw_report(
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
-        "chosen epoch": str(round(result["chosen_epoch"], 2)),
+        "chosen epoch": str(round(result["chosen_epoch"], 2))
+        + (f" ({CHOSEN_ON_TEST}, as in the papers)" if papers else ""),
+        "weights": _weights(result.get("weights")),
         "trained parameters": _trained(trained["parameters"]),
         "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.get("rates", {}).items()),
         "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
@@ -76,6 +79,10 @@ def draw_report(
         record["chosen"] = record["epoch"] == result["chosen_epoch"]
     table = [{"name": name, **scores} for name, scores in result["rows"].items()]
     notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result["bad_images"].items()]
+    if papers:
+        notes.append(f"{CHOSEN_ON_TEST}: the row of the last epoch is what a user can expect")
+    if figures := result["validation"].get("figures"):
+        notes.append("inside, at the chosen epoch: " + ", ".join(f"{name} {v:.4g}" for name, v in figures.items()))
     if result["queries_left_out"]:
         notes.append(f"{result['queries_left_out']} images are alone in their class and were not used as queries")
     return write_report(
@@ -136,6 +143,14 @@ def _tuning(tuning: str | dict[str, Any]) -> str:
         return tuning
     told = ", ".join(f"{name} {value}" for name, value in tuning.items() if name != "name" and value is not None)
     return f"{tuning['name']} ({told})" if told else str(tuning["name"])
+
+
+def _weights(loaded: dict[str, Any] | None) -> str:
+    """The file of weights and what its header had applied."""
+    if loaded is None:
+        return ""
+    applied = ", ".join(f"{name} {value}" for name, value in loaded["applied"].items())
+    return f"{loaded['file']} ({applied})" if applied else loaded["file"]
 
 
 def _trained(counts: dict[str, Any]) -> str:

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
+import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from proxymetric.encoders import tuned_parameters
 from proxymetric.learner import Learner
+
+SCHEMA = 2
+"""of result.json. 1: up to 0.1.0, without protocol, commit and schema. 2: with them, and the last epoch in `papers`"""
+
+
+def commit() -> str | None:
+    """The commit that this package's files are of, with "+changes" where they differ from it; None if unknown.
+
+    An export by `git archive` knows it from the file `commit.txt`, a checkout from git.
+    """
+    package = Path(__file__).resolve().parent.parent
+    exported = package / "commit.txt"
+    if exported.is_file() and re.fullmatch(r"[0-9a-f]{40}", exported.read_text().strip()):
+        return exported.read_text().strip()
+    if not (package.parent.parent / ".git").exists():
+        return None
+    try:
+        head, changed = (
+            subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "."))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head.strip()}+changes" if changed.strip() else head.strip()
 
 
 def versions() -> dict[str, str]:

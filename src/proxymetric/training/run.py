@@ -14,6 +14,7 @@ import torch
 from proxymetric import recipe as recipes
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import ImageSet, Split, singletons, split
+from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, build
 from proxymetric.files import write_json
@@ -37,6 +38,7 @@ from proxymetric.training.setup import (
     open_split,
     pixels_of,
     scored,
+    scored_on,
     train_feed,
 )
 from proxymetric.training.trainer import Trainer
@@ -82,18 +84,21 @@ def train(
     device: str | None = None,
     frozen: bool | None = None,
     refit: bool | None = None,
+    protocol: str | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     resume: bool = False,
     overwrite: bool = False,
+    report: bool = True,
     watcher: Watcher | None = None,
 ) -> Run:
     """Train an embedding on labelled images and measure it on classes it has never seen.
 
     data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits". recipe: a TOML
     file. The other names are short for keys of the recipe (`proxymetric.recipe`) and win over the file; `settings`
-    reaches every key: `{"loss.margin": 0.2}`. out: the run's folder, `runs/<data>-<method>` by default. resume: go on
-    with the run in that folder. overwrite: start anew there. watcher: who is told how it goes; None draws a progress
-    bar in the terminal, `training.Silent()` says nothing.
+    reaches every key: `{"loss.margin": 0.2}`. protocol: which classes choose the epoch (`proxymetric.protocol`). out:
+    the run's folder, `runs/<data>-<method>` by default. resume: go on with the run in that folder. overwrite: start
+    anew there. report: draw the page `report.html`. watcher: who is told how it goes; None draws a progress bar in the
+    terminal, `training.Silent()` says nothing.
 
     >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
     >>> run.scores["R@1"]                                                       # doctest: +SKIP
@@ -103,6 +108,7 @@ def train(
         "encoder.weights": weights,
         "train.epochs": epochs, "train.batch": batch, "view.size": size, "encoder.dim": dim, "train.lr": lr,
         "seed": seed, "data.cache": cache, "train.device": device, "train.frozen": frozen, "train.refit": refit,
+        "protocol": protocol,
     }  # fmt: skip
     said = {key: str(v) if isinstance(v, Path) else v for key, v in short.items() if v is not None}
     raw = recipes.merged(
@@ -123,7 +129,7 @@ def train(
         if resume and before is None:
             told.say(f"there is no run in {folder} to go on with: starting one")
         try:
-            return _Sitting(checked, folder, told, before, overwrite, world).run()
+            return _Sitting(checked, folder, told, before, overwrite, world, report).run()
         finally:
             told.close()
 
@@ -145,12 +151,13 @@ class _Sitting:
         before: dict[str, Any] | None,
         overwrite: bool,
         world: World,
+        report: bool,
     ) -> None:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(recipe.train.deterministic)
         self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
-        self.begun = time.perf_counter()
+        self.report, self.begun = report, time.perf_counter()
         self.first_step: dict[Path, int] = {}
         """the step at which this sitting began, of each folder that it trains in"""
         self.desk = Desk(recipe, pick_device(recipe.train.device), world, watcher, {})
@@ -171,12 +178,20 @@ class _Sitting:
         if alone:
             self.watcher.say(f"classes with a single image: {len(alone)}, such as {alone[0]}; they are never held out")
         shown = parts.test if parts.test is not None else parts.validation
-        trainer = self._begin(self.folder, parts.train, parts.validation, images, shown)
+        choosing = parts.test if recipe.protocol == "papers" else parts.validation
+        if recipe.protocol == "papers" and choosing is None:
+            raise ValueError(
+                f"protocol: got 'papers', which chooses the epoch on the test classes, but {images.name} has none; "
+                "expected data with test classes, or a share of them (--set data.test=0.5)"
+            )
+        trainer = self._begin(self.folder, parts.train, choosing, images, shown)
         trainer.run()
         result, learner, seen = self._result(trainer, images, parts), trainer.learner, parts.train
-        if recipe.train.refit and parts.validation is not None:
+        if recipe.train.refit and parts.validation is not None and not result["chosen_epoch"]:
+            self.watcher.say("no refit: no epoch was better than the untrained model")
+        elif recipe.train.refit and parts.validation is not None:
             learner, seen, result["refit"] = self._refit(images, result["chosen_epoch"])
-        elif (self.folder / "best.safetensors").is_file():
+        if "refit" not in result and (self.folder / "best.safetensors").is_file():
             best = Checkpoint.read(self.folder / "best.safetensors")
             best.tensors = trainer.sharded.own(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
@@ -188,8 +203,12 @@ class _Sitting:
     def _can_serve(self, needs: Iterable[str]) -> None:
         """Refuse what the method cannot do without, before anything is opened."""
         recipe = self.recipe
-        if "validation" in needs and (not recipe.data.validation or recipe.train.refit):
-            raise ValueError(f"{recipe.method} needs held-out classes all the way: data.validation above 0, no refit")
+        choosing = recipe.data.validation or recipe.protocol == "papers"
+        if "validation" in needs and (not choosing or recipe.train.refit):
+            raise ValueError(
+                f"{recipe.method} needs held-out classes all the way: protocol 'held-out', data.validation above 0, "
+                "and no refit"
+            )
 
     def _begin(
         self,
@@ -216,7 +235,7 @@ class _Sitting:
         feed = train_feed(desk, encoder, training)
         score = None
         if validation is not None:
-            held_out = embedder(desk, encoder, validation, "held-out classes")
+            held_out = embedder(desk, encoder, validation, scored_on(recipe))
 
             def score() -> dict[str, float]:
                 vectors, labels, kept = held_out("vectors")
@@ -225,6 +244,7 @@ class _Sitting:
         trainer = Trainer(
             learner, feed, recipe.train, folder, self.watcher, score, None, stop_after, desk.world, desk.device
         )
+        trainer.scored_on = scored_on(recipe)
         if "pool" in learner.criterion.needs:
             trainer.pool = make_pool(desk, encoder, feed, lambda: trainer.step)
         baselines = None
@@ -241,6 +261,11 @@ class _Sitting:
         trainer.facts["bad"] = desk.bad
         if baselines is not None:
             trainer.facts["before"] = baselines
+        if encoder.report is not None:
+            report = encoder.report
+            trainer.facts["weights"] = {
+                "file": Path(report.file).name, "applied": report.applied, "overridden": report.overridden
+            }  # fmt: skip
         trainer.facts.setdefault("seconds", 0.0)
         trainer.clock = lambda: time.perf_counter() - self.begun
         # Only now that everything could be made and the images could be read: a mistake costs no earlier run.
@@ -276,7 +301,8 @@ class _Sitting:
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
-        everything = split(images, 0.0, self.recipe.data.test, self.recipe.seed).train
+        options, seed = self.recipe.data, self.recipe.seed
+        everything = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
         counts = f"{len(everything)} images of {len(everything.classes)} classes"
         self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
         folder, world = self.folder / "refit", self.desk.world
@@ -303,6 +329,7 @@ class _Sitting:
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
         return {
             "training_seconds": round(trainer.seconds, 1),
+            "images_per_second": round(trainer.images / trainer.seconds, 1) if trainer.seconds else None,
             "memory": self._known(trainer, folder).get("memory") or results.peak_memory(self.desk.device),
             "parameters": results.counts(trainer.learner, trainer.trained, rows, trainer.sharded.elsewhere),
             "steps": trainer.step,
@@ -313,7 +340,11 @@ class _Sitting:
         recipe, chosen = self.recipe, trainer.chosen
         counted = zip(("train", "validation", "test"), parts)
         return {
+            "schema": results.SCHEMA,
+            "commit": results.commit(),
+            "protocol": recipe.protocol,
             "recipe": recipe.as_dict(),
+            "weights": trainer.facts.get("weights"),
             "data": {"name": images.name, "identity": images.identity()}
             | {name: {"images": len(part), "classes": len(part.classes)} for name, part in counted if part is not None},
             "versions": results.versions(),
@@ -348,6 +379,9 @@ class _Sitting:
             vectors = criterion.normalised(vectors)
             result["rows"]["trained encoder"] = scored(shown, (vectors, labels, kept), self.recipe.train.metrics)
             result["queries_left_out"] = left_out(labels) if shown.gallery is None else 0
+        if self.recipe.protocol == "papers":
+            names = self.recipe.train.metrics
+            result["rows"]["last epoch"] = {name: trainer.curve[-1][name] for name in names}
         if knows_uncertainty(criterion):
             embed = embedder(self.desk, encoder, seen, "training images")
             result["uncertainty"] = class_uncertainty(criterion, seen.classes, lambda: embed("vectors")[:2])
@@ -363,7 +397,7 @@ class _Sitting:
             result["rows"]["trained encoder"] = {
                 name: result["validation"][name] for name in self.recipe.train.metrics if name in result["validation"]
             }
-        elif shown is not None:
+        elif shown is not None and self.report:
             self.watcher.say("drawing the report")
             draw_report(
                 self.folder / "report.html",

@@ -15,6 +15,7 @@ from torch import Tensor
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
 from proxymetric.data.feeds import drawn
+from proxymetric.data.splits import altered
 from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
 from proxymetric.learner import Learner
@@ -76,6 +77,11 @@ def eval_view(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def scored_on(recipe: Recipe) -> str:
+    """The classes that an evaluation during training is on, in words."""
+    return "test classes" if recipe.protocol == "papers" else "held-out classes"
+
+
 def train_view(recipe: Recipe) -> TrainView:
     return TrainView(**{key: value for key, value in recipe.view.items() if key != "name"})
 
@@ -87,6 +93,7 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
     watcher.say(f"opening {recipe.data.path}")
     images = open_data(recipe.data.path, recipe.data.layout)
     parts = split(images, recipe.data.validation, recipe.data.test, recipe.seed)
+    parts = parts._replace(train=altered(parts.train, recipe.data.fraction, recipe.data.wrong_labels, recipe.seed))
     said = ", ".join(
         f"{len(part)} images of {len(part.classes)} classes {what}"
         for what, part in zip(("to train on", "held out to choose the epoch", "to test on"), parts)
@@ -94,6 +101,8 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
     )
     how = "" if recipe.data.layout == "auto" else f" (data.layout={recipe.data.layout!r})"
     watcher.say(f"{images.name}{how}: {said}")
+    if recipe.protocol == "papers":
+        watcher.say("protocol papers: the test classes are scored at every evaluation and choose the epoch")
     return images, parts
 
 

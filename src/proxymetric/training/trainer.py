@@ -116,8 +116,12 @@ class Trainer:
         self.done = False
         self.seconds = 0.0
         """spent training, over all sittings"""
+        self.images = 0
+        """that were trained on, over all epochs and sittings"""
         self.facts: dict[str, Any] = {}
         """JSON-able things that the run wants kept in the checkpoint"""
+        self.scored_on = "held-out classes"
+        """what `score` is on, in words"""
         self.clock: Callable[[], float] | None = None
         """seconds of this sitting, kept in the checkpoint on top of `facts["seconds"]`"""
         self._stop = False
@@ -167,6 +171,7 @@ class Trainer:
             unread, loss = self.unread, self._step(micro, batches.tell)
             self.position += len(micro)
             images += sum(len(part.labels) for part in micro)
+            self.images += sum(len(part.labels) for part in micro)
             micro = []
             spent = time.perf_counter() - started
             self._tell(loss, unread, images / max(spent, 1e-9), spent / (self.step - begun))
@@ -293,7 +298,8 @@ class Trainer:
             with whole(self.learner.encoder):
                 scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
-        better = value is not None and self.step > 0 and (self.best is None or value > self.best[0])
+        # The untrained model is a candidate too: training does not always help.
+        better = value is not None and (self.best is None or value > self.best[0])
         if better:
             assert value is not None
             self.best, self.stale = (value, self.passed), 0
@@ -301,7 +307,7 @@ class Trainer:
             model = self._model()
             if self.world.first:
                 model.write(self.folder / "best.safetensors")
-        elif value is not None and self.step > 0:
+        elif value is not None:
             self.stale += 1
         criterion = self.learner.criterion
         criterion.boundary(value, self.pool)
@@ -311,7 +317,7 @@ class Trainer:
         self.log.add(event="evaluation", **record)
         self.done = self._over()
         if value is not None:
-            self.watcher.evaluated(self.passed, scores, better)
+            self.watcher.evaluated(self.passed, scores, better, self.scored_on)
         return better
 
     def _over(self) -> bool:
@@ -348,6 +354,7 @@ class Trainer:
             "curve": self.curve,
             "done": self.done,
             "seconds": self.seconds,
+            "images": self.images,
             "scaler": self.scaler.state_dict(),
             "log": self.log.size,
             "facts": self.facts | ({} if self.clock is None else {"seconds": self.facts["seconds"] + self.clock()}),
@@ -374,7 +381,7 @@ class Trainer:
         self.skipped, self.stale, self.curve = state["skipped"], state["stale"], state["curve"]
         self.losses = state["losses"]
         self.best = None if state["best"] is None else (state["best"][0], state["best"][1])
-        self.seconds, self.facts = state["seconds"], state["facts"]
+        self.seconds, self.facts, self.images = state["seconds"], state["facts"], state.get("images", 0)
         self.done = self._over()
         self.log.cut(state["log"])
         return True

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.learner import described, is_refitted, load
+from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.training.watch import Watcher
 
 PARTS = ("auto", "all", "test", "validation", "train")
@@ -49,6 +50,8 @@ def evaluation_set(
     if chosen is None:
         raise ValueError(f"split: {images.name} has no {part} classes; wanted --split all")
     seen = part == "train" or (part == "validation" and refitted)
+    if own and part == "test" and about["recipe"].get("protocol") == "papers":
+        return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
     return chosen, "all of them trained on" if own and seen else "none of them trained on" if own else ""
 
 

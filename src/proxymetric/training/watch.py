@@ -29,8 +29,10 @@ class Watcher(Protocol):
     def tick(self, tick: Tick) -> None:
         """After each training step."""
 
-    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
-        """After each evaluation on the held-out classes; epoch: a fraction in the middle of one."""
+    def evaluated(
+        self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
+    ) -> None:
+        """After each evaluation; epoch: a fraction in the middle of one; scored_on: which classes, in words."""
 
     def close(self) -> None:
         """The run is over."""
@@ -45,6 +47,8 @@ class Silent:
 
     def tick(self, tick: Tick) -> None: ...
 
-    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None: ...
+    def evaluated(
+        self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
+    ) -> None: ...
 
     def close(self) -> None: ...
