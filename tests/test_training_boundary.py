@@ -150,33 +150,34 @@ def test_the_best_step_is_kept_as_it_was_measured(method: str, photos: Path, tmp
 def test_patience_may_end_training_in_the_middle_of_an_epoch(photos: Path, tmp_path: Path) -> None:
     settings = STILL | {"train__epochs": 9, "train__patience": 2, "train__evaluate_steps": 3}
     done = run(photos, tmp_path / "run", **settings)
-    assert steps(done.result["curve"]) == [(0, 0), (3, 0.375), (6, 0.75), (9, 1.125)]
-    assert (done.result["epochs"], done.result["steps"]) == (1.125, 9)
-    assert (done.result["chosen_epoch"], done.result["chosen_step"]) == (0.375, 3)
+    assert steps(done.result["curve"]) == [(0, 0), (3, 0.375), (6, 0.75)]
+    assert (done.result["epochs"], done.result["steps"]) == (0.75, 6)
+    assert (done.result["chosen_epoch"], done.result["chosen_step"]) == (0, 0)
     assert state(done.folder)["done"]
-    assert run(photos, tmp_path / "run", resume=True, **settings).result["steps"] == 9
+    assert run(photos, tmp_path / "run", resume=True, **settings).result["steps"] == 6
     more = run(photos, tmp_path / "run", resume=True, **settings | {"train__patience": 3})
-    assert more.result["steps"] == 12
+    assert more.result["steps"] == 9
     same_run(more.folder, run(photos, tmp_path / "straight", **settings | {"train__patience": 3}).folder)
 
 
 def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path: Path) -> None:
-    settings = STILL | {"train__epochs": 2, "train__evaluate_steps": 3, "train__refit": True}
+    settings = {"train__epochs": 2, "train__evaluate_steps": 3, "train__refit": True}
 
     class Ends(Silent):
         def tick(self, tick: Tick) -> None:
-            if tick.steps == 4 and tick.step == 3:
+            if tick.steps != 16 and tick.step == 3:  # the refit's: no evaluation is after 1.6 epochs
                 raise Stop
 
     with pytest.raises(Stop):
         run(photos, tmp_path / "run", watcher=Ends(), train__save_every=1, **settings)
     done = run(photos, tmp_path / "run", resume=True, **settings)
     refit = state(tmp_path / "run" / "refit")
-    assert (refit["step"], refit["epoch"], refit["position"], refit["done"]) == (4, 0, 4, True), "round(0.375 * 10)"
-    assert steps(refit["curve"]) == [(0, 0), (3, 0.3), (4, 0.4)]
-    assert (done.result["chosen_epoch"], done.result["refit"]["epochs"], done.result["refit"]["steps"]) == (
-        0.375, 0.375, 4
-    )  # fmt: skip
+    chosen = done.result["chosen_epoch"]
+    end = round(chosen * 10)
+    assert (refit["step"], refit["epoch"], refit["position"], refit["done"]) == (end, end // 10, end % 10, True)
+    due = sorted({*range(0, end + 1, 3), end})
+    assert steps(refit["curve"]) == [(step, step / 10) for step in due]
+    assert (done.result["refit"]["epochs"], done.result["refit"]["steps"]) == (chosen, end)
     straight = run(photos, tmp_path / "straight", **settings)
     same_run(done.folder, straight.folder)
     same_tensors(done.folder / "refit" / "last.safetensors", straight.folder / "refit" / "last.safetensors")

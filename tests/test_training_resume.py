@@ -156,15 +156,16 @@ def test_more_epochs_may_be_asked_for(again: Path, few: Path, tmp_path: Path) ->
 
 
 def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
-    first = run(few, tmp_path / "run", **SHORT)
+    longer = SHORT | {"train__epochs": 4}  # fewer do not help, and then there is nothing to refit
+    first = run(few, tmp_path / "run", **longer)
     written = (first.folder / "last.safetensors").stat().st_mtime_ns
-    second = run(few, tmp_path / "run", resume=True, **SHORT)
+    second = run(few, tmp_path / "run", resume=True, **longer)
     assert (first.folder / "last.safetensors").stat().st_mtime_ns == written
     assert second.result == first.result, "also what it cost, and when"
     old = {"seconds": 1e6, "memory": {"process_mb": 1e6}}
     write_json(first.folder / "result.json", first.result | old)
-    assert run(few, tmp_path / "run", resume=True, **SHORT).result == first.result | old
-    refitted = SHORT | {"train__refit": True}
+    assert run(few, tmp_path / "run", resume=True, **longer).result == first.result | old
+    refitted = longer | {"train__refit": True}
     third = run(few, tmp_path / "run", resume=True, **refitted)
     assert third.result["seconds"] < 1e6, "then there was work to do"
     assert third.result["memory"] == old["memory"], "but not here"
@@ -174,7 +175,7 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
         write_json(first.folder / "result.json", first.result | old | ({} if lost else {"steps": 3}))
         if lost:
             (first.folder / "last.safetensors").unlink()
-        found = run(few, tmp_path / "run", resume=True, **SHORT).result
+        found = run(few, tmp_path / "run", resume=True, **longer).result
         assert found["seconds"] < 1e6
         assert found["memory"] != old["memory"]
 
