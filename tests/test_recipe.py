@@ -14,7 +14,8 @@ from proxymetric import recipe
 from proxymetric.files import read_json
 from proxymetric.recipe import DataOptions, TrainOptions, check, load, merged, settings
 
-RECIPES = sorted((Path(__file__).resolve().parent.parent / "recipes").rglob("*.toml"))
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 
 
 def test_there_are_recipes():
@@ -27,7 +28,39 @@ def test_every_recipe_of_the_repository_passes(path):
     said = tomllib.loads(path.read_text(encoding="utf-8"))
     assert checked.method == said.get("method", "proxy-anchor")
     for key, value in said.get("train", {}).items():
-        assert getattr(checked.train, key) == (tuple(value) if isinstance(value, list) else value)
+        expected = None if (key, value) == ("patience", "none") else tuple(value) if isinstance(value, list) else value
+        assert getattr(checked.train, key) == expected
+
+
+COMPARED = {
+    "proxy-anchor": ("vcpa", "mpa", "mpa-dw", "mpa-ap", "proxy-isa", "soft-triple"),
+    "proxy-anchor-plain": ("proxy-isa-plain",),
+    "margin-contrastive": ("ccp",),
+    "multi-similarity": ("ccp-multi-similarity",),
+    "contrastive": ("ccp-contrastive",),
+    "triplet": ("ccp-triplet",),
+    "vit-s-160/vpt-bitfit-text": ("vit-s-160/vptsp-m-text", "vit-s-160/vptsp-g-text", "vit-s-160/vpt-bitfit-released"),
+    "vit-s-160/vpt-bitfit-released": ("vit-s-160/vptsp-m-released", "vit-s-160/vptsp-g-released"),
+}
+"""recipe of a baseline -> recipes that are compared with it"""
+
+
+@pytest.mark.parametrize("data", ["cub", "cars"])
+@pytest.mark.parametrize("baseline", COMPARED)
+def test_recipes_that_are_compared_differ_in_nothing_but_the_method(data, baseline):
+    def tables(name):
+        checked = check(load(ROOT / "recipes" / data / f"{name}.toml")).as_dict()
+        checked["train"].pop("proxy_lr")  # the Gaussians of vcpa and pair losses have none
+        return {part: checked[part] for part in ("data", "view", "encoder", "train")}
+
+    for name in COMPARED[baseline]:
+        assert tables(name) == tables(baseline), name
+
+
+def test_both_sets_have_the_same_recipes_of_the_papers_size():
+    names = {data: {path.name for path in (ROOT / "recipes" / data).glob("*.toml")} for data in ("cub", "cars")}
+    assert names["cub"] - names["cars"] == {"proxy-anchor-160.toml", "proxy-anchor-frozen.toml"}
+    assert names["cars"] <= names["cub"]
 
 
 def test_defaults_are_those_of_the_signatures():
