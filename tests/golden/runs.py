@@ -1,0 +1,70 @@
+"""Short runs of every method on glyphs, and what is kept of them: run as a program, it writes `golden.json` anew.
+
+Names and numbers must survive every change of layout and words. Only a change that is meant to alter numbers may write
+them anew, and must say so.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxymetric.checkpoint import Checkpoint
+from proxymetric.papers import CATALOGUE
+from proxymetric.training import Silent, train
+
+FILE = Path(__file__).with_name("golden.json")
+SETTINGS: dict[str, Any] = {
+    "encoder.backbone": "small", "encoder.dim": 8, "view.size": 16, "view.resize": 16, "view.scale": [0.6, 1.0],
+    "train.batch": 16, "train.epochs": 2, "train.lr": 1e-3, "train.warmup": 1, "train.metrics": ["R@1", "MAP@R"],
+    "train.device": "cpu", "data.workers": 0, "data.test": "none", "data.validation": 0.34,
+}  # fmt: skip
+VIT = {
+    "encoder.backbone": "test_vit", "encoder.pretrained": False, "encoder.tuning": "vpt+bitfit", "view.size": 32,
+    "view.resize": 32,
+}  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in CATALOGUE},
+    "proxy-anchor, rows": {"method": "proxy-anchor", "loss.touched": "batch"},
+    "vptsp-m": {"method": "vptsp-m", **VIT},
+    "vptsp-g": {"method": "vptsp-g", **VIT},
+    "ccp on proxy-isa": {"method": "ccp", "loss.base": "proxy-isa"},
+    "adapter": {"method": "proxy-anchor", **VIT, "encoder.tuning": "adapter"},
+    "lora": {"method": "proxy-anchor", **VIT, "encoder.tuning": "lora"},
+}
+
+
+def ended(variant: str) -> dict[str, Any]:
+    """The loss of each evaluation, and for every tensor of the checkpoint its shape, sum of sizes and first numbers."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = SETTINGS | VARIANTS[variant]
+        run = train("glyphs:6", out=Path(folder) / "run", settings=settings, watcher=Silent(), report=False)
+        tensors = Checkpoint.read(run.folder / "last.safetensors").tensors
+        curve = [{key: record[key] for key in ("loss", "MAP@R") if key in record} for record in run.result["curve"]]
+    return {"curve": curve, "tensors": {n: _kept(v) for n, v in sorted(tensors.items()) if not n.startswith("random.")}}
+
+
+def _kept(value: torch.Tensor) -> list[Any]:
+    numbers = value.double().flatten()
+    return [list(value.shape), float(f"{numbers.abs().sum():.9g}"), [float(f"{n:.9g}") for n in numbers[:3].tolist()]]
+
+
+def machine() -> dict[str, str]:
+    """Whose rounding the numbers have."""
+    return {"processor": platform.machine(), "torch": torch.__version__.split("+")[0]}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    variants = {}
+    for name in VARIANTS:
+        print(name, file=sys.stderr)
+        variants[name] = ended(name)
+    FILE.write_text(json.dumps({"machine": machine(), "variants": variants}, separators=(",", ":")) + "\n")
