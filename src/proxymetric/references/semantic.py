@@ -95,9 +95,11 @@ class SemanticProxies(Source):
     moving averages. a: share of the free proxies, in [0, 1]. prompts: m for each class in the first block; block i has
     `m - step i`, down to 0, and only the first `depth` blocks have any (None: all). class_prompts: "only" (the code
     that made the tables) or "with_shared", behind the prompts of the encoder (the text). normalise_every: "step"
-    (Eq. 7) or "batch" (released code). dropout: on a state that has moved, in [0, 1). source: "prompts"; without class
-    prompts (Table 5) "sample", the blocks as they are, without gradient, and the head; "encoder", the batch's
-    embeddings themselves; "fixed_encoder", these without gradient.
+    (Eq. 7) or "batch" (released code). normalise_free: True brings O to unit length in Eq. 8, so that a is the ratio in
+    which P and O are mixed; False (released code) leaves O as long as training makes it, and the share of P is then
+    `(1 - a) / (1 - a + a |O|)`: it starts above 1 - a and falls as O grows. dropout: on a state that has moved, in
+    [0, 1). source: "prompts"; without class prompts (Table 5) "sample", the blocks as they are, without gradient, and
+    the head; "encoder", the batch's embeddings themselves; "fixed_encoder", these without gradient.
 
     >>> source = SemanticProxies(classes=3, dim=2, source="encoder")
     >>> source.stored.shape, source.free.shape
@@ -122,6 +124,7 @@ class SemanticProxies(Source):
         step: int = 0,
         class_prompts: str = "only",
         normalise_every: str = "step",
+        normalise_free: bool = False,
         dropout: float = 0.0,
         source: str = "prompts",
     ) -> None:
@@ -137,9 +140,10 @@ class SemanticProxies(Source):
         self.classes, self.dim, self.a = classes, dim, a
         self.most, self.depth, self.less = prompts, depth, step
         self.shared = class_prompts == "with_shared"
-        self.normalise_every, self.dropout, self.source = normalise_every, dropout, source
-        # The released code: xavier / 8, never normalised, so that at first the accumulated ones weigh more than 1 - a.
-        self.free = nn.Parameter(initial(classes, dim, 1, "xavier") / 8, requires_grad=a > 0)
+        self.normalise_every, self.normalise_free = normalise_every, normalise_free
+        self.dropout, self.source = dropout, source
+        # Short, as released: unless they are normalised, the accumulated ones weigh more than 1 - a at first.
+        self.free = nn.Parameter(initial(classes, dim, 1, "xavier/8"), requires_grad=a > 0)
         self.cell = accumulator(accumulate, dim, lam)
         own = {"head": "proxies' own head", "prompts": "class prompts"}
         self.called = {"free": "free proxies", "cell": type(self.cell).__name__, **own}
@@ -212,7 +216,7 @@ class SemanticProxies(Source):
 
         vectors = states[:, : self.dim]
         if self.a:
-            vectors = torch.lerp(vectors, self.free, self.a)
+            vectors = torch.lerp(vectors, unit(self.free) if self.normalise_free else self.free, self.a)
         return References(vectors, self.labels, 1), commit
 
     def _planned(self, labels: Tensor) -> Plan:
