@@ -48,6 +48,7 @@ class LearnedProxies(Source):
 
     proxies = ("vectors",)
     labels: Tensor
+    per_class: int
 
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming") -> None:
         super().__init__()
