@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "look": set(),
     "rules": set(),
     "shards": set(),
-    "tally": set(),
+    "tally": {"shards"},
     "seam": {"look", "rules", "shards", "tally"},
     "ops": {"rules", "seam", "shards"},
     "checks": set(),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import proxymetric as pm
 from oracles import vptsp as oracle
 from proxymetric.criterion import Criterion
+from proxymetric.encoders import build as build_encoder
 from proxymetric.losses import ProxyAnchor
 from proxymetric.references import ACCUMULATORS, RowTable, SemanticProxies
 from proxymetric.seam import Compare, References, unit
@@ -416,7 +417,7 @@ def test_encoders_and_batches_that_do_not_suit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^encoder: Linear has no features"):
         criterion.bind(nn.Linear(PIXELS, D))
     with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; wanted a vision transformer"):
-        criterion.bind(pm.encoders.build("small", dim=D, size=16))
+        criterion.bind(build_encoder("small", dim=D, size=16))
     criterion.bind(Toy())
     with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), wanted"):
         criterion.bind(Toy(width=7))

@@ -329,8 +329,8 @@ class Compare(Objective):
         if self.weighting is not None:
             weight, weighed = self.weighting(ctx, still, refs._replace(vectors=refs.vectors.detach()))
             commits.append(weighed)
-        if self.use is not None and refs.shard is None and self.training and torch.is_grad_enabled():
-            nearest = self.use.nearest(still, labels, refs.vectors, refs.labels, normal)
+        if self.use is not None and self.training and torch.is_grad_enabled():
+            nearest = self.use.nearest(still, labels, refs.vectors, refs.labels, normal, refs.shard)
             commits.append(partial(self.use.mark, nearest))
 
         def commit() -> None:

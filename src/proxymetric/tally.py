@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from proxymetric.shards import Shard, added
+
 
 class Tally(nn.Module):
     """Numbers that begin anew after each evaluation.
@@ -112,23 +114,32 @@ class ProxyUse(Tally):
 
     @torch.no_grad()
     def nearest(
-        self, queries: Tensor, labels: Tensor, rows: Tensor, of: Tensor, normal: Callable[[Tensor], Tensor]
+        self,
+        queries: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        of: Tensor,
+        normal: Callable[[Tensor], Tensor],
+        shard: Shard | None = None,
     ) -> Tensor:
         """The nearest proxy of each query's own class.
 
         Args:
             queries: (B, D) as they are compared.
-            labels: (B,) of the queries; each is among `of`.
+            labels: (B,) of the queries.
             rows: (R, D) proxies, K for each class, not normalised.
             of: (R,) classes of the rows, ascending.
             normal: how rows are normalised.
+            shard: which classes the rows are of, where other processes hold those of the others.
 
         Returns:
-            (B,) places among the `C K` proxies of all classes.
+            (B,) places among the `C K` proxies of all classes, the same in every process.
         """
-        place = torch.searchsorted(of[:: self.per_class].contiguous(), labels)
+        here = of[:: self.per_class].contiguous()
+        place = torch.searchsorted(here, labels).clamp(max=len(here) - 1)
         own = normal(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
-        return labels * self.per_class + torch.einsum("bd,bkd->bk", queries, own).argmax(1)
+        found = labels * self.per_class + torch.einsum("bd,bkd->bk", queries, own).argmax(1)
+        return found if shard is None else added(found * (here[place] == labels), shard)
 
     @torch.no_grad()
     def mark(self, places: Tensor) -> None:
