@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import proxymetric as pm
 from oracles import vptsp as oracle
 from proxymetric.criterion import Criterion
 from proxymetric.references import VariationalProxies
-from proxymetric.seam import ball, unit
+from proxymetric.seam import Energy, ball, unit
 from proxymetric.tally import Counts, ProxyUse
 from proxymetric.testing import Toy, same, snapshot
 from proxymetric.weightings import InformativeSamples
@@ -145,6 +146,43 @@ def test_evaluations_and_figures_change_no_step(figure: str) -> None:
                 criterion.figures()
         ends.append((torch.stack(losses), torch.rand(4), *(p.detach() for p in criterion.parameters())))
     assert all(map(torch.equal, *ends))
+
+
+class Waits(TorchDispatchMode):
+    """Notes the operations for which a GPU is waited: those that bring a number, or a size, to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        places = args[1] if name in ("index", "index_put", "index_put_") else ()
+        masked = any(place is not None and place.dtype == torch.bool for place in places)
+        if masked or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"):
+            self.found.append(name)
+        return func(*args, **kwargs or {})
+
+
+def test_counting_does_not_synchronise_with_the_gpu() -> None:
+    x, y = next(batches(1))
+    use, counts = ProxyUse(CLASSES, 3), Counts("samples", "hits")
+    source = pm.method("vptsp-g", classes=CLASSES, dim=DIM, source="encoder").objective.source
+    rows, of = torch.randn(CLASSES * 3, DIM), torch.arange(CLASSES).repeat_interleave(3)
+    energy = Energy(pm.losses.ProxyAnchor(), unit(x.detach()), y)
+    with Waits() as waits:
+        for _ in range(2):
+            use.mark(use.nearest(energy.queries, y, rows, of, unit))
+            counts.add(samples=len(y), hits=(y == 0).sum())
+            source.tally.add(**source._counted(energy, [torch.rand(4, DIM), torch.rand(2, DIM)]))
+            use.close()
+            counts.close()
+        assert waits.found == []
+        use.figures()
+        counts.total("hits")
+        y[y > 1].nonzero()
+    assert {"_local_scalar_dense", "index", "nonzero"} <= set(waits.found), "it notes what it should"
+    assert source.tally.total("steps") == 12
 
 
 # Proxies in use
