@@ -273,11 +273,35 @@ def test_figures_are_the_geometry_of_the_pool() -> None:
     toy.criterion.boundary(0.0, toy.pool)
     vectors = torch.from_numpy(np.concatenate([oracle.normal(own) for own in groups(toy, 5)]))
     labels = torch.arange(C).repeat_interleave(5)
+    radius = covering_radius(vectors, labels, distance="euclidean")
+    apart = inter_class_distance(vectors, labels, distance="euclidean")
     assert toy.criterion.figures() == {
         "problem": 1,
-        "covering radius": pytest.approx(covering_radius(vectors, labels, distance="euclidean")),
-        "inter-class distance": pytest.approx(inter_class_distance(vectors, labels, distance="euclidean")),
+        "problems solved": 0,
+        "covering radius": pytest.approx(radius),
+        "inter-class distance": pytest.approx(apart),
+        "radius over distance": pytest.approx(radius / apart),
+        "proxies moved": 0,
     }
+
+
+@pytest.mark.parametrize("base", ["margin-contrastive", "proxy-anchor"])
+def test_figures_say_how_far_proxies_moved_from_where_they_were_picked(base: str) -> None:
+    toy = Toy(base=base)
+    toy.criterion.boundary(0.0, toy.pool)
+    picked = toy.rho()
+    for number in range(8):
+        problem = toy.scheme.problem
+        toy.step(number)
+        expected = ((toy.rho() - picked).square().sum() / picked.square().sum()).sqrt()
+        toy.criterion.boundary(-number, toy.pool)
+        figures = toy.criterion.figures()
+        assert expected > 0
+        assert figures["proxies moved"] == pytest.approx(float(expected))
+        assert figures["problems solved"] == toy.scheme.problem - 1
+        if toy.scheme.problem > problem:
+            picked = toy.rho()
+    assert figures["problems solved"] >= 2
 
 
 def test_gaussian_proxies_are_wide_again_after_a_pick() -> None:

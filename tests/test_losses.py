@@ -281,3 +281,39 @@ class TestPeer:
 
     def test_proxy_nca_is_our_plus_plus(self, peer):
         self.compare(peer.ProxyNCALoss(C, D, softmax_scale=3), "proxy-nca++", temperature=1 / 6)
+
+
+@pytest.mark.parametrize("name", ["soft-triple", "mpa", "mpa-dw", "mpa-ap"])
+def test_proxies_of_16_bits_that_lie_close_have_finite_losses_and_gradients(name):
+    """Products of nearly equal proxies round to more than 1 in bfloat16: the root's argument would be negative."""
+    beyond = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        criterion = pm.method(name, classes=4, dim=64, per_class=5).bfloat16()
+        vectors = criterion.objective.source.vectors
+        centres = torch.randn(4, 1, 64) + 1e-3 * torch.randn(4, 5, 64)
+        vectors.data.copy_(centres.flatten(0, 1))
+        w = unit(vectors.detach()).unflatten(0, (4, 5))
+        beyond += int((2 - 2 * (w @ w.mT) + 1e-5 < 0).sum())
+        x = torch.randn(8, 64, requires_grad=True)
+        loss = criterion(x, torch.arange(8) % 4)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert loss.isfinite()
+        assert x.grad.isfinite().all()
+        assert vectors.grad.isfinite().all()
+    assert beyond, "the case is that of the rounding"
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_the_spread_of_16_bits_is_that_of_the_same_numbers_in_float32(dtype):
+    torch.manual_seed(0)
+    p, labels = torch.randn(6, 32).to(dtype), torch.tensor([0, 0, 0, 1, 1, 1])
+    short, full = (Spread(1.0)(References(v, labels, 3, normalise="l2")) for v in (p, p.float()))
+    assert short.dtype == torch.float32
+    assert torch.equal(short, full)
+
+
+def test_products_above_one_count_as_no_distance():
+    refs = References(torch.full((2, 1), 1.001), torch.tensor([0, 0]), 2)
+    assert Spread(1.0)(refs).item() == pytest.approx(math.sqrt(1e-5) / 2, rel=1e-6)

@@ -47,6 +47,35 @@ def test_every_method_goes_on_bit_for_bit(choice: str, few: Path, tmp_path: Path
     same_run(out, straight)
 
 
+COUNTS = {
+    "mpa": ("proxies in use", "criterion.objective.use", {"loss__per_class": 3}),
+    "proxy-isa": (
+        "informative share", "criterion.objective.weighting.tally",
+        {"loss__memory_epoch": 0, "loss__filter_epoch": 0},
+    ),
+    "vptsp-g": ("semantic accuracy", "criterion.objective.source.tally", {}),
+}  # fmt: skip
+"""a method's figure, where a checkpoint holds its counts, and arguments"""
+
+
+@pytest.mark.parametrize("choice", COUNTS)
+def test_figures_count_the_steps_before_and_after_a_kill(choice: str, few: Path, tmp_path: Path) -> None:
+    figure, counts, arguments = COUNTS[choice]
+    settings = SHORT | CHOICES[choice] | arguments | {"train__save_every": 2}
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    run(few, straight, watcher=Snapshot(5, straight, out), **settings)
+    evaluated, saved = records(out)[-1]["step"], Checkpoint.read(out / "last.safetensors")
+    assert (evaluated, saved.state["step"]) == (3, 4)
+    assert saved.tensors[f"{counts}.closed"] == 0, "one step of the second epoch is counted in it"
+    run(few, out, resume=True, **settings)
+    ours, theirs = ([r.get("figures", {}) for r in records(f) if r["event"] == "evaluation"] for f in (out, straight))
+    assert ours == theirs
+    assert [figure in figures for figures in ours] == [False, True, True], "before training there is nothing to count"
+    ended = Checkpoint.read(out / "last.safetensors").tensors
+    assert ended[f"{counts}.closed"] == 1
+    assert choice == "mpa" or ended[f"{counts}.sums"][0] == 24, "three steps of eight, that before the kill too"
+
+
 class Noisy(LearnedProxies):
     """Proxies that come with noise, like those of a variational method."""
 

@@ -143,21 +143,25 @@ def test_adapters_are_those_of_the_oracle(vit: Any, position: str, norm: str) ->
                 pre=(w["pre.weight"], w["pre.bias"]) if norm == "pre" else None,
                 post=(w["post.weight"], w["post.bias"]) if norm == "post" else None,
             )
-            for w in map(weights_of, tuning["adapter"].blocks)
+            for w in map(weights_of, tuning["adapter"].blocks.values())
         ]
         prompts = [p.detach().numpy() for p in tuning["vpt"].parameters()]
         return oracle(IMAGES.numpy(), weights_of(vit), HEADS, prompts, adapters)
 
     same(forward_features(vit, IMAGES, tuning), want())
-    for parameter in tuning["adapter"].blocks[0].parameters():
+    for parameter in tuning["adapter"].blocks["0"].parameters():
         same_gradient(lambda: forward_features(vit, IMAGES, tuning), want, parameter)
 
 
-def test_adapters_of_the_first_blocks_alone(vit: Any) -> None:
+def test_adapters_of_the_last_blocks_alone(vit: Any) -> None:
     tuning = tuned(vit, {"name": "adapter", "blocks": 1, "bottleneck": 3})
-    w = weights_of(tuning["adapter"].blocks[0])
+    assert list(tuning["adapter"].blocks) == ["1"], "the number of the block, of two"
+    w = weights_of(tuning["adapter"].blocks["1"])
     only = Bottleneck(w["down.weight"], w["down.bias"], w["up.weight"], w["up.bias"])
-    same(forward_features(vit, IMAGES, tuning), oracle(IMAGES.numpy(), weights_of(vit), HEADS, adapters=[only]))
+    expected = oracle(IMAGES.numpy(), weights_of(vit), HEADS, adapters=[None, only])
+    same(forward_features(vit, IMAGES, tuning), expected)
+    first = oracle(IMAGES.numpy(), weights_of(vit), HEADS, adapters=[only])
+    assert not np.allclose(first, expected), "the block matters"
 
 
 @pytest.mark.parametrize(

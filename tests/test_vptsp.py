@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import proxymetric as pm
 from oracles import vptsp as oracle
 from proxymetric.criterion import Criterion
+from proxymetric.encoders import build as build_encoder
 from proxymetric.losses import ProxyAnchor
 from proxymetric.references import ACCUMULATORS, RowTable, SemanticProxies
 from proxymetric.seam import Compare, References, unit
@@ -68,8 +69,30 @@ def test_the_oracles_average_by_hand() -> None:
 @pytest.mark.parametrize("every", ["step", "batch"])
 @pytest.mark.parametrize("name", ACCUMULATORS)
 def test_every_step_is_the_oracles(name: str, every: str) -> None:
+    agrees_with_the_oracle(name, normalise_every=every)
+
+
+TEXT = {"positive_norm": "present", "class_prompts": "with_shared"}
+READINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "M of the text": ("ema", TEXT),
+    "G of the text": ("gru", TEXT),
+    "M as released": ("ema-mean", {"positive_norm": "all", "class_prompts": "only"}),
+    "G as released": ("gru", {"normalise_every": "batch", "positive_norm": "all", "class_prompts": "only"}),
+    "M with a true ratio": ("ema", {"normalise_free": True}),
+    "G with a true ratio": ("gru", {"normalise_free": True} | TEXT),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_reading_of_the_paper_is_the_oracles(reading: str) -> None:
+    name, arguments = READINGS[reading]
+    agrees_with_the_oracle(name, **arguments)
+
+
+def agrees_with_the_oracle(name: str, **arguments: Any) -> None:
     """Value, memory, and the gradients in all that is trained but the class prompts."""
-    criterion, source, toy = build(name, a=0.4, normalise_every=every)
+    criterion, source, toy = build(name, a=0.4, **arguments)
+    every, norm = source.normalise_every, criterion.objective.loss.positive_norm
     states = array(source.stored)
     for number in range(3):
         labels = [LABELS, [2, 2, 2, 1, 0, 2], [4]][number]  # later classes that were unseen so far
@@ -87,7 +110,7 @@ def test_every_step_is_the_oracles(name: str, every: str) -> None:
         cell = weights(source.cell, name)
 
         stepped = Stepped(
-            source, name, every, states, seen, y.numpy(), keys.argsort().tolist(), tuple(own), tuple(cell)
+            source, name, every, states, seen, y.numpy(), keys.argsort().tolist(), tuple(own), tuple(cell), norm
         )
         arrays = [array(x), array(source.free), *own.values(), *cell.values()]
         np.testing.assert_allclose(loss.item(), stepped.value(*arrays), **CLOSE)
@@ -191,6 +214,31 @@ def test_what_is_compared_is_the_mix() -> None:
             torch.testing.assert_close(found, plain)
 
 
+@pytest.mark.parametrize("length", [0.1, 1.0, 30.0])
+def test_the_length_of_free_proxies_matters_unless_they_are_normalised(length: float) -> None:
+    x, y, _ = batch(0)
+    values = {}
+    for normalised in (False, True):
+        criterion, source, _ = build(normalise_free=normalised)
+        source.free.data = unit(source.free.data)
+        before = criterion.eval()(x, y)
+        source.free.data *= length
+        values[normalised] = (before, criterion(x, y))
+    torch.testing.assert_close(*values[True])
+    torch.testing.assert_close(values[False][0], values[True][0])
+    assert (length == 1) == torch.allclose(*values[False])
+
+
+def test_free_proxies_start_as_released_and_can_start_so_without_semantic_ones() -> None:
+    """Xavier-uniform of (C, D), an eighth of it."""
+    for name, other in (("vptsp-m", {}), ("vptsp-g", {}), ("proxy-anchor", {"init": "xavier/8"})):
+        torch.manual_seed(3)
+        source = pm.method(name, classes=C, dim=D, **other).objective.source
+        first = source.vectors if name == "proxy-anchor" else source.free
+        torch.manual_seed(3)
+        assert torch.equal(first, torch.empty(C, D).uniform_(-1, 1) * math.sqrt(6 / (C + D)) / 8)
+
+
 def test_what_is_trained_is_counted_by_name() -> None:
     criterion, source, _ = build("gru")
     counted = criterion.parts()
@@ -255,6 +303,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"source": name, "a": 0.0} for name in ("sample", "encoder", "fixed_encoder")},
     "as the text says": {"class_prompts": "with_shared", "positive_norm": "present"},
     "as released": {"normalise_every": "batch", "dropout": 0.5, "prompts": 3, "step": 2},
+    "a true ratio": {"normalise_free": True},
 }
 
 
@@ -368,7 +417,7 @@ def test_encoders_and_batches_that_do_not_suit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^encoder: Linear has no features"):
         criterion.bind(nn.Linear(PIXELS, D))
     with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; wanted a vision transformer"):
-        criterion.bind(pm.encoders.build("small", dim=D, size=16))
+        criterion.bind(build_encoder("small", dim=D, size=16))
     criterion.bind(Toy())
     with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), wanted"):
         criterion.bind(Toy(width=7))

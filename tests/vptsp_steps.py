@@ -118,6 +118,7 @@ class Stepped(NamedTuple):
     order: list[int]
     head: tuple[str, ...]
     cell: tuple[str, ...]
+    positive_norm: str = "all"
 
     def states(self, *weights: np.ndarray) -> np.ndarray:
         """The memory after the step, of the head's arrays, then the cell's."""
@@ -128,4 +129,5 @@ class Stepped(NamedTuple):
         return oracle.accumulate(self.before, samples, self.labels, self.order, step, every=self.every)
 
     def value(self, x: np.ndarray, free: np.ndarray, *weights: np.ndarray) -> float:
-        return oracle.value(x, self.labels, self.states(*weights), free, a=0.4, **NUMBERS)
+        reading = {"positive_norm": self.positive_norm, "normalise_free": self.source.normalise_free}
+        return oracle.value(x, self.labels, self.states(*weights), free, a=0.4, **NUMBERS, **reading)

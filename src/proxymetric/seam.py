@@ -19,6 +19,7 @@ Legend of shapes, used everywhere: B queries, C classes, K references per class,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from proxymetric.look import Look, Seen
 from proxymetric.rules import Weight
 from proxymetric.shards import Shard
+from proxymetric.tally import ProxyUse, close_tallies
 
 Commit = Callable[[], None]
 
@@ -217,6 +219,8 @@ class Source(nn.Module):
     """C, where labels must lie in [0, C)"""
     dim: int | None = None
     """D, where embeddings must have that width"""
+    per_class: int | None = None
+    """K, where each class has so many references"""
 
     def bind(self, encoder: nn.Module) -> None:
         """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
@@ -307,6 +311,9 @@ class Compare(Objective):
         self.regulariser = regulariser
         self.normalise = normalise
         self.classes, self.dim = source.classes, source.dim
+        # Only a loss that makes one similarity of a class's K references leaves some of them without use.
+        several = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
+        self.use = ProxyUse(source.classes or 0, source.per_class or 1) if several else None
 
     def bind(self, encoder: nn.Module) -> None:
         self.source.bind(encoder)
@@ -318,14 +325,17 @@ class Compare(Objective):
         still = queries.detach()
         refs, remember = self.source(ctx, Energy(self.loss, still, labels, self.normalise))
         refs = refs._replace(normalise=self.normalise)
-        if self.weighting is None:
-            weight, commit = None, remember
-        else:
+        weight, commits = None, [remember]
+        if self.weighting is not None:
             weight, weighed = self.weighting(ctx, still, refs._replace(vectors=refs.vectors.detach()))
+            commits.append(weighed)
+        if self.use is not None and self.training and torch.is_grad_enabled():
+            nearest = self.use.nearest(still, labels, refs.vectors, refs.labels, normal, refs.shard)
+            commits.append(partial(self.use.mark, nearest))
 
-            def commit() -> None:
-                remember()
-                weighed()
+        def commit() -> None:
+            for each in commits:
+                each()
 
         if refs.vectors.dtype == torch.bfloat16:
             # Who makes proxies narrow wants narrow products; exponents and sums stay float32 (`ops`).
@@ -335,6 +345,9 @@ class Compare(Objective):
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)
+
+    def boundary(self, run: Boundary) -> None:
+        close_tallies(self)
 
 
 class Sum(Objective):

@@ -113,17 +113,31 @@ def ema_of_mean(P: Array, members: Array, *, lam: float) -> Array:
     return ema(P, members.sum(0) / len(members), lam=lam)
 
 
-def mix(P: Array, O: Array, a: float) -> Array:  # noqa: E741 - the paper's letter
-    """Eq. 8: (C, D) output proxies from accumulated and free ones."""
-    return np.array([normal((1 - a) * P[c] + a * O[c]) for c in range(len(P))])
+def mix(P: Array, O: Array, a: float, *, normalise_free: bool = False) -> Array:  # noqa: E741 - the paper's letter
+    """Eq. 8: (C, D) output proxies from accumulated and free ones, the latter as long as they are or at unit length."""
+    free = [normal(o) if normalise_free else o for o in O]
+    return np.array([normal((1 - a) * P[c] + a * free[c]) for c in range(len(P))])
 
 
 def value(
-    embeddings: Array, labels: Labels, states: Array, free: Array, *, a: float, scale: float = 32.0, margin: float = 0.1
+    embeddings: Array,
+    labels: Labels,
+    states: Array,
+    free: Array,
+    *,
+    a: float,
+    scale: float = 32.0,
+    margin: float = 0.1,
+    positive_norm: str = "all",
+    normalise_free: bool = False,
 ) -> float:
-    """Eq. 2 against Eq. 8, both sums over C and the margin inside the scale, from the accumulated states."""
+    """Eq. 2 against Eq. 8 with the margin inside the scale, from the accumulated states.
+
+    The released code divides both sums by C; the text divides the first by the classes present ("present").
+    """
     D = embeddings.shape[1]
-    return proxy_anchor(embeddings, labels, mix(states[:, :D], free, a), scale, margin, positive_norm="all")
+    proxies = mix(states[:, :D], free, a, normalise_free=normalise_free)
+    return proxy_anchor(embeddings, labels, proxies, scale, margin, positive_norm=positive_norm)
 
 
 def slopes(f: Callable[..., float], arrays: Sequence[Array]) -> list[Array]:

@@ -17,7 +17,8 @@ class Spread:
     """The distances among the K proxies of each class (Eq. 3 of the MPA paper, each pair once).
 
     ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix. 1e-5 stands under the
-    root, so that coinciding proxies have a finite gradient. K = 1 gives 0.
+    root, so that coinciding proxies have a finite gradient. K = 1 gives 0. Proxies of 16 bits are compared in float32,
+    because in bfloat16 the products of proxies that lie close round to more than 1.
 
     It is no reduction over the batch: all proxies are normalised and multiplied at once, whatever `ops.using` says.
 
@@ -43,8 +44,10 @@ class Spread:
         k = refs.per_class
         if k == 1 or not self.tau:
             return refs.vectors.new_zeros(())
-        w = refs._replace(shard=None).normalised().unflatten(0, (-1, k))
+        vectors = refs.vectors.float() if refs.vectors.dtype in (torch.half, torch.bfloat16) else refs.vectors
+        w = refs._replace(vectors=vectors, shard=None).normalised().unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = (w @ w.mT)[:, s, t]
-        spread = self.tau * (2 - 2 * gram + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
+        squared = (2 - 2 * gram).clamp(min=0)  # rounding makes it negative where proxies coincide
+        spread = self.tau * (squared + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
         return spread if refs.shard is None else added(spread, refs.shard)

@@ -25,6 +25,9 @@ def proxy_anchor(
 ) -> Objective:
     """Each class's proxy is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
 
+    init: how proxies start, a name of `references.INITIALISATIONS`; "xavier/8" is how VPTSP's free proxies start, and
+    those of the baseline that it is compared with (VPT with BitFit).
+
     The paper's training: AdamW 1e-4, proxies x100, weight decay 1e-4 (also on proxies), clip by value 10, one epoch of
     head warm-up, batch 180.
     """

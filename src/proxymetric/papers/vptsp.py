@@ -42,20 +42,23 @@ def vptsp_m(
     step: int = 0,
     class_prompts: str = "only",
     normalise_every: str = "step",
+    normalise_free: bool = False,
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
     """Proxy-Anchor against moving averages of what class prompts see. Source: `references.SemanticProxies`.
 
     scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "ema" takes the samples of a class one
-    after the other, "ema-mean" their mean at once, as released. The rest are arguments of the source.
+    after the other, "ema-mean" their mean at once, as released. normalise_free: True makes `a` a true ratio. The rest
+    are arguments of the source. The text's reading: `positive_norm="present", class_prompts="with_shared"`.
 
     The paper's training, and its numbers for each benchmark: see `vptsp_g`.
     """
     _one_of(accumulate, MOVING, "vptsp-g")
     proxies = SemanticProxies(
         classes, dim, accumulate=accumulate, lam=lam, a=a, prompts=prompts, depth=depth, step=step,
-        class_prompts=class_prompts, normalise_every=normalise_every, dropout=dropout, source=source,
+        class_prompts=class_prompts, normalise_every=normalise_every, normalise_free=normalise_free, dropout=dropout,
+        source=source,
     )  # fmt: skip
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies)
 
@@ -80,14 +83,16 @@ def vptsp_g(
     step: int = 0,
     class_prompts: str = "only",
     normalise_every: str = "step",
+    normalise_free: bool = False,
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
     """Proxy-Anchor against what a GRU keeps of what class prompts see. Source: `references.SemanticProxies`.
 
     scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "gru"; "gru-tanh", "rnn", "lstm" or
-    "attention" for Table 7. source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5. The rest
-    are arguments of the source; `normalise_every="batch"` is the released code's.
+    "attention" for Table 7. source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
+    normalise_free: True makes `a` a true ratio. The rest are arguments of the source; `normalise_every="batch"` is the
+    released code's. The text's reading: `positive_norm="present", class_prompts="with_shared"`.
 
     The paper's training (ViT-S/16, CUB): frozen backbone with 10 prompts a block and all biases trained, SGD 5e-3, the
     free proxies 0.1, no warm-up, no clip, 64 images of 32 classes. a: CUB 0.5, Cars 0.7 with 50 prompts in 8 blocks,
@@ -96,7 +101,8 @@ def vptsp_g(
     _one_of(accumulate, LEARNED, "vptsp-m")
     proxies = SemanticProxies(
         classes, dim, accumulate=accumulate, a=a, prompts=prompts, depth=depth, step=step,
-        class_prompts=class_prompts, normalise_every=normalise_every, dropout=dropout, source=source,
+        class_prompts=class_prompts, normalise_every=normalise_every, normalise_free=normalise_free, dropout=dropout,
+        source=source,
     )  # fmt: skip
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies)
 

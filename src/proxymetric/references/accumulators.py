@@ -32,6 +32,10 @@ class Cell(nn.Module):
         """The state (P, S) after one sample of each class, as `read` gave them."""
         raise NotImplementedError
 
+    def gated(self, state: Tensor, read: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What `step` gives, and the gate (P, D) that says how much of it is new; None for a cell without one."""
+        return self.step(state, read), None
+
     def forward(self, state: Tensor, sample: Tensor) -> Tensor:
         return self.step(state, self.read(sample))
 
@@ -98,10 +102,13 @@ class GRU(Cell):
         return self.of_sample(samples)
 
     def step(self, state: Tensor, read: Tensor) -> Tensor:
+        return self.gated(state, read)[0]
+
+    def gated(self, state: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         dim = state.shape[1]
         (new_zr, new_h), (old_zr, old_h) = (each.split([2 * dim, dim], 1) for each in (read, self.of_state(state)))
         z, r = torch.sigmoid(new_zr + old_zr).chunk(2, 1)
-        return torch.lerp(state, self.activation(torch.addcmul(new_h, r, old_h)), z)
+        return torch.lerp(state, self.activation(torch.addcmul(new_h, r, old_h)), z), z
 
 
 class RNN(Cell):

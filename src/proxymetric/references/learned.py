@@ -19,6 +19,8 @@ INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
     # SoftTriple's released code: kaiming-uniform(a = sqrt 5) of the transposed matrix, so a bound of 1 / sqrt(rows).
     "kaiming-uniform": lambda rows, dim: torch.empty(rows, dim).uniform_(-1, 1) / math.sqrt(rows),
     "xavier": lambda rows, dim: torch.empty(rows, dim).uniform_(-1, 1) * math.sqrt(6 / (rows + dim)),
+    # VPTSP's released code, for its free proxies and for those of its baseline without semantic proxies.
+    "xavier/8": lambda rows, dim: torch.empty(rows, dim).uniform_(-1, 1) * math.sqrt(6 / (rows + dim)) / 8,
     "normal": lambda rows, dim: torch.randn(rows, dim),
     "unit": lambda rows, dim: unit(torch.randn(rows, dim)),
 }
@@ -37,6 +39,8 @@ def initial(classes: int, dim: int, per_class: int, init: str) -> Tensor:
 class LearnedProxies(Source):
     """`C K` vectors trained by the run's optimiser at the proxies' own rate, class after class.
 
+    init: a name of `INITIALISATIONS`: "kaiming", "kaiming-uniform", "xavier", "xavier/8", "normal" or "unit".
+
     >>> source = LearnedProxies(classes=3, dim=2, per_class=2)
     >>> source.vectors.shape, source.labels
     (torch.Size([6, 2]), tensor([0, 0, 1, 1, 2, 2]))
@@ -44,6 +48,7 @@ class LearnedProxies(Source):
 
     proxies = ("vectors",)
     labels: Tensor
+    per_class: int
 
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming") -> None:
         super().__init__()

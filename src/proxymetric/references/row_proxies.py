@@ -26,6 +26,8 @@ class RowProxies(Source):
     []
     """
 
+    per_class: int
+
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming", others: float = 0.0) -> None:
         super().__init__()
         self.classes, self.dim, self.per_class, self.others = classes, dim, per_class, others

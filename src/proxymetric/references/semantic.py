@@ -15,6 +15,7 @@ from proxymetric.references.draws import drawn
 from proxymetric.references.learned import initial
 from proxymetric.references.rows import RowTable
 from proxymetric.seam import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.tally import Counts
 
 CHOICES = {
     "source": ("prompts", "sample", "encoder", "fixed_encoder"),
@@ -22,6 +23,10 @@ CHOICES = {
     "normalise_every": ("step", "batch"),
 }
 """arguments of `SemanticProxies` that are one of a few words"""
+MAX_COUNTED_PAIRS = 2**24
+"""samples times classes of a batch up to which nearest proxies are counted"""
+GATE_UNIT = 2**20
+"""gates are added up in whole parts of this size, which add up alike in any order"""
 
 
 class Turns(NamedTuple):
@@ -95,9 +100,11 @@ class SemanticProxies(Source):
     moving averages. a: share of the free proxies, in [0, 1]. prompts: m for each class in the first block; block i has
     `m - step i`, down to 0, and only the first `depth` blocks have any (None: all). class_prompts: "only" (the code
     that made the tables) or "with_shared", behind the prompts of the encoder (the text). normalise_every: "step"
-    (Eq. 7) or "batch" (released code). dropout: on a state that has moved, in [0, 1). source: "prompts"; without class
-    prompts (Table 5) "sample", the blocks as they are, without gradient, and the head; "encoder", the batch's
-    embeddings themselves; "fixed_encoder", these without gradient.
+    (Eq. 7) or "batch" (released code). normalise_free: True brings O to unit length in Eq. 8, so that a is the ratio in
+    which P and O are mixed; False (released code) leaves O as long as training makes it, and the share of P is then
+    `(1 - a) / (1 - a + a |O|)`: it starts above 1 - a and falls as O grows. dropout: on a state that has moved, in
+    [0, 1). source: "prompts"; without class prompts (Table 5) "sample", the blocks as they are, without gradient, and
+    the head; "encoder", the batch's embeddings themselves; "fixed_encoder", these without gradient.
 
     >>> source = SemanticProxies(classes=3, dim=2, source="encoder")
     >>> source.stored.shape, source.free.shape
@@ -122,6 +129,7 @@ class SemanticProxies(Source):
         step: int = 0,
         class_prompts: str = "only",
         normalise_every: str = "step",
+        normalise_free: bool = False,
         dropout: float = 0.0,
         source: str = "prompts",
     ) -> None:
@@ -137,15 +145,18 @@ class SemanticProxies(Source):
         self.classes, self.dim, self.a = classes, dim, a
         self.most, self.depth, self.less = prompts, depth, step
         self.shared = class_prompts == "with_shared"
-        self.normalise_every, self.dropout, self.source = normalise_every, dropout, source
-        # The released code: xavier / 8, never normalised, so that at first the accumulated ones weigh more than 1 - a.
-        self.free = nn.Parameter(initial(classes, dim, 1, "xavier") / 8, requires_grad=a > 0)
+        self.normalise_every, self.normalise_free = normalise_every, normalise_free
+        self.dropout, self.source = dropout, source
+        # Short, as released: unless they are normalised, the accumulated ones weigh more than 1 - a at first.
+        self.free = nn.Parameter(initial(classes, dim, 1, "xavier/8"), requires_grad=a > 0)
         self.cell = accumulator(accumulate, dim, lam)
         own = {"head": "proxies' own head", "prompts": "class prompts"}
         self.called = {"free": "free proxies", "cell": type(self.cell).__name__, **own}
         rest = torch.zeros(classes, (self.cell.parts - 1) * dim)
         self.register_buffer("stored", torch.cat([unit(initial(classes, dim, 1, "xavier")), rest], 1))
         self.register_buffer("labels", torch.arange(classes), persistent=False)
+        self.tally = Counts("samples", "semantic", "free", "steps", "gate")
+        """since the last evaluation: samples, those nearest to P and to O of their class, a cell's steps and gates"""
         self.head: nn.Module | None = None
         self.met: tuple[int, int, int] | None = None
         """F, the number of blocks, and W of the encoder that was bound"""
@@ -202,18 +213,64 @@ class SemanticProxies(Source):
             else:
                 plan = self._planned(ctx.batch.labels)
                 samples = self._samples(ctx, plan)
-            moved = self._accumulated(unit(samples), plan.turns)
+            moved, gates = self._accumulated(unit(samples), plan.turns)
             present, kept = plan.turns.classes, moved.detach()
             states = self.stored.index_copy(0, present, moved)
+            counts = self._counted(energy, gates)
 
             @torch.no_grad()
             def commit() -> None:
                 self.stored[present] = kept
+                self.tally.add(**counts)
 
         vectors = states[:, : self.dim]
         if self.a:
-            vectors = torch.lerp(vectors, self.free, self.a)
+            vectors = torch.lerp(vectors, self._mixed(), self.a)
         return References(vectors, self.labels, 1), commit
+
+    def _mixed(self) -> Tensor:
+        """O as it enters Eq. 8."""
+        return unit(self.free) if self.normalise_free else self.free
+
+    @torch.no_grad()
+    def _counted(self, energy: Energy, gates: list[Tensor]) -> dict[str, Tensor | int]:
+        """What this batch adds to the tally; P as it was before the batch, which cannot know these very images."""
+        labels, counts = energy.labels, dict[str, Tensor | int]()
+        if len(labels) * len(self.stored) <= MAX_COUNTED_PAIRS:
+            counts = {"samples": len(labels)}
+            for name, proxies in (("semantic", self.stored[:, : self.dim]), ("free", self.free)):
+                if name == "semantic" or self.a:
+                    cosines = energy.queries.to(proxies) @ proxies.mT / proxies.norm(dim=1).clamp(min=1e-12)
+                    counts[name] = (cosines.argmax(1) == labels).sum()
+        if gates:
+            total = torch.stack([gate.mean(1, dtype=torch.float32).sum() for gate in gates]).sum()
+            counts |= {"steps": sum(map(len, gates)), "gate": (total * GATE_UNIT).round().long()}
+        return counts
+
+    @torch.no_grad()
+    def figures(self) -> dict[str, float]:
+        """How the accumulated proxies P and the free ones O stand to each other.
+
+        Returns:
+            "semantic cosine": mean cosine between P of two classes. Where O has a share: "free length": mean length of
+            O; "semantic share": mean of `|(1 - a) P| / (|(1 - a) P| + |a O|)`, with O as it enters Eq. 8. Of the
+            batches since the last evaluation: "semantic accuracy" and "free accuracy", how many samples are nearest to
+            P (as it was before the batch) and to O of their own class; "gate z": the GRU's mean share of the new.
+        """
+        found: dict[str, float | None] = {}
+        proxies, count = unit(self.stored[:, : self.dim].float()), len(self.stored)
+        if count > 1:
+            sum_of_all = proxies.sum(0).square().sum() - proxies.square().sum()
+            found["semantic cosine"] = float(sum_of_all) / (count * (count - 1))
+        if self.a:
+            ours, theirs = (1 - self.a) * proxies.norm(dim=1), self.a * self._mixed().float().norm(dim=1)
+            found["free length"] = float(self.free.float().norm(dim=1).mean())
+            found["semantic share"] = float((ours / (ours + theirs)).mean())
+            found["free accuracy"] = self.tally.share("free", "samples")
+        found["semantic accuracy"] = self.tally.share("semantic", "samples")
+        gate = self.tally.share("gate", "steps")
+        found["gate z"] = None if gate is None else gate / GATE_UNIT
+        return {name: value for name, value in found.items() if value is not None}
 
     def _planned(self, labels: Tensor) -> Plan:
         """The turns of a batch; the rows lie on the host, and so all that is planned is planned there."""
@@ -253,19 +310,21 @@ class SemanticProxies(Source):
         rows = self.prompts.take(plan.classes, self.stored.device, apart=mine is not None)
         return ByClass(rows, plan.turns.place[mine or slice(None)], self.per_block)
 
-    def _accumulated(self, samples: Tensor, plan: Turns) -> Tensor:
-        """The states of the classes present after the batch, (U, S), from unit samples (B, D)."""
-        state = self.stored[plan.classes]
+    def _accumulated(self, samples: Tensor, plan: Turns) -> tuple[Tensor, list[Tensor]]:
+        """The states of the classes present after the batch, (U, S), from unit samples (B, D); and the cell's gates."""
+        state, gates = self.stored[plan.classes], list[Tensor]()
         if self.cell.whole:
             index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
-            return self._normal(self._dropped(self.cell(state, samples[index], index >= 0)))
+            return self._normal(self._dropped(self.cell(state, samples[index], index >= 0))), gates
         read = self.cell.read(samples)
         for index in plan.samples:
-            moved = self._dropped(self.cell.step(state[: len(index)], read[index]))
+            moved, gate = self.cell.gated(state[: len(index)], read[index])
+            moved = self._dropped(moved)
+            gates += [] if gate is None else [gate.detach()]
             if self.normalise_every == "step":
                 moved = self._normal(moved)
             state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])
-        return self._normal(state) if self.normalise_every == "batch" else state
+        return (self._normal(state) if self.normalise_every == "batch" else state), gates
 
     def _normal(self, state: Tensor) -> Tensor:
         """The proxy of each state, its first D, at unit length."""

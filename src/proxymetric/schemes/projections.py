@@ -43,6 +43,7 @@ class AlternatingProjections(Objective):
 
     rho: Tensor
     best_rho: Tensor
+    picked: Tensor
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ class AlternatingProjections(Objective):
         self.stale = 0
         """evaluations since the problem's best"""
         self.best_score = -math.inf
-        self.radius = self.apart = 0.0
+        self.radius = self.apart = self.moved = 0.0
         self.register_buffer("rho", torch.zeros_like(seated[0].seated()))
         self.register_buffer("best_rho", torch.zeros_like(self.rho))
+        self.register_buffer("picked", torch.zeros_like(self.rho))  # the proxies that the problem began with
         self.theta = nn.Module()
         """theta*"""
         self.best_theta = nn.Module()
@@ -121,6 +123,7 @@ class AlternatingProjections(Objective):
         if self.problem == 0:
             self._project(run.pool)
             return
+        self.moved = float((self._source[0].seated() - self.picked).norm() / self.picked.norm().clamp(min=1e-12))
         if run.score is None:
             raise ValueError("score: alternating projections wait for it to stop improving; wanted a number")
         if run.score > self.best_score + GAIN:
@@ -160,6 +163,7 @@ class AlternatingProjections(Objective):
         picked = samples.gather(1, picks[:, :, None].expand(-1, -1, samples.shape[2]))
         # A class of which no image could be read keeps what it has.
         source.reseed(torch.where(there[:, None, None], picked, source.seated().view_as(picked)).flatten(0, 1))
+        self.picked.copy_(source.seated())
         self._look(normal(samples[there]))
         self.problem, self.stale, self.best_score = self.problem + 1, 0, -math.inf
 
@@ -213,12 +217,27 @@ class AlternatingProjections(Objective):
             copy.copy_(value.detach())
 
     def get_extra_state(self) -> Tensor:
-        state = [self.problem, self.stale, self.best_score, self.radius, self.apart]
+        state = [self.problem, self.stale, self.best_score, self.radius, self.apart, self.moved]
         return torch.tensor(state, dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
-        problem, stale, self.best_score, self.radius, self.apart = state.tolist()
+        problem, stale, self.best_score, self.radius, self.apart, self.moved = state.tolist()
         self.problem, self.stale = int(problem), int(stale)
 
     def figures(self) -> dict[str, float]:
-        return {"problem": self.problem, "covering radius": self.radius, "inter-class distance": self.apart}
+        """Where the alternation stands.
+
+        Returns:
+            "problem": problems begun. "problems solved": those that have converged. "covering radius",
+            "inter-class distance": of the pool at the last pick; "radius over distance": their ratio. "proxies moved":
+            how far the proxies were at the last evaluation from where the problem that it met had picked them,
+            `|rho - picked| / |picked|` over all of them.
+        """
+        found = {
+            "problem": float(self.problem),
+            "problems solved": float(max(self.problem - 1, 0)),
+            "covering radius": self.radius,
+            "inter-class distance": self.apart,
+            "proxies moved": self.moved,
+        }
+        return found | ({"radius over distance": self.radius / self.apart} if self.apart else {})

@@ -12,6 +12,7 @@ from proxymetric.ops import Similarity
 from proxymetric.rules import Steps, Weight
 from proxymetric.seam import Commit, Context, References, Weighting
 from proxymetric.shards import added
+from proxymetric.tally import Counts
 from proxymetric.weightings.class_means import AT_ONCE, ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
@@ -84,6 +85,8 @@ class InformativeSamples(Weighting):
         self.register_buffer("effective", torch.zeros(classes))
         self.register_buffer("hardness", torch.full((classes,), float(initial_hardness)))
         self.queue = ClassQueue(memory, dim, classes)
+        self.tally = Counts("judged", "filtered", "informative")
+        """samples since the last evaluation: those that met the filter, and what it said of them"""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[Weight, Commit]:
         if refs.per_class is None:
@@ -98,13 +101,17 @@ class InformativeSamples(Weighting):
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels = ctx.batch.labels
         proxies = _Proxies(labels, refs, queries, len(self.count), self.of_class)
-        kept = None
+        kept, found = None, dict[str, Tensor | int]()
         if filtering:
-            kept = proxies.similarity(queries, labels) >= (self.hardness - self.band())[labels]
+            similarity = proxies.similarity(queries, labels)
+            kept = similarity >= (self.hardness - self.band())[labels]
+            informative = kept & (similarity <= self.hardness[labels])
+            found = {"judged": len(labels), "filtered": (~kept).sum(), "informative": informative.sum()}
 
         @torch.no_grad()
         def commit() -> None:
             rows = slice(None) if kept is None else kept.nonzero().squeeze(1)  # the one wait for the device
+            self.tally.add(**found)
             self._count(labels[rows])
             if remembering:
                 self.queue.remember(queries[rows], labels[rows])
@@ -170,11 +177,24 @@ class InformativeSamples(Weighting):
         self.hardness.copy_(torch.where(there, self.h * mean, self.hardness))
 
     def figures(self) -> dict[str, float]:
+        """What is known of the classes, in the mean over them, and what became of the positives.
+
+        Returns:
+            "remembered": samples in the memory. "effective number": E. "learned similarity": S. "mean weight sigma":
+            sigma (Eq. 17). Once the filter has started, of the samples it met since the last evaluation,
+            "filtered share": those below the band, and "informative share": those inside it.
+        """
+        shares = {
+            f"{part} share": share
+            for part in ("filtered", "informative")
+            if (share := self.tally.share(part, "judged")) is not None
+        }
         return {
             "remembered": float(len(self.queue)),
             "effective number": float(self.effective.mean()),
             "learned similarity": float(self.hardness.mean()),
-        }
+            "mean weight sigma": float(self._penalty("sigma").mean()),
+        } | shares
 
 
 class _Proxies:

@@ -21,7 +21,8 @@ class Adapter(Tuning):
     Args:
         backbone: a timm VisionTransformer of plain blocks.
         bottleneck: d; 256 in Table 1 of VPTSP, 64 in AdaptFormer and here.
-        blocks: how many of the first blocks have one (7 in Table 1); None: all.
+        blocks: how many of the last blocks have one, as in the code released with VPTSP (7 and 1 in its Table 1);
+            None: all. Parameters are named by the number of their block.
         position: "parallel" (to the MLP) or "sequential" (behind it).
         norm: a LayerNorm of its own before ("pre") or behind the bottleneck ("post"), or "none".
         init: "lora" (W_down as nn.Linear draws it, W_up = 0: the backbone is unchanged at first), "bert" (normal of
@@ -59,10 +60,16 @@ class Adapter(Tuning):
                 "vpt, bitfit, linear and full suit it"
             )
         width = backbone.embed_dim
-        self.blocks = nn.ModuleList(Bottleneck(width, bottleneck, position, norm, init, scale) for _ in range(blocks))
+        depth = len(backbone.blocks)
+        self.blocks = nn.ModuleDict(
+            {str(i): Bottleneck(width, bottleneck, position, norm, init, scale) for i in range(depth - blocks, depth)}
+        )
 
     def beside(self, block: int) -> nn.Module | None:
-        return self.blocks[block] if block < len(self.blocks) else None
+        number = str(block)
+        if number not in self.blocks:
+            return None
+        return self.blocks[number]
 
 
 class Bottleneck(nn.Module):
