@@ -101,7 +101,7 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """The runs that are under way."""
     from rich.table import Table
 
-    from proxymetric.studies.running import clock
+    from proxymetric.studies.reporting import clock
 
     table = Table(title=summary, title_justify="left")
     for name in ("run", "epoch", "step", "images/s", "time", "left"):

@@ -11,7 +11,7 @@ from pathlib import Path
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the words and run the study; the exit code."""
     from proxymetric.studies.command import Options, execute
-    from proxymetric.studies.running import Lines
+    from proxymetric.studies.reporting import Lines
 
     parser = argparse.ArgumentParser(prog="python -m proxymetric.studies", description=__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY.toml")

@@ -8,8 +8,9 @@ from typing import Any
 
 from proxymetric.studies.folder import Known, StudyFolder, checked, identities
 from proxymetric.studies.reading import load_study
+from proxymetric.studies.reporting import Reporter, clock
 from proxymetric.studies.results import collect, stored, write_archive
-from proxymetric.studies.running import Reporter, Session, clock
+from proxymetric.studies.running import Session
 from proxymetric.studies.spec import Study, Task, narrowed
 
 GPU_JOBS = 4
@@ -56,8 +57,8 @@ def execute(options: Options, reporter: Reporter) -> int:
     if options.data_root is not None and not options.data_root.is_dir():
         raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
     for task in tasks:
-        checked(task)
-    book = StudyFolder(study, out)
+        checked(task, options.data_root)
+    book = StudyFolder(study, out, options.data_root)
     if options.dry_run:
         known = {task.name: book.known(task) for task in study.tasks()}
         _list(book, tasks, known, options.jobs or 1, reporter)

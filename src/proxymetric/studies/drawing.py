@@ -114,6 +114,6 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
         axes.set_ylim(len(paired) - 0.5, -0.5)
         _dress(axes, f"{metric}, points")
     figure.suptitle(f"{heading}\ndifference to the baseline, paired by seed", fontsize=10, color=INK)
-    found = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

@@ -54,8 +54,12 @@ def local(task: Task, root: Path | None) -> dict[str, Any]:
     return task.settings | {key: placed(task.settings[key], root) for key in keys}
 
 
-def checked(task: Task) -> dict[str, Any]:
+def checked(task: Task, root: Path | None) -> dict[str, Any]:
     """The whole recipe of a run with its defaults, flat and as JSON has it: what decides about its result.
+
+    Args:
+        task: the run.
+        root: where data and weights lie; what weights say in their header belongs to the recipe.
 
     Raises:
         ValueError: a recipe or a setting is wrong.
@@ -64,12 +68,14 @@ def checked(task: Task) -> dict[str, Any]:
 
     raw = {} if task.recipe is None else recipes.load(task.recipe)
     try:
-        tables = recipes.check(recipes.merged(raw, recipes.settings(task.settings))).as_dict()
+        tables = recipes.check(recipes.merged(raw, recipes.settings(local(task, root)))).as_dict()
     except ValueError as error:
         raise ValueError(f"rows.{task.cell.row}: {error}") from None
     flat: dict[str, Any] = {}
     for name, value in tables.items():
         flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    if "encoder.weights" in task.settings:
+        flat["encoder.weights"] = task.settings["encoder.weights"]
     return {key: _plain(value) for key, value in flat.items() if key not in NOT_COMPARED}
 
 
@@ -85,10 +91,11 @@ class StudyFolder:
     Args:
         study: what is run.
         folder: where; made when something is written.
+        root: where data and weights lie.
     """
 
-    def __init__(self, study: Study, folder: Path) -> None:
-        self.study, self.folder = study, folder
+    def __init__(self, study: Study, folder: Path, root: Path | None = None) -> None:
+        self.study, self.folder, self.root = study, folder, root
         self.state: dict[str, Any] = {"study": study.name, "runs": {}, "sessions": []}
         if (folder / STATE).is_file():
             self.state |= read_json(folder / STATE)
@@ -131,7 +138,7 @@ class StudyFolder:
         if not plan.is_file():
             return Known("new")
         before = read_json(plan)
-        now, then = checked(task), before["recipe"]
+        now, then = checked(task, self.root), before["recipe"]
         for key in sorted(now.keys() | then.keys()):
             if now.get(key) != then.get(key):
                 return Known("changed", f"{key} was {then.get(key)!r} and is {now.get(key)!r}")
@@ -150,7 +157,7 @@ class StudyFolder:
         if anew:
             shutil.rmtree(self.run(task), ignore_errors=True)
             self.state["runs"].pop(task.name, None)
-        write_json(self.plan(task), {"recipe": checked(task), "identity": identity})
+        write_json(self.plan(task), {"recipe": checked(task, self.root), "identity": identity})
 
     def estimates(self, tasks: list[Task], known: dict[str, Known]) -> dict[str, float | None]:
         """Seconds that each run takes: of finished runs most like it, else as its row says, else None.
@@ -249,7 +256,7 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
         path = settings["data.path"]
         if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
             raise ValueError(f"data.{name}.path: got {path!r}, expected images there{_below(root)}{_near(path)}")
-        found[name] = open_data(path, checked(task)["data.layout"]).identity()
+        found[name] = open_data(path, checked(task, root)["data.layout"]).identity()
     return found
 
 

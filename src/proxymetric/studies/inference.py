@@ -7,7 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 MOST_SEEDS = 10_000
+MOST_SHIFT = 30.0
 
 
 class Mean(NamedTuple):
@@ -69,11 +72,16 @@ def power(effect: float, n: int, level: float = 0.05) -> float:
         >>> round(power(1.0, 10), 3)
         0.803
     """
-    from scipy.special import stdtrit
+    from scipy.special import gammaincinv, ndtr, stdtrit
     from scipy.stats import nct
 
     limit, shift = float(stdtrit(n - 1, 1 - level / 2)), abs(effect) * math.sqrt(n)
-    return float(nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift))
+    if shift <= MOST_SHIFT:
+        return float(nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift))
+    # Far out the noncentral t is not computed well: the mean over the estimated spread of the normal probability.
+    shares = (np.arange(4096) + 0.5) / 4096
+    spread = np.sqrt(2 * gammaincinv((n - 1) / 2, shares) / (n - 1))
+    return float(np.mean(ndtr(shift - limit * spread)))
 
 
 def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.05) -> int | None:
@@ -93,13 +101,13 @@ def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.
         return None
     if sd == 0:
         return 2
-    effect = abs(claim) / sd
-    if math.sqrt(MOST_SEEDS) * effect < 2 or power(effect, MOST_SEEDS, level) < target:
-        return None
-    low, high = 1, MOST_SEEDS  # power grows with n: low is too few (or 1), high is enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        # From a large shift on the noncentral t is 1 to every digit, and not always computed well.
-        enough = effect * math.sqrt(middle) > 30 and middle > 10 or power(effect, middle, level) >= target
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    effect, enough = abs(claim) / sd, 2
+    while power(effect, enough, level) < target:
+        if enough >= MOST_SEEDS:
+            return None
+        enough = min(2 * enough, MOST_SEEDS)
+    few = enough // 2
+    while enough - few > 1 and enough > 2:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if power(effect, middle, level) >= target else (middle, enough)
+    return enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -73,11 +74,9 @@ class Worker:
         self.kind, self.task, self.data, self.tick = kind, task, task.cell.data, {}
         self.since, self.log = time.monotonic(), Path(job["log"])
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # one that is gone says so itself
             self.process.stdin.write(json.dumps({"kind": kind, **job}) + "\n")
             self.process.stdin.flush()
-        except OSError:
-            pass  # it is gone, and says so itself
 
     def stop(self) -> None:
         """Ask it to save and leave."""
@@ -92,10 +91,8 @@ class Worker:
     def dismiss(self) -> None:
         """Let an idle one leave."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self.process.stdin.close()
-        except OSError:
-            pass
 
     def last_words(self) -> str:
         """How it ended and the last lines that it printed."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxymetric.studies.spec import PROTOCOLS, Backbone, Data, Row, Study, nearest
+from proxymetric.protocol import PROTOCOLS
+from proxymetric.studies.spec import Backbone, Data, Row, Study, nearest
 
 METRICS = ("R@1", "MAP@R")
 STUDY_KEYS = ("name", "title", "seeds", "protocols", "metrics", "embeddings", "settings", "data", "backbones", "rows")
@@ -34,10 +35,10 @@ def load_study(path: str | Path) -> Study:
         ValueError: the file is missing or no TOML, or a key or value in it is wrong.
 
     Example:
-        >>> load_study("nowhere.toml")
+        >>> load_study("nowhere/study.toml")
         Traceback (most recent call last):
         ...
-        ValueError: study: got 'nowhere.toml', expected a TOML file
+        ValueError: study: got 'nowhere/study.toml', expected a TOML file
     """
     path = Path(path)
     if not path.is_file():
@@ -172,9 +173,11 @@ def _settings(where: str, value: Any) -> dict[str, Any]:
             flat |= {f"{key}.{inner}": each for inner, each in item.items()}
         else:
             flat[key] = item
-    for key in ("seed", "data.path"):
+    for key in ("seed", "protocol", "data.path"):
         if key in flat:
-            raise ValueError(f"{where}.{key}: got {flat[key]!r}, expected the study's own seeds and data to say it")
+            raise ValueError(
+                f"{where}.{key}: got {flat[key]!r}, expected the study's own seeds, protocols and data to say it"
+            )
     return flat
 
 

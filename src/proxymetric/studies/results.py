@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json, replacing, write_json
+from proxymetric.studies.choice import best_run, selection_score
 from proxymetric.studies.folder import STATE, Known, StudyFolder, read_result
 from proxymetric.studies.pool import tail
-from proxymetric.studies.running import best_run, selection_score
-from proxymetric.studies.spec import PROTOCOLS, Study, Task
+from proxymetric.studies.spec import LABELS, Study, Task
 
 DIGITS = 5
 LOG_LINES = 200
@@ -107,7 +107,7 @@ def _choice(task: Task, result: dict[str, Any]) -> dict[str, Any]:
     """How a run came to be the one whose embeddings are kept."""
     score = selection_score(result)
     monitor = result["recipe"]["train"]["monitor"]
-    why = f"best {monitor} of its seeds, {PROTOCOLS[task.cell.protocol]}" if score is not None else "first seed"
+    why = f"best {monitor} of its seeds, {LABELS[task.cell.protocol]}" if score is not None else "first seed"
     return {"run": task.name, "protocol": task.cell.protocol, "score": score, "why": why}
 
 

@@ -5,44 +5,23 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import Known, StudyFolder, local
 from proxymetric.studies.pool import Worker, tail, worker_environment
+from proxymetric.studies.reporting import Reporter, clock
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import Study, Task
 
 STOP_SECONDS = 60.0
 """that workers have to save, before they are ended"""
 POLL_SECONDS = 0.2
-
-
-class Reporter(Protocol):
-    """Who is told how a study goes."""
-
-    def say(self, text: str) -> None:
-        """One event."""
-
-    def status(self, running: list[dict[str, Any]], summary: str) -> None:
-        """How things stand, several times a second."""
-
-    def close(self) -> None:
-        """It is over."""
-
-
-class Lines:
-    """Tells events as lines of text; nothing in between."""
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def status(self, running: list[dict[str, Any]], summary: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -112,13 +91,22 @@ class Session:
                     self._hand_out()
                     self._listen()
             finally:
-                for worker in self.workers:
-                    worker.kill()
-                    worker.process.wait()
+                self._part()
                 self._account()
                 self.reporter.close()
         self.outcome.left += self.todo
         return self.outcome
+
+    def _part(self) -> None:
+        """Let the workers leave; one that does not is ended."""
+        for worker in self.workers:
+            worker.dismiss()
+        for worker in self.workers:
+            try:
+                worker.process.wait(10 if worker.task is None else 0.1)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.process.wait()
 
     # What to do next
 
@@ -177,7 +165,7 @@ class Session:
         self.reporter.say(f"started   {chosen.name}{' (goes on)' if goes_on else ''}")
         job = {
             "recipe": None if chosen.recipe is None else str(chosen.recipe), "settings": local(chosen, self.root),
-            "protocol": chosen.cell.protocol, "out": str(self.book.run(chosen)), "log": self._log(chosen),
+            "out": str(self.book.run(chosen)), "log": self._log(chosen),
         }  # fmt: skip
         worker.give("train", chosen, job)
 
@@ -358,34 +346,3 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def selection_score(result: dict[str, Any]) -> float | None:
-    """The score that chose a run's epoch, on the set that it was chosen on; None where the last epoch was taken."""
-    if result.get("protocol") == "last" or result.get("chosen_by") == "last":
-        return None
-    value = result.get("validation", {}).get(result["recipe"]["train"]["monitor"])
-    return None if value is None else float(value)
-
-
-def best_run(study: Study, cell: Any, known: dict[str, Known]) -> Task | None:
-    """The finished run of a row with the best selection score; the first seed where nothing was chosen."""
-    done = [(task, known[task.name].result) for task in study.tasks() if task.cell == cell and task.name in known]
-    scored = [(task, selection_score(result)) for task, result in done if result is not None]
-    if not scored:
-        return None
-    return max(scored, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]
-
-
-def clock(seconds: float) -> str:
-    """A span of time as people say it.
-
-    >>> clock(42), clock(130), clock(7300)
-    ('42s', '2m10s', '2h01m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

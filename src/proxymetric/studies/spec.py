@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROTOCOLS = {
+from proxymetric.protocol import CHOSEN_ON_TEST
+
+LABELS = {
     "held-out": "epoch chosen on held-out training classes",
     "last": "last epoch",
-    "papers": "epoch chosen on the test half",
+    "papers": CHOSEN_ON_TEST,
 }
-"""how the epoch is chosen, by name, and in the words of the tables"""
+"""of the scores in tables, by protocol"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Study:
         """The rows of the tables, in the order of the file."""
         return [
             Cell(row.name, data, backbone, protocol)
-            for data, backbone, protocol in itertools.product(self.data, self.backbones, PROTOCOLS)
+            for data, backbone, protocol in itertools.product(self.data, self.backbones, LABELS)
             for row in self.rows.values()
             if data in row.data and backbone in row.backbones and protocol in row.protocols
         ]
@@ -135,7 +137,7 @@ class Study:
         if backbone.backbone is not None:
             settings["encoder.backbone"] = backbone.backbone
         settings |= backbone.settings | row.settings
-        settings |= {"data.path": data.path, "seed": seed}
+        settings |= {"data.path": data.path, "protocol": cell.protocol, "seed": seed}
         if backbone.weights is not None:
             settings["encoder.weights"] = backbone.weights
         return Task(cell, seed, self._recipe(row, cell), settings)

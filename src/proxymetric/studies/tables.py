@@ -9,7 +9,7 @@ from typing import Any
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import MOST_SEEDS, Mean, paired, seeds_needed, student
-from proxymetric.studies.spec import PROTOCOLS, Cell, Study
+from proxymetric.studies.spec import LABELS, Cell, Study
 
 CHOSEN, LAST = "trained encoder", "last epoch"
 
@@ -86,7 +86,7 @@ class Results:
     def heading(self, data: str, backbone: str, protocol: str) -> str:
         """What is compared, in words."""
         places = (self.study.data[data].title, self.study.backbones[backbone].title)
-        return f"{', '.join(filter(None, places))}: {PROTOCOLS[protocol]}"
+        return f"{', '.join(filter(None, places))}: {LABELS[protocol]}"
 
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
         """By seed, in per cent."""
@@ -129,9 +129,9 @@ class Results:
 def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """Means over the seeds; with the papers' protocol the chosen and the last epoch side by side."""
     study, protocol = results.study, cells[0].protocol
-    kinds = [(CHOSEN, PROTOCOLS[protocol])]
+    kinds = [(CHOSEN, LABELS[protocol])]
     if protocol == "papers":
-        kinds.append((LAST, PROTOCOLS["last"]))
+        kinds.append((LAST, LABELS["last"]))
     columns = ["method", "seeds", *(f"{metric}, {words}" for _, words in kinds for metric in study.metrics)]
     columns += [f"paper's {metric}" for metric in study.metrics]
     table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
@@ -149,7 +149,7 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     """Each row against its baseline, paired by seed, beside what the paper claims."""
     study, protocol = results.study, cells[0].protocol
     papers = protocol == "papers"
-    columns = ["method", "against", "metric", "pairs", f"difference, {PROTOCOLS[protocol]}"]
+    columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}"]
     columns += ["difference, last epoch"] if papers else []
     columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
     note = (

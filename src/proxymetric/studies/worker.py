@@ -49,9 +49,11 @@ class _Teller:
                 images_per_second=tick.images_per_second, seconds_left=tick.seconds_left,
             )  # fmt: skip
 
-    def evaluated(self, epoch: float, scores: dict[str, float], best: bool) -> None:
+    def evaluated(
+        self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
+    ) -> None:
         words = "  ".join(f"{name} {100 * value:.1f}" for name, value in scores.items())
-        print(f"epoch {round(epoch, 2)}: {words}{'  best' if best else ''}", flush=True)
+        print(f"epoch {round(epoch, 2)}, {scored_on}: {words}{'  best' if best else ''}", flush=True)
         self.send(event="evaluated", epoch=epoch, scores=scores, best=best)
 
     def close(self) -> None: ...
@@ -65,14 +67,9 @@ def train(job: dict[str, Any], watcher: _Teller) -> dict[str, Any]:
     begun = (folder / "run.json").is_file()
     if begun:
         settings.pop("encoder.weights", None)  # as it was begun; the file may lie elsewhere by now
-    # GUARD
-    import inspect
-
-    there = inspect.signature(training.train).parameters
-    more = {k: v for k, v in {"protocol": job["protocol"], "report": False}.items() if k in there}
     run = training.train(
-        recipe=job["recipe"], settings=settings, out=folder, resume=begun, watcher=watcher, **more
-    )  # fmt: skip
+        recipe=job["recipe"], settings=settings, out=folder, resume=begun, report=False, watcher=watcher
+    )
     return run.result
 
 
