@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from proxymetric.studies.tables import Results
 
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
+MOST_BANDS = 4
 INK, GRID = "#16181d", "#e3e6eb"
 SCORED_ON = {"papers": "test half", "held-out": "held-out training classes", "last": "held-out training classes"}
 
@@ -79,13 +80,16 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
             colour, title = COLOURS[number % len(COLOURS)], results.study.rows[cell.row].title
             style = ("-", "--", ":")[number // len(COLOURS) % 3]
             axes.plot(epochs, means, style, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
+            if len(cells) > MOST_BANDS:
+                continue
             low, high = ([m + sign * h for m, h in zip(means, halves)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
         _dress(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
         axes.set_xlabel("epoch", fontsize=9, color=INK)
     if not drawn:
         return None
-    figure.suptitle(f"{heading}\nmean over the seeds (their number), band: 95 % interval", fontsize=10, color=INK)
+    band = ", band: 95 % interval" if len(cells) <= MOST_BANDS else ""
+    figure.suptitle(f"{heading}\nmean over the seeds (their number){band}", fontsize=10, color=INK)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
     return figure

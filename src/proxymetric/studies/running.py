@@ -160,7 +160,7 @@ class Session:
         known = self.known[chosen.name]
         anew = known.status == "changed"
         self.book.begin(chosen, self.identities.get(chosen.cell.data), anew)
-        self.book.note(chosen, status="running", error=None)
+        self.book.note(chosen, status="running", error=None, worker=worker.process.pid)
         goes_on = not anew and (self.book.run(chosen) / "last.safetensors").is_file()
         self.reporter.say(f"started   {chosen.name}{' (goes on)' if goes_on else ''}")
         job = {
@@ -290,7 +290,7 @@ class Session:
         return [
             task for task in best
             if task is not None and not (folder / f"{task.name}.safetensors").is_file()
-            and (self.book.run(task) / "best.safetensors").is_file()
+            and (self.book.run(task) / "last.safetensors").is_file()
         ]  # fmt: skip
 
     def _summary(self) -> str:

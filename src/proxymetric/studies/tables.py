@@ -132,7 +132,8 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     kinds = [(CHOSEN, LABELS[protocol])]
     if protocol == "papers":
         kinds.append((LAST, LABELS["last"]))
-    columns = ["method", "seeds", *(f"{metric}, {words}" for _, words in kinds for metric in study.metrics)]
+    labels = [f"{metric}, {words}" if protocol == "papers" else metric for _, words in kinds for metric in study.metrics]
+    columns = ["method", "seeds", *labels]
     columns += [f"paper's {metric}" for metric in study.metrics]
     table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
     for cell in cells:
@@ -149,7 +150,7 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     """Each row against its baseline, paired by seed, beside what the paper claims."""
     study, protocol = results.study, cells[0].protocol
     papers = protocol == "papers"
-    columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}"]
+    columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}" if papers else "difference"]
     columns += ["difference, last epoch"] if papers else []
     columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
     note = (

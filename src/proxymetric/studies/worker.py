@@ -193,6 +193,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
+        import proxymetric.training  # noqa: F401 - before the first run's clock
         from proxymetric.data.kept import keep_decoded
 
         send(event="ready")
