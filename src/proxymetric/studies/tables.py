@@ -132,7 +132,9 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     kinds = [(CHOSEN, LABELS[protocol])]
     if protocol == "papers":
         kinds.append((LAST, LABELS["last"]))
-    labels = [f"{metric}, {words}" if protocol == "papers" else metric for _, words in kinds for metric in study.metrics]
+    labels = [
+        f"{metric}, {words}" if protocol == "papers" else metric for _, words in kinds for metric in study.metrics
+    ]
     columns = ["method", "seeds", *labels]
     columns += [f"paper's {metric}" for metric in study.metrics]
     table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
