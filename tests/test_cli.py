@@ -26,7 +26,7 @@ from proxymetric.search import Index
 from proxymetric.training.watch import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
-VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "report", "methods", "plan")
+VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
 

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "proxymetric"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 PIECES = {"losses", "ops", "references", "weightings", "schemes"}
-TOP = {"training", "protocols", "cli", "progress", "serve", "__main__"}
+TOP = {"training", "protocols", "studies", "cli", "progress", "serve", "__main__"}
 """what nothing below may import"""
 MAY_IMPORT: dict[str, set[str]] = {
     "look": set(),

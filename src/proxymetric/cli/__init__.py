@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from proxymetric.cli import catalogue, planning, trained, training
+from proxymetric.cli import catalogue, planning, studying, trained, training
 from proxymetric.cli.root import app
 
 __all__ = ["app", "main"]
@@ -18,6 +18,7 @@ VERBS = (
     trained.embed,
     trained.query,
     training.mlrc,
+    studying.study,
     trained.export,
     trained.report,
     catalogue.methods,

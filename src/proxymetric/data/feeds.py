@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from proxymetric.data.batches import Batches
 from proxymetric.data.images import BadImage, ImageSet
+from proxymetric.data.kept import Decoded, decoded, keeping
 from proxymetric.data.ragged import Ragged
 from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.seam import Batch
@@ -110,15 +110,10 @@ class _Cached:
     """All readable images of a set, decoded and brought down to the view's size, in one buffer."""
 
     def __init__(self, images: ImageSet, view: TrainView, device: torch.device, workers: int) -> None:
-        def load(row: int) -> np.ndarray | BadImage:
-            try:
-                return np.asarray(shrink(images.read(row), view.stored, view.interpolation))
-            except BadImage as error:
-                return error
+        def load(row: int) -> np.ndarray:
+            return np.asarray(shrink(images.read(row), view.stored, view.interpolation))
 
-        # Threads, not processes: Pillow decodes outside the interpreter's lock, and nothing has to be copied.
-        with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-            loaded = list(pool.map(load, range(len(images))))
+        loaded = decoded(images, ("shrunk", view.stored, view.interpolation), load, workers)
         self.errors = {row: item for row, item in enumerate(loaded) if isinstance(item, BadImage)}
         self.place = np.full(len(images), -1, dtype=np.int64)
         good = [row for row in range(len(images)) if row not in self.errors]
@@ -131,6 +126,25 @@ class _Cached:
         if row in self.errors:
             raise self.errors[row]
         return self.store.image(int(self.place[row]))
+
+
+class _Squares:
+    """Makes evaluation batches of squares that `keep_decoded` holds from feed to feed."""
+
+    def __init__(self, images: ImageSet, view: EvalView, threads: int) -> None:
+        how = ("centre", view.size, view.resize, view.interpolation)
+        self.size = view.size
+        self.squares: list[Decoded] = decoded(images, how, lambda row: view(images.read(row)).numpy(), threads)
+
+    def run(self, jobs: Iterable[_Job], workers: int, pin: bool) -> Iterator[_Made]:
+        """The jobs in order, as `_Maker.run` makes them."""
+        for job in jobs:
+            items = [(row, self.squares[row]) for row in job.rows.tolist()]
+            good = [(row, item) for row, item in items if not isinstance(item, BadImage)]
+            bad = [(item.path, item.reason) for _, item in items if isinstance(item, BadImage)]
+            empty = np.empty((0, 3, self.size, self.size), dtype=np.uint8)
+            pixels = np.stack([item for _, item in good]) if good else empty
+            yield _Made(torch.from_numpy(pixels), np.array([row for row, _ in good], dtype=np.int64), bad)
 
 
 class TrainFeed:
@@ -301,7 +315,9 @@ class EvalFeed:
             for rows in np.split(np.arange(len(self.images)), range(self.batch, len(self.images), self.batch))
         )
         where = self.device if self.cache == "device" else torch.device("cpu")
-        for made in _Maker(self.images, self.view).run(jobs, self.workers, self.device.type == "cuda"):
+        shared = self.cache != "none" and keeping(self.images)
+        maker = _Squares(self.images, self.view, self.workers) if shared else _Maker(self.images, self.view)
+        for made in maker.run(jobs, self.workers, self.device.type == "cuda"):
             _note(made.bad, self.bad, self.on_bad)
             kept.append(made.rows)
             if len(made.rows) == 0:

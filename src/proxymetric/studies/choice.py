@@ -1,0 +1,25 @@
+"""The best run of a row, by the score that chose its epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxymetric.studies.folder import Known
+from proxymetric.studies.spec import Cell, Study, Task
+
+
+def selection_score(result: dict[str, Any]) -> float | None:
+    """The score that chose a run's epoch, on the set that it was chosen on; None where the last epoch was taken."""
+    if result.get("protocol") == "last" or result.get("chosen_by") == "last":
+        return None
+    value = result.get("validation", {}).get(result["recipe"]["train"]["monitor"])
+    return None if value is None else float(value)
+
+
+def best_run(study: Study, cell: Cell, known: dict[str, Known]) -> Task | None:
+    """The finished run of a row with the best selection score; the first seed where nothing was chosen."""
+    done = [(task, known[task.name].result) for task in study.tasks() if task.cell == cell and task.name in known]
+    scored = [(task, selection_score(result)) for task, result in done if result is not None]
+    if not scored:
+        return None
+    return max(scored, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]

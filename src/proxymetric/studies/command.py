@@ -1,0 +1,166 @@
+"""What `proxymetric study` does, whoever parsed the words: run, list, archive, collect, tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxymetric.studies.folder import Known, StudyFolder, checked, identities
+from proxymetric.studies.reading import load_study
+from proxymetric.studies.reporting import Reporter, clock
+from proxymetric.studies.results import collect, stored, write_archive
+from proxymetric.studies.running import Session
+from proxymetric.studies.spec import Study, Task, narrowed
+
+GPU_JOBS = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """The words after `proxymetric study`."""
+
+    study: Path
+    out: Path | None = None
+    data_root: Path | None = None
+    jobs: int | None = None
+    minutes: float | None = None
+    only: str = ""
+    seeds: str = ""
+    dry_run: bool = False
+    overwrite: bool = False
+    archive: Path | None = None
+    collect: tuple[Path, ...] = ()
+    results: Path | None = None
+    embeddings: Path | None = None
+    tables: Path | None = None
+
+
+def execute(options: Options, reporter: Reporter) -> int:
+    """Do what was asked; the exit code: 0, 1 where a run failed, 130 where it was stopped.
+
+    Raises:
+        ValueError: something was asked that cannot be; nothing has been written.
+    """
+    _check(options)
+    study = load_study(options.study)
+    tasks = narrowed(study, _words(options.only), _numbers(options.seeds))
+    out = options.out or Path("runs") / f"study-{study.name}"
+    if options.collect:
+        assert options.results is not None
+        new = collect(study, options.collect, options.results, options.overwrite, options.embeddings)
+        reporter.say(f"{len(new)} results are new or replaced in {options.results}")
+    if options.tables is not None:
+        _tables(study, stored(study, options.results or out), options.tables, reporter)
+    if options.collect or options.tables is not None:
+        return 0
+    if options.data_root is not None and not options.data_root.is_dir():
+        raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
+    for task in tasks:
+        checked(task, options.data_root)
+    book = StudyFolder(study, out, options.data_root)
+    if options.dry_run:
+        known = {task.name: book.known(task) for task in study.tasks()}
+        _list(book, tasks, known, options.jobs or 1, reporter)
+        return 0
+    return _run(options, book, tasks, reporter)
+
+
+def _check(options: Options) -> None:
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs: got {options.jobs}, expected at least 1")
+    if options.minutes is not None and not 0 < options.minutes < float("inf"):
+        raise ValueError(f"--minutes: got {options.minutes}, expected a number above 0")
+    if options.collect and options.results is None:
+        raise ValueError("--results: got none, expected the folder that --collect fills")
+    if options.results is not None and not (options.collect or options.tables):
+        raise ValueError("--results: got a folder, expected --collect or --tables beside it")
+    if options.archive is not None and not options.archive.name.endswith((".tar.gz", ".tgz")):
+        raise ValueError(f"--archive: got {options.archive.name!r}, expected a name that ends in .tar.gz")
+
+
+def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
+    study = book.study
+    found = identities(study, tasks, options.data_root)
+    known = {task.name: book.known(task, found.get(task.cell.data)) for task in study.tasks()}
+    changed = [task for task in tasks if known[task.name].status == "changed"]
+    if changed and not options.overwrite:
+        first = changed[0].name
+        raise ValueError(
+            f"out: {len(changed)} runs in {book.folder} were made otherwise, such as {first}: {known[first].reason}; "
+            "--overwrite makes them anew, another --out keeps both"
+        )
+    todo = [task for task in tasks if known[task.name].status != "done"]
+    jobs = options.jobs or (GPU_JOBS if _on_gpu(todo) else 1)
+    with book.locked() as lock:
+        book.save()
+        reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at once")
+        session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter)
+        outcome = session.run(lock)
+        if options.archive is not None:
+            count = write_archive(book, session.known, options.archive)
+            reporter.say(f"archive: {options.archive}, {count} results")
+        if any(each.result for each in session.known.values()):
+            _tables(study, stored(study, book.folder), book.folder / "tables", reporter, needed=False)
+    for name, error in outcome.failed.items():
+        reporter.say(f"failed: {name}: {error.splitlines()[0]} (all of it: {book.folder / 'logs' / name}.log)")
+    if outcome.left:
+        some = ", ".join(task.name for task in outcome.left[:3])
+        reporter.say(f"{len(outcome.left)} runs are left, such as {some}; the same command goes on from here")
+    if outcome.interrupted:
+        return 130
+    return 1 if outcome.failed else 0
+
+
+def _on_gpu(tasks: list[Task]) -> bool:
+    import torch
+
+    return torch.cuda.is_available() and any(task.settings.get("train.device") != "cpu" for task in tasks)
+
+
+def _list(book: StudyFolder, tasks: list[Task], known: dict[str, Known], jobs: int, reporter: Reporter) -> None:
+    """The runs, what became of them, and how long those to do will take."""
+    estimates = book.estimates(book.study.tasks(), known)
+    width = max(len(task.name) for task in tasks)
+    todo, total, unknown = 0, 0.0, 0
+    for task in tasks:
+        about, estimate = known[task.name], estimates[task.name]
+        words = {"new": "to do", "begun": "to go on"}.get(about.status, about.status)
+        time = "unknown" if estimate is None else f"{estimate / 60:.1f} min"
+        reason = f"  {about.reason.splitlines()[0]}" if about.reason else ""
+        if about.status == "done":
+            assert about.result is not None
+            time = f"{about.result.get('seconds', 0) / 60:.1f} min"
+        else:
+            todo += 1
+            total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
+        reporter.say(f"{task.name:{width}}  {words:8}  {time:>9}{reason}")
+    left = clock(total / min(jobs, max(1, todo))) if todo > unknown else "unknown"
+    more = f", and {unknown} of unknown length" if unknown and todo > unknown else ""
+    reporter.say(f"{len(tasks)} runs, {todo} to do: about {left}{more} with {jobs} at once" if todo else "all are done")
+
+
+def _tables(
+    study: Study, results: dict[str, dict[str, Any]], folder: Path, reporter: Reporter, needed: bool = True
+) -> None:
+    from proxymetric.studies.tables import write_tables
+
+    try:
+        files = write_tables(study, results, folder)
+    except ModuleNotFoundError as error:
+        if needed:
+            raise ValueError(f"--tables: got no {error.name} here, expected it to be installed") from None
+        reporter.say(f"no tables, as {error.name} is not installed here; --tables makes them from the archive")
+        return
+    reporter.say(f"tables: {files[0]}")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"--seeds: got {text!r}, expected whole numbers such as 0,1") from None

@@ -1,0 +1,269 @@
+"""The folder of a study: where each run lies, what became of it, and how long it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxymetric.files import read_json, write_json
+from proxymetric.studies.spec import Study, Task, nearest
+
+NOT_COMPARED = {
+    "data.path", "data.workers", "data.cache", "train.device", "train.save_every", "train.track", "train.parallel",
+}  # fmt: skip
+"""keys that change where and how a run is made, not its result"""
+STATE = "study.json"
+EMBEDDED = "glyphs", "digits"
+LOCK_SECONDS = 90.0
+
+
+@dataclass
+class Known:
+    """What a study's folder says of one run.
+
+    status: "done", "begun" (has a checkpoint or could), "failed" (and why, in `reason`), "changed" (made from another
+    recipe or data, see `reason`) or "new".
+    """
+
+    status: str
+    reason: str = ""
+    result: dict[str, Any] | None = None
+
+
+def placed(path: str, root: Path | None) -> str:
+    """A path of a study as the machine has it: below the data root, unless it is absolute or an embedded set.
+
+    >>> placed("glyphs:60", Path("/data")), placed("CUB_200_2011", Path("/data"))
+    ('glyphs:60', '/data/CUB_200_2011')
+    """
+    if root is None or path.split(":")[0] in EMBEDDED or Path(path).is_absolute():
+        return path
+    return str(root / path)
+
+
+def local(task: Task, root: Path | None) -> dict[str, Any]:
+    """The settings of a run with the paths of this machine."""
+    keys = [key for key in ("data.path", "encoder.weights") if key in task.settings]
+    return task.settings | {key: placed(task.settings[key], root) for key in keys}
+
+
+def checked(task: Task, root: Path | None) -> dict[str, Any]:
+    """The whole recipe of a run with its defaults, flat and as JSON has it: what decides about its result.
+
+    Args:
+        task: the run.
+        root: where data and weights lie; what weights say in their header belongs to the recipe.
+
+    Raises:
+        ValueError: a recipe or a setting is wrong.
+    """
+    from proxymetric import recipe as recipes
+
+    raw = {} if task.recipe is None else recipes.load(task.recipe)
+    try:
+        tables = recipes.check(recipes.merged(raw, recipes.settings(local(task, root)))).as_dict()
+    except ValueError as error:
+        raise ValueError(f"rows.{task.cell.row}: {error}") from None
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    if "encoder.weights" in task.settings:
+        flat["encoder.weights"] = task.settings["encoder.weights"]
+    return {key: _plain(value) for key, value in flat.items() if key not in NOT_COMPARED}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+class StudyFolder:
+    """`runs/NAME/` of each run, `logs/NAME.log` with its output, `plans/NAME.json` with its recipe, and `study.json`.
+
+    Args:
+        study: what is run.
+        folder: where; made when something is written.
+        root: where data and weights lie.
+    """
+
+    def __init__(self, study: Study, folder: Path, root: Path | None = None) -> None:
+        self.study, self.folder, self.root = study, folder, root
+        self.state: dict[str, Any] = {"study": study.name, "runs": {}, "sessions": []}
+        if (folder / STATE).is_file():
+            self.state |= read_json(folder / STATE)
+            if self.state["study"] != study.name:
+                raise ValueError(
+                    f"out: got {folder}, which holds the study {self.state['study']!r}, expected a folder of "
+                    f"{study.name!r}"
+                )
+        elif folder.exists() and (not folder.is_dir() or any(file.name != "lock" for file in folder.iterdir())):
+            raise ValueError(f"out: got {folder}, which is not empty and holds no study, expected a new folder")
+
+    def run(self, task: Task) -> Path:
+        """The folder of a run."""
+        return self.folder / "runs" / task.name
+
+    def log(self, task: Task) -> Path:
+        """The output of a run's worker."""
+        return self.folder / "logs" / f"{task.name}.log"
+
+    def plan(self, task: Task) -> Path:
+        """The recipe that a run was begun with."""
+        return self.folder / "plans" / f"{task.name}.json"
+
+    def save(self) -> None:
+        """Write `study.json`."""
+        write_json(self.folder / STATE, self.state)
+
+    def note(self, task: Task, **facts: Any) -> None:
+        """Keep facts of a run in `study.json`."""
+        self.state["runs"].setdefault(task.name, {}).update(facts)
+        self.save()
+
+    def spent(self, task: Task) -> float:
+        """Seconds that earlier sessions spent on a run that is not done."""
+        return float(self.state["runs"].get(task.name, {}).get("spent", 0.0))
+
+    def known(self, task: Task, identity: str | None = None) -> Known:
+        """What became of a run. identity: that of its data now, None where it is not known."""
+        plan, folder = self.plan(task), self.run(task)
+        if not plan.is_file():
+            return Known("new")
+        before = read_json(plan)
+        now, then = checked(task, self.root), before["recipe"]
+        for key in sorted(now.keys() | then.keys()):
+            if now.get(key) != then.get(key):
+                return Known("changed", f"{key} was {then.get(key)!r} and is {now.get(key)!r}")
+        if identity is not None and before["identity"] not in (None, identity):
+            return Known("changed", f"the images of {task.cell.data} are not those that it was begun with")
+        result = read_result(folder / "result.json")
+        if result is not None:
+            return Known("done", result=result)
+        facts = self.state["runs"].get(task.name, {})
+        if facts.get("status") == "failed":
+            return Known("failed", facts.get("error", ""))
+        return Known("begun" if (folder / "last.safetensors").is_file() else "new")
+
+    def begin(self, task: Task, identity: str | None, anew: bool = False) -> None:
+        """Write down what a run is made from, before it starts. anew: remove what was made from something else."""
+        if anew:
+            shutil.rmtree(self.run(task), ignore_errors=True)
+            self.state["runs"].pop(task.name, None)
+        write_json(self.plan(task), {"recipe": checked(task, self.root), "identity": identity})
+
+    def estimates(self, tasks: list[Task], known: dict[str, Known]) -> dict[str, float | None]:
+        """Seconds that each run takes: of finished runs most like it, else as its row says, else None.
+
+        Runs that were begun take what is left of that.
+        """
+        done = [(task, known[task.name].result) for task in tasks]
+        seconds = [
+            (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.get("seconds", 0.0))
+            for task, result in done
+            if result is not None
+        ]
+        estimates: dict[str, float | None] = {}
+        for task in tasks:
+            cell, minutes = task.cell, self.study.rows[task.cell.row].minutes
+            alike = [took for other, took in seconds if other == cell] or [
+                took for other, took in seconds if (other.row, other.data) == (cell.row, cell.data)
+            ]
+            whole = statistics.median(alike) if alike else None if minutes is None else 60 * minutes
+            if whole is not None and known[task.name].status in ("begun", "failed"):
+                whole = max(0.1 * whole, whole - self.spent(task))
+            estimates[task.name] = whole
+        return estimates
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the folder; workers inherit the lock, so that it lasts until the last of them is gone.
+
+        Raises:
+            ValueError: another study runs there.
+        """
+        import fcntl
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            until = time.monotonic() + LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    owner = os.pread(handle, 32, 0).decode() or "0"
+                    if _alive(int(owner)) or time.monotonic() > until:
+                        raise ValueError(
+                            f"out: {self.folder} is in use by process {owner}; wait for it, or choose another --out"
+                        ) from None
+                    time.sleep(0.1)  # workers of a study that was killed are still saving
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def _alive(process: int) -> bool:
+    if process <= 0:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def read_result(file: Path) -> dict[str, Any] | None:
+    """A run's `result.json` where it is whole and has scores, else None."""
+    if not file.is_file():
+        return None
+    try:
+        result = read_json(file)
+    except (ValueError, OSError):
+        return None
+    whole = isinstance(result, dict) and isinstance(result.get("rows"), dict)
+    return result if whole and result["rows"].get("trained encoder") else None
+
+
+def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, str]:
+    """The identity of each data set that the runs use, which opens them.
+
+    Raises:
+        ValueError: a data set or a weights file is not there.
+    """
+    from proxymetric.data import open_data
+
+    found: dict[str, str] = {}
+    for task in tasks:
+        name, settings = task.cell.data, local(task, root)
+        weights = settings.get("encoder.weights")
+        if weights is not None and not Path(weights).is_file():
+            raise ValueError(f"backbones.{task.cell.backbone}.weights: got {weights!r}, expected a file{_below(root)}")
+        if name in found:
+            continue
+        path = settings["data.path"]
+        if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
+            raise ValueError(f"data.{name}.path: got {path!r}, expected images there{_below(root)}{_near(path)}")
+        found[name] = open_data(path, checked(task, root)["data.layout"]).identity()
+    return found
+
+
+def _below(root: Path | None) -> str:
+    return " (--data-root says where data and weights lie)" if root is None else ""
+
+
+def _near(path: str) -> str:
+    folder = Path(path).parent
+    return nearest(Path(path).name, [file.name for file in folder.iterdir()]) if folder.is_dir() else ""

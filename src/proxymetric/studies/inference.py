@@ -1,0 +1,113 @@
+"""What a handful of seeds can say: Student intervals, paired differences, and seeds needed to resolve a claim."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+MOST_SEEDS = 10_000
+MOST_SHIFT = 30.0
+
+
+class Mean(NamedTuple):
+    """A mean over n seeds; half: half the width of its 95 % interval, None for a single seed."""
+
+    value: float
+    half: float | None
+    n: int
+    sd: float | None = None
+
+
+def student(values: Sequence[float], level: float = 0.95) -> Mean:
+    """The mean and its Student interval.
+
+    Args:
+        values: one for each seed.
+        level: probability that the interval covers the mean.
+
+    Returns:
+        The mean, half the width of the interval, the number of values, their standard deviation.
+
+    Example:
+        >>> found = student([1.0, 2.0, 3.0])
+        >>> found.value, round(found.half, 3), found.n
+        (2.0, 2.484, 3)
+    """
+    from scipy.special import stdtrit
+
+    n = len(values)
+    if n == 0:
+        raise ValueError("values: got none, expected at least one")
+    mean = statistics.fmean(values)
+    if n == 1:
+        return Mean(mean, None, 1)
+    sd = statistics.stdev(values)
+    return Mean(mean, float(stdtrit(n - 1, (1 + level) / 2)) * sd / math.sqrt(n), n, sd)
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
+    """The mean of the differences at equal seeds, None where no seed has both.
+
+    Example:
+        >>> paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 1.0}).value
+        1.5
+    """
+    common = sorted(ours.keys() & theirs.keys())
+    return student([ours[seed] - theirs[seed] for seed in common]) if common else None
+
+
+def power(effect: float, n: int, level: float = 0.05) -> float:
+    """The power of a two-sided paired t-test.
+
+    Args:
+        effect: true mean of the differences in units of their standard deviation.
+        n: pairs.
+        level: of the test.
+
+    Example:
+        >>> round(power(1.0, 10), 3)
+        0.803
+    """
+    from scipy.special import gammaincinv, ndtr, stdtrit
+    from scipy.stats import nct
+
+    limit, shift = float(stdtrit(n - 1, 1 - level / 2)), abs(effect) * math.sqrt(n)
+    if shift <= MOST_SHIFT:
+        return float(nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift))
+    # Far out the noncentral t is not computed well: the mean over the estimated spread of the normal probability.
+    shares = (np.arange(4096) + 0.5) / 4096
+    spread = np.sqrt(2 * gammaincinv((n - 1) / 2, shares) / (n - 1))
+    return float(np.mean(ndtr(shift - limit * spread)))
+
+
+def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.05) -> int | None:
+    """The fewest paired seeds with which a t-test sees a difference as large as claimed, None for over 10,000.
+
+    Args:
+        claim: the difference.
+        sd: standard deviation of the paired differences, as measured.
+        target: power to reach.
+        level: of the two-sided test.
+
+    Example:
+        >>> seeds_needed(claim=1.0, sd=1.0), seeds_needed(claim=0.0, sd=1.0)
+        (10, None)
+    """
+    if claim == 0:
+        return None
+    if sd == 0:
+        return 2
+    effect, enough = abs(claim) / sd, 2
+    while power(effect, enough, level) < target:
+        if enough >= MOST_SEEDS:
+            return None
+        enough = min(2 * enough, MOST_SEEDS)
+    few = enough // 2
+    while enough - few > 1 and enough > 2:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if power(effect, middle, level) >= target else (middle, enough)
+    return enough

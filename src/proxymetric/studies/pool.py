@@ -1,0 +1,138 @@
+"""The worker processes of a study, and what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import proxymetric
+
+TAIL_LINES = 12
+
+
+class Worker:
+    """A process that does one job after another.
+
+    Args:
+        number: tells workers apart.
+        folder: for what it prints while it has no job.
+        events: gets `(worker, event)` for everything that it says, and `{"event": "gone"}` at its end.
+        environment: more variables.
+        lock: an open file that it holds as long as it lives.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        events: queue.SimpleQueue[tuple[Worker, dict[str, Any]]],
+        environment: dict[str, str],
+        lock: int,
+    ) -> None:
+        self.number, self.events = number, events
+        self.ready = False
+        self.task: Any = None
+        """what it works on"""
+        self.kind = ""
+        self.data = ""
+        """the data set whose images it has decoded"""
+        self.since = time.monotonic()
+        self.tick: dict[str, Any] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"worker-{number}.log"
+        with open(self.log, "wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "proxymetric.studies.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env=environment,
+                pass_fds=(lock,),
+                start_new_session=True,  # Ctrl-C is for the study, which tells its workers
+            )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.put((self, json.loads(line)))
+        self.process.wait()
+        self.events.put((self, {"event": "gone"}))
+
+    def give(self, kind: str, task: Any, job: dict[str, Any]) -> None:
+        """Start a job."""
+        self.kind, self.task, self.data, self.tick = kind, task, task.cell.data, {}
+        self.since, self.log = time.monotonic(), Path(job["log"])
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # one that is gone says so itself
+            self.process.stdin.write(json.dumps({"kind": kind, **job}) + "\n")
+            self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Ask it to save and leave."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.process.poll() is None:
+            self.process.kill()
+
+    def dismiss(self) -> None:
+        """Let an idle one leave."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def last_words(self) -> str:
+        """How it ended and the last lines that it printed."""
+        code = self.process.returncode
+        how = f"the worker ended with code {code}"
+        if code is not None and code < 0:
+            how = f"the worker was ended by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                how += " (out of memory, or somebody's kill)"
+        last = tail(self.log)
+        return f"{how}\n{last}" if last else how
+
+
+def tail(file: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a text file.
+
+    >>> tail(Path("nowhere"))
+    ''
+    """
+    if not file.is_file():
+        return ""
+    with open(file, "rb") as text:
+        text.seek(max(0, file.stat().st_size - 200 * lines))
+        return "\n".join(text.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def worker_environment(jobs: int, more: dict[str, str]) -> dict[str, str]:
+    """The environment of workers: the package, a share of the cores and a share of the memory."""
+    home = str(Path(proxymetric.__file__).resolve().parent.parent)
+    paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PROXYMETRIC_KEEP": str(memory // (2 * jobs)),
+    }
+    return {
+        **defaults,
+        **os.environ,
+        **more,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+    }

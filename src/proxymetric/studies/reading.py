@@ -1,0 +1,247 @@
+"""From a study's TOML file to a checked study; unknown keys are errors that name the nearest right one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from proxymetric.protocol import PROTOCOLS
+from proxymetric.studies.spec import Backbone, Data, Row, Study, nearest
+
+METRICS = ("R@1", "MAP@R")
+STUDY_KEYS = ("name", "title", "seeds", "protocols", "metrics", "embeddings", "settings", "data", "backbones", "rows")
+DATA_KEYS = ("path", "title", "settings")
+BACKBONE_KEYS = ("backbone", "weights", "title", "settings")
+ROW_KEYS = (
+    "name", "title", "recipe", "settings", "baseline", "paper", "claim", "seeds", "protocols", "data", "backbones",
+    "minutes",
+)  # fmt: skip
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+def load_study(path: str | Path) -> Study:
+    """Read and check a study's TOML file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The study.
+
+    Raises:
+        ValueError: the file is missing or no TOML, or a key or value in it is wrong.
+
+    Example:
+        >>> load_study("nowhere/study.toml")
+        Traceback (most recent call last):
+        ...
+        ValueError: study: got 'nowhere/study.toml', expected a TOML file
+    """
+    path = Path(path)
+    if not path.is_file():
+        folder = path.parent
+        near = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
+        raise ValueError(f"study: got {str(path)!r}, expected a TOML file{near}")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"study: {path} is not valid TOML: {error}") from None
+    return parse({"name": path.stem, **content}, path.parent)
+
+
+def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
+    """Check the tables of a study.
+
+    Args:
+        content: the tables.
+        folder: recipes are searched there first.
+
+    Raises:
+        ValueError: a key is unknown, or a value cannot be meant.
+
+    Example:
+        >>> parse({"name": "x", "sedes": [0]})
+        Traceback (most recent call last):
+        ...
+        ValueError: sedes: got an unknown key, expected one of name, title, seeds, ...; did you mean 'seeds'?
+    """
+    _known("", content, STUDY_KEYS)
+    name = _name("name", content.get("name"))
+    metrics = _metrics(content.get("metrics", METRICS))
+    seeds = _seeds("seeds", content.get("seeds", [0]))
+    protocols = _choice("protocols", content.get("protocols", ["held-out"]), PROTOCOLS)
+    data = {key: _data(key, table) for key, table in _tables("data", content).items()}
+    if not data:
+        raise ValueError("data: got no data set, expected a table such as [data.cub] with its path")
+    backbones = {key: _backbone(key, table) for key, table in _tables("backbones", content).items()}
+    backbones = backbones or {"": Backbone("", None, None, "", {})}
+    rows: dict[str, Row] = {}
+    given = content.get("rows", [])
+    if not isinstance(given, list) or not given:
+        raise ValueError("rows: got no row, expected at least one [[rows]]")
+    for number, table in enumerate(given):
+        row = _row(number, table, seeds, protocols, tuple(data), tuple(backbones))
+        if row.name in rows:
+            raise ValueError(f"rows: got two rows named {row.name!r}, expected different names")
+        rows[row.name] = row
+    for row in rows.values():
+        if row.baseline is not None and (row.baseline not in rows or row.baseline == row.name):
+            others = [other for other in rows if other != row.name]
+            raise ValueError(
+                f"rows.{row.name}.baseline: got {row.baseline!r}, expected another row{nearest(row.baseline, others)}"
+            )
+    study = Study(
+        name=name,
+        title=_text("title", content.get("title", name)),
+        metrics=metrics,
+        embeddings=_choice("embeddings", content.get("embeddings", list(PROTOCOLS)), PROTOCOLS, empty=True),
+        settings=_settings("settings", content.get("settings", {})),
+        data=data,
+        backbones=backbones,
+        rows=rows,
+        folder=folder,
+    )
+    names = [task.name for task in study.tasks()]
+    if double := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"rows: got two runs of the folder {min(double)!r}, expected names that differ")
+    return study
+
+
+def _known(where: str, table: Any, keys: Iterable[str]) -> None:
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where}: got {table!r}, expected a table")
+    for key in table:
+        if key not in keys:
+            place = f"{where}.{key}" if where else key
+            raise ValueError(f"{place}: got an unknown key, expected one of {', '.join(keys)}{nearest(key, keys)}")
+
+
+def _tables(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    tables = content.get(name, {})
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"{name}: got {tables!r}, expected tables such as [{name}.NAME]")
+    return {_name(name, key): table for key, table in tables.items()}
+
+
+def _name(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError(f"{where}: got {value!r}, expected a name of letters, digits and . _ + -")
+    return value
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: got {value!r}, expected text")
+    return value
+
+
+def _seeds(where: str, value: Any) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    if not whole or not value or len(set(value)) != len(value):
+        raise ValueError(f"{where}: got {value!r}, expected different whole numbers of at least 0")
+    return tuple(value)
+
+
+def _choice(where: str, value: Any, known: Iterable[str], empty: bool = False) -> tuple[str, ...]:
+    known = tuple(known)
+    if not isinstance(value, list) or (not value and not empty):
+        raise ValueError(f"{where}: got {value!r}, expected a list of {', '.join(known)}")
+    for name in value:
+        if name not in known:
+            raise ValueError(f"{where}: got {name!r}, expected among {', '.join(known)}{nearest(name, known)}")
+    return tuple(name for name in known if name in value)
+
+
+def _metrics(value: Any) -> tuple[str, ...]:
+    from proxymetric.metrics import names
+
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"metrics: got {value!r}, expected a list such as ['R@1', 'MAP@R']")
+    return tuple(names(tuple(value)))
+
+
+def _settings(where: str, value: Any) -> dict[str, Any]:
+    """`{"loss.margin" = 0.2}` and `{loss = {margin = 0.2}}` alike, as the former."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{where}: got {value!r}, expected a table such as {{"loss.margin" = 0.2}}')
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and "." not in key:
+            flat |= {f"{key}.{inner}": each for inner, each in item.items()}
+        else:
+            flat[key] = item
+    for key in ("seed", "protocol", "data.path"):
+        if key in flat:
+            raise ValueError(
+                f"{where}.{key}: got {flat[key]!r}, expected the study's own seeds, protocols and data to say it"
+            )
+    return flat
+
+
+def _data(name: str, table: Any) -> Data:
+    where = f"data.{name}"
+    _known(where, table, DATA_KEYS)
+    path = _text(f"{where}.path", table.get("path"))
+    return Data(
+        name, path, _text(f"{where}.title", table.get("title", name)),
+        _settings(f"{where}.settings", table.get("settings", {})),
+    )  # fmt: skip
+
+
+def _backbone(name: str, table: Any) -> Backbone:
+    where = f"backbones.{name}"
+    _known(where, table, BACKBONE_KEYS)
+    weights = table.get("weights")
+    return Backbone(
+        name, _text(f"{where}.backbone", table.get("backbone", name)),
+        None if weights is None else _text(f"{where}.weights", weights),
+        _text(f"{where}.title", table.get("title", name)), _settings(f"{where}.settings", table.get("settings", {})),
+    )  # fmt: skip
+
+
+def _row(
+    number: int, table: Any, seeds: tuple[int, ...], protocols: tuple[str, ...], data: tuple[str, ...],
+    backbones: tuple[str, ...],
+) -> Row:  # fmt: skip
+    _known(f"rows[{number}]", table, ROW_KEYS)
+    name = _name(f"rows[{number}].name", table.get("name"))
+    where = f"rows.{name}"
+    minutes = table.get("minutes")
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or minutes <= 0):
+        raise ValueError(f"{where}.minutes: got {minutes!r}, expected a number above 0")
+    for key in ("recipe", "baseline"):
+        if key in table:
+            _text(f"{where}.{key}", table[key])
+    some = {
+        key: _choice(f"{where}.{key}", table[key], known) if key in table else default
+        for key, known, default in (
+            ("protocols", PROTOCOLS, protocols), ("data", data, data), ("backbones", backbones, backbones)
+        )
+    }  # fmt: skip
+    return Row(
+        name=name, title=_text(f"{where}.title", table.get("title", name)), recipe=table.get("recipe"),
+        settings=_settings(f"{where}.settings", table.get("settings", {})), baseline=table.get("baseline"),
+        paper=_figures(f"{where}.paper", table.get("paper", {}), data),
+        claim=_figures(f"{where}.claim", table.get("claim", {}), data),
+        seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
+        protocols=some["protocols"], data=some["data"], backbones=some["backbones"],
+        minutes=None if minutes is None else float(minutes),
+    )  # fmt: skip
+
+
+def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """`{cub = {"R@1" = 69.7}}`, in per cent."""
+    from proxymetric.metrics import names
+
+    _known(where, value, data)
+    for key, table in value.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f'{where}.{key}: got {table!r}, expected a table such as {{"R@1" = 69.7}}')
+        names(tuple(table))
+        for metric, figure in table.items():
+            if isinstance(figure, bool) or not isinstance(figure, int | float) or not -100 <= figure <= 100:
+                raise ValueError(f"{where}.{key}.{metric}: got {figure!r}, expected a number in per cent")
+    return {key: {metric: float(figure) for metric, figure in table.items()} for key, table in value.items()}

@@ -1,0 +1,190 @@
+"""The stored results of a study: read from its folder or from collected files, and made small enough to commit."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from proxymetric.files import read_json, replacing, write_json
+from proxymetric.studies.choice import best_run, selection_score
+from proxymetric.studies.folder import STATE, Known, StudyFolder, read_result
+from proxymetric.studies.pool import tail
+from proxymetric.studies.spec import LABELS, Study, Task
+
+DIGITS = 5
+LOG_LINES = 200
+
+
+def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
+    """A result without paths of the machine that made it, floats to five digits after the point or five in all."""
+    small = _rounded(result)
+    data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
+    root = str(data["path"])
+    data["path"] = task.settings["data.path"]
+    if encoder.get("weights") is not None:
+        encoder["weights"] = task.settings.get("encoder.weights", Path(str(encoder["weights"])).name)
+    bad = small.get("bad_images", {})
+    small["bad_images"] = {name.removeprefix(root).lstrip("/"): str(why).replace(root, "") for name, why in bad.items()}
+    small["study"] = {
+        "row": task.cell.row, "data": task.cell.data, "backbone": task.cell.backbone,
+        "protocol": task.cell.protocol, "seed": task.seed,
+    }  # fmt: skip
+    return small
+
+
+def _rounded(value: Any) -> Any:
+    """
+    >>> _rounded({"a": [0.1234567, 12345.678, 1.23456789e-7]})
+    {'a': [0.12346, 12345.678, 1.2346e-07]}
+    """
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return round(value, DIGITS) if abs(value) >= 0.01 else float(f"{value:.{DIGITS}g}")
+    return value
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """JSON with one key of the result a line: small, and changes can be read."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in result.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def stored(study: Study, folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of a study by the name of the run, from a folder of collected files or a study's own folder.
+
+    Raises:
+        ValueError: there is no result.
+    """
+    found = {}
+    for task in study.tasks():
+        for file in (folder / f"{task.name}.json", folder / "runs" / task.name / "result.json"):
+            result = read_result(file)
+            if result is not None:
+                found[task.name] = result
+                break
+    if not found:
+        raise ValueError(f"results: got {folder}, expected results of the study {study.name!r} there")
+    return found
+
+
+def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int:
+    """One .tar.gz with the small results, the last lines of the logs and the embeddings; how many results."""
+    study, count = book.study, 0
+    with replacing(file) as temporary, tarfile.open(temporary, "w:gz") as archive:
+
+        def add(name: str, content: bytes) -> None:
+            entry = tarfile.TarInfo(f"{study.name}/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+
+        state = {key: value for key, value in book.state.items() if key != "runs"}
+        add(STATE, (json.dumps(state, indent=1) + "\n").encode())
+        chosen = []
+        for task in study.tasks():
+            result = known[task.name].result if task.name in known else None
+            if result is not None:
+                add(f"results/{task.name}.json", as_text(compact(result, task)).encode())
+                count += 1
+            log = tail(book.log(task), LOG_LINES)
+            if log:
+                add(f"logs/{task.name}.log", (log + "\n").encode())
+            vectors = book.folder / "embeddings" / f"{task.name}.safetensors"
+            if vectors.is_file() and result is not None and best_run(study, task.cell, known) == task:
+                add(f"embeddings/{task.name}.safetensors", vectors.read_bytes())
+                chosen.append(_choice(task, result))
+        add("embeddings.json", (json.dumps(chosen, indent=1) + "\n").encode())
+    return count
+
+
+def _choice(task: Task, result: dict[str, Any]) -> dict[str, Any]:
+    """How a run came to be the one whose embeddings are kept."""
+    score = selection_score(result)
+    monitor = result["recipe"]["train"]["monitor"]
+    why = f"best {monitor} of its seeds, {LABELS[task.cell.protocol]}" if score is not None else "first seed"
+    return {"run": task.name, "protocol": task.cell.protocol, "score": score, "why": why}
+
+
+def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: bool, vectors: Path | None) -> list[str]:
+    """Bring archives and study folders into a folder of small results, one file for each run.
+
+    Args:
+        study: whose results.
+        sources: archives (.tar.gz) and folders of studies.
+        results: the folder that is filled.
+        overwrite: replace results that differ.
+        vectors: a folder for the embeddings of archives; None leaves them where they are.
+
+    Returns:
+        The names of the runs that are new or replaced.
+
+    Raises:
+        ValueError: a source is none, or a result differs from one that is stored already.
+    """
+    tasks = {task.name: task for task in study.tasks()}
+    texts: dict[str, str] = {}
+    embeddings: dict[str, bytes] = {}
+    sessions: dict[str, Any] = {}
+    for source in sources:
+        found, state, others = _from_archive(source) if source.is_file() else _from_folder(study, source)
+        embeddings |= others
+        sessions |= {session["started"]: session for session in state.get("sessions", [])}
+        unknown = sorted(set(found) - set(tasks))
+        if unknown:
+            raise ValueError(f"collect: {source} holds {unknown[0]}, expected runs of the study {study.name!r}")
+        texts |= {name: as_text(compact(result, tasks[name])) for name, result in found.items()}
+    new = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
+    for name in new:
+        if (results / f"{name}.json").is_file() and not overwrite:
+            raise ValueError(f"results: {results / name}.json differs from the collected one; --overwrite replaces it")
+    for name in new:
+        with replacing(results / f"{name}.json") as temporary:
+            temporary.write_text(texts[name], encoding="utf-8")
+    if (results / STATE).is_file():
+        sessions = {each["started"]: each for each in read_json(results / STATE)["sessions"]} | sessions
+    if sessions:
+        write_json(results / STATE, {"study": study.name, "sessions": [sessions[key] for key in sorted(sessions)]})
+    for name, content in embeddings.items():
+        if vectors is not None:
+            with replacing(vectors / name) as temporary:
+                temporary.write_bytes(content)
+    return new
+
+
+def _read(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
+    results, state, embeddings = {}, {}, {}
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            for entry in archive:
+                _, _, name = entry.name.partition("/")
+                folder, _, rest = name.rpartition("/")
+                content = archive.extractfile(entry)
+                if content is None:
+                    continue
+                if name == STATE:
+                    state = json.loads(content.read())
+                elif folder == "results" and rest.endswith(".json"):
+                    results[rest.removesuffix(".json")] = json.loads(content.read())
+                elif folder == "embeddings":
+                    embeddings[rest] = content.read()
+    except (tarfile.TarError, ValueError, EOFError, OSError) as error:
+        raise ValueError(f"collect: got {file}, expected an archive of a study: {error}") from None
+    return results, state, embeddings
+
+
+def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
+    if not folder.is_dir():
+        raise ValueError(f"collect: got {folder}, expected an archive of a study or its folder")
+    state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    files = sorted((folder / "embeddings").glob("*.safetensors"))
+    return stored(study, folder), state, {file.name: file.read_bytes() for file in files}

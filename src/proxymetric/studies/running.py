@@ -1,0 +1,348 @@
+"""Run a study: hand its runs to workers, keep time, and write down what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxymetric.studies.choice import best_run
+from proxymetric.studies.folder import Known, StudyFolder, local
+from proxymetric.studies.pool import Worker, tail, worker_environment
+from proxymetric.studies.reporting import Reporter, clock
+from proxymetric.studies.sharing import shared_gpu
+from proxymetric.studies.spec import Study, Task
+
+STOP_SECONDS = 60.0
+"""that workers have to save, before they are ended"""
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class Outcome:
+    """How a session of a study ended. left: runs that are not done, nor failed."""
+
+    finished: list[Task] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    left: list[Task] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class Session:
+    """One session of a study: from the start of its workers to their end.
+
+    Args:
+        book: the study's folder, locked.
+        tasks: the runs that are not done, in order.
+        known: what became of every run of the study so far.
+        identities: of the data sets, by name.
+        jobs: runs at once.
+        root: where data and weights lie.
+        minutes: after so many, runs save and stop; None for no limit.
+        reporter: is told.
+    """
+
+    def __init__(
+        self,
+        book: StudyFolder,
+        tasks: list[Task],
+        known: dict[str, Known],
+        identities: dict[str, str],
+        jobs: int,
+        root: Path | None,
+        minutes: float | None,
+        reporter: Reporter,
+    ) -> None:
+        self.book, self.known, self.identities, self.root = book, known, identities, root
+        self.study: Study = book.study
+        self.jobs, self.reporter = jobs, reporter
+        self.todo, self.embeds = list(tasks), self._missing_embeddings()
+        self.total, self.outcome = len(tasks), Outcome()
+        self.events: queue.SimpleQueue[tuple[Worker, dict[str, Any]]] = queue.SimpleQueue()
+        self.workers: list[Worker] = []
+        self.started = 0
+        self.began = time.monotonic()
+        self.deadline = None if minutes is None else self.began + 60 * minutes
+        self.budget = None if minutes is None else 60 * minutes
+        self.stopping: float | None = None
+        """when the workers were asked to stop"""
+        self.unready = 0
+        """workers that died before they could do anything"""
+        self.asked = 0
+        """how often a person asked to stop"""
+        self.record: dict[str, Any] = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "jobs": jobs, "finished": 0, "failed": 0,
+            "minutes": 0.0, "card_minutes": 0.0, "busy_minutes": 0.0, "images": 0,
+        }  # fmt: skip
+
+    def run(self, lock: int) -> Outcome:
+        """Do the runs; what is left over is in the outcome."""
+        self.book.state["sessions"].append(self.record)
+        with self._signals(), shared_gpu(min(self.jobs, max(1, len(self.todo))), self.reporter.say) as shared:
+            self.environment, self.lock = worker_environment(self.jobs, shared), lock
+            try:
+                while self._goes_on():
+                    self._hand_out()
+                    self._listen()
+            finally:
+                self._part()
+                self._account()
+                self.reporter.close()
+        self.outcome.left += self.todo
+        return self.outcome
+
+    def _part(self) -> None:
+        """Let the workers leave; one that does not is ended."""
+        for worker in self.workers:
+            worker.dismiss()
+        for worker in self.workers:
+            try:
+                worker.process.wait(10 if worker.task is None else 0.1)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.process.wait()
+
+    # What to do next
+
+    def _goes_on(self) -> bool:
+        now = time.monotonic()
+        if self.asked and not self.outcome.interrupted:
+            self.outcome.interrupted = True
+            self.reporter.say("stopping: running runs save (Ctrl-C again: at once)")
+            self._stop()
+        if self.deadline is not None and now >= self.deadline and self.stopping is None:
+            self.reporter.say("the time is over: running runs save and stop")
+            self._stop()
+        if self.asked > 1 or (self.stopping is not None and now - self.stopping > STOP_SECONDS):
+            for worker in self.workers:
+                worker.kill()
+        busy = any(worker.task is not None for worker in self.workers)
+        if self.stopping is None and not busy and not self.embeds and self._next(None) is None:
+            return False
+        return bool(self.workers) or self.stopping is None
+
+    def _stop(self) -> None:
+        self.stopping = time.monotonic()
+        for worker in self.workers:
+            worker.stop()
+
+    def _hand_out(self) -> None:
+        if self.stopping is not None:
+            return
+        if self.unready > 2:
+            raise OSError(f"no worker could be started: {tail(self.book.folder / 'logs' / 'worker-1.log')}")
+        busy = sum(worker.task is not None for worker in self.workers)
+        wanted = min(self.jobs, busy + len(self.todo) + len(self.embeds))
+        while len(self.workers) < wanted:
+            self.started += 1
+            folder = self.book.folder / "logs"
+            self.workers.append(Worker(self.started, folder, self.events, self.environment, self.lock))
+        for worker in self.workers:
+            if worker.ready and worker.task is None:
+                self._give(worker)
+
+    def _give(self, worker: Worker) -> None:
+        if self.embeds:
+            task = self.embeds.pop(0)
+            file = self.book.folder / "embeddings" / f"{task.name}.safetensors"
+            worker.give("embed", task, {"out": str(self.book.run(task)), "file": str(file), "log": self._log(task)})
+            return
+        chosen = self._next(worker)
+        if chosen is None:
+            return
+        self.todo.remove(chosen)
+        known = self.known[chosen.name]
+        anew = known.status == "changed"
+        self.book.begin(chosen, self.identities.get(chosen.cell.data), anew)
+        self.book.note(chosen, status="running", error=None, worker=worker.process.pid)
+        goes_on = not anew and (self.book.run(chosen) / "last.safetensors").is_file()
+        self.reporter.say(f"started   {chosen.name}{' (goes on)' if goes_on else ''}")
+        job = {
+            "recipe": None if chosen.recipe is None else str(chosen.recipe), "settings": local(chosen, self.root),
+            "out": str(self.book.run(chosen)), "log": self._log(chosen),
+        }  # fmt: skip
+        worker.give("train", chosen, job)
+
+    def _log(self, task: Task) -> str:
+        file = self.book.log(task)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return str(file)
+
+    def _next(self, worker: Worker | None) -> Task | None:
+        """The first run in order that fits into the time left; of its seed rather one whose images are decoded."""
+        estimates = self._estimates()
+        fitting = [task for task in self.todo if self._fits(estimates[task.name])]
+        if not fitting:
+            return None
+        same = [t for t in fitting if worker and t.seed == fitting[0].seed and t.cell.data == worker.data]
+        return same[0] if same else fitting[0]
+
+    def _fits(self, estimate: float | None) -> bool:
+        if self.deadline is None or self.budget is None:
+            return True
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return False
+        # A run that is longer than any session would never start: it is done in parts.
+        return estimate is None or estimate <= left or estimate > self.budget
+
+    def _estimates(self) -> dict[str, float | None]:
+        return self.book.estimates(self.study.tasks(), self.known)
+
+    # What workers say
+
+    def _listen(self) -> None:
+        try:
+            worker, event = self.events.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            self._tell_status()
+            return
+        handle = getattr(self, f"_on_{event['event'].replace(' ', '_')}")
+        handle(worker, event)
+        self._tell_status()
+
+    def _on_ready(self, worker: Worker, event: dict[str, Any]) -> None:
+        worker.ready = True
+
+    def _on_tick(self, worker: Worker, event: dict[str, Any]) -> None:
+        worker.tick = event
+
+    def _on_evaluated(self, worker: Worker, event: dict[str, Any]) -> None:
+        worker.tick = {**worker.tick, "scores": event["scores"]}
+
+    def _on_finished(self, worker: Worker, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
+        self.known[task.name] = self.book.known(task, self.identities.get(task.cell.data))
+        self.record["finished"] += 1
+        self.record["busy_minutes"] += event["seconds"] / 60
+        self.record["images"] += event["images"]
+        self.record["gpu"] = event["gpu"]
+        self.outcome.finished.append(task)
+        self.book.note(
+            task, status="done", seconds=event["whole_seconds"], spent=0.0,
+            wall=round(self.book.spent(task) + event["seconds"], 1),
+            images_per_second=event["images_per_second"], scores=event["scores"],
+        )  # fmt: skip
+        self.embeds += [other for other in self._missing_embeddings() if other.cell == task.cell]
+        scores = "  ".join(f"{m} {100 * event['scores'][m]:.1f}" for m in self.study.metrics if m in event["scores"])
+        self.reporter.say(f"finished  {task.name}: {scores}, {event['seconds']:.0f} s; {self._summary()}")
+        self._account()
+
+    def _on_failed(self, worker: Worker, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
+        self._failed(task, event["error"], event["seconds"])
+
+    def _on_stopped(self, worker: Worker, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
+        if task is None or worker.kind == "embed":
+            return
+        self.record["busy_minutes"] += event["seconds"] / 60
+        self.book.note(task, status="stopped", spent=round(self.book.spent(task) + event["seconds"], 1))
+        self.outcome.left.append(task)
+        self.reporter.say(f"stopped   {task.name}: saved, to be gone on with")
+
+    def _on_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
+        best = best_run(self.study, task.cell, self.known)
+        for other in self.study.tasks():
+            if best is not None and other.cell == task.cell and other.name != best.name:
+                (self.book.folder / "embeddings" / f"{other.name}.safetensors").unlink(missing_ok=True)
+
+    def _on_not_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
+        self.reporter.say(f"no embeddings of {task.name}: {event['error']}")
+
+    def _on_gone(self, worker: Worker, event: dict[str, Any]) -> None:
+        self.workers.remove(worker)
+        self.unready += not worker.ready
+        task, worker.task = worker.task, None
+        if task is None or worker.kind == "embed":
+            return
+        seconds = time.monotonic() - worker.since
+        if self.stopping is not None:
+            self.book.note(task, status="stopped", spent=round(self.book.spent(task) + seconds, 1))
+            self.outcome.left.append(task)
+            self.reporter.say(f"stopped   {task.name}: ended at once, goes on from its last checkpoint")
+        else:
+            self._failed(task, worker.last_words(), seconds)
+
+    def _failed(self, task: Task, error: str, seconds: float) -> None:
+        self.record["failed"] += 1
+        self.record["busy_minutes"] += seconds / 60
+        self.outcome.failed[task.name] = error
+        self.known[task.name] = Known("failed", error)
+        self.book.note(task, status="failed", error=error, spent=round(self.book.spent(task) + seconds, 1))
+        self.reporter.say(f"failed    {task.name}: {error}")
+        self._account()
+
+    # What is told and written down
+
+    def _missing_embeddings(self) -> list[Task]:
+        """The best run of each row of the tables, where its embeddings are asked for and not there yet."""
+        best = [best_run(self.study, c, self.known) for c in self.study.cells() if c.protocol in self.study.embeddings]
+        folder = self.book.folder / "embeddings"
+        return [
+            task for task in best
+            if task is not None and not (folder / f"{task.name}.safetensors").is_file()
+            and (self.book.run(task) / "last.safetensors").is_file()
+        ]  # fmt: skip
+
+    def _summary(self) -> str:
+        done = len(self.outcome.finished)
+        left = self._seconds_left()
+        return f"{done} of {self.total} done" + ("" if left is None else f", about {clock(left)} left")
+
+    def _seconds_left(self) -> float | None:
+        estimates, now, total = self._estimates(), time.monotonic(), 0.0
+        running = [worker for worker in self.workers if worker.task is not None and worker.kind == "train"]
+        for task in (*self.todo, *(worker.task for worker in running)):
+            estimate = estimates[task.name]
+            if estimate is None:
+                return None
+            total += estimate
+        total -= sum(min(now - worker.since, estimates[worker.task.name] or 0.0) for worker in running)
+        return total / min(self.jobs, max(1, len(self.todo) + len(running)))
+
+    def _tell_status(self) -> None:
+        now = time.monotonic()
+        running = [
+            {"run": worker.task.name, "kind": worker.kind, "seconds": now - worker.since, **worker.tick}
+            for worker in self.workers
+            if worker.task is not None
+        ]
+        self.reporter.status(running, self._summary())
+
+    def _account(self) -> None:
+        seconds = time.monotonic() - self.began
+        record = self.record
+        record["minutes"] = round(seconds / 60, 3)
+        record["card_minutes"] = record["minutes"] if record.get("gpu") else 0.0
+        record["busy_minutes"] = round(record["busy_minutes"], 3)
+        record["images_per_second"] = round(record["images"] / seconds, 1)
+        record["runs_per_hour"] = round(3600 * record["finished"] / seconds, 2)
+        sessions = self.book.state["sessions"]
+        self.book.state["total"] = {
+            name: round(sum(session[name] for session in sessions), 3)
+            for name in ("minutes", "card_minutes", "busy_minutes", "finished", "failed", "images")
+        }
+        self.book.save()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop the study; a second Ctrl-C ends its workers at once."""
+
+        def stop(number: int, frame: object) -> None:
+            self.asked += number == signal.SIGINT or self.asked == 0
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,69 @@
+"""One GPU for several processes: NVIDIA's Multi-Process Service, where it is installed and works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+CONTROL = "nvidia-cuda-mps-control"
+PROBE = "import torch; torch.zeros(8, device='cuda').sum().item()"
+
+
+@contextlib.contextmanager
+def shared_gpu(jobs: int, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Environment variables for processes that share the GPU; the service is stopped at the end.
+
+    Its pipes and logs lie in a temporary folder. Nothing is started for a single process, without CUDA, where the
+    service is not installed, or where one runs already. A service that starts but serves nobody is stopped again, and
+    the processes take turns on the GPU instead.
+
+    Args:
+        jobs: processes that share it.
+        say: is told what was started, or why not.
+
+    Example:
+        >>> with shared_gpu(1, print) as environment:
+        ...     environment
+        {}
+    """
+    control = shutil.which(CONTROL)
+    if jobs < 2 or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ or not _has_cuda():
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for place in places.values():
+            os.mkdir(place)
+        environment = {**os.environ, **places}
+        if not _works([control, "-d"], environment):
+            say(f"{CONTROL} did not start: the runs take turns on the GPU")
+            yield {}
+            return
+        try:
+            if _works([sys.executable, "-c", PROBE], environment):
+                say("the runs share the GPU through NVIDIA's Multi-Process Service")
+            else:
+                say(f"{CONTROL} serves nobody here: the runs take turns on the GPU")
+                places = {}
+            yield places
+        finally:
+            _works([control], environment, "quit\n")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _works(command: list[str], environment: dict[str, str], text: str = "") -> bool:
+    try:
+        done = subprocess.run(command, env=environment, input=text, text=True, capture_output=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,188 @@
+"""A study: methods x backbones x data x protocols x seeds, and the runs that it is made of."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxymetric.protocol import CHOSEN_ON_TEST
+
+LABELS = {
+    "held-out": "epoch chosen on held-out training classes",
+    "last": "last epoch",
+    "papers": CHOSEN_ON_TEST,
+}
+"""of the scores in tables, by protocol"""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One data set of a study. path: relative to the data root, or an embedded set such as "glyphs"."""
+
+    name: str
+    path: str
+    title: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One backbone of a study. backbone: its name in recipes, None to leave it to the recipe."""
+
+    name: str
+    backbone: str | None
+    weights: str | None
+    title: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a study. paper, claim: by data set and metric, in per cent, as printed."""
+
+    name: str
+    title: str
+    recipe: str | None
+    settings: dict[str, Any]
+    baseline: str | None
+    paper: dict[str, dict[str, float]]
+    claim: dict[str, dict[str, float]]
+    seeds: tuple[int, ...]
+    protocols: tuple[str, ...]
+    data: tuple[str, ...]
+    backbones: tuple[str, ...]
+    minutes: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the tables: a method on a data set with a backbone under a protocol, over all seeds."""
+
+    row: str
+    data: str
+    backbone: str
+    protocol: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a study."""
+
+    cell: Cell
+    seed: int
+    recipe: Path | None = field(compare=False)
+    settings: dict[str, Any] = field(compare=False, hash=False)
+    """keys of the recipe with their values, as `--set` has them; those of data and weights are relative"""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        cell = self.cell
+        parts = (cell.row, cell.data, cell.backbone, cell.protocol, f"seed{self.seed}")
+        return "-".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study.
+
+    Example:
+        >>> from proxymetric.studies import parse
+        >>> study = parse({"name": "two", "data": {"glyphs": {"path": "glyphs"}},
+        ...                "rows": [{"name": "a"}, {"name": "b", "baseline": "a"}], "seeds": [0, 1]})
+        >>> [task.name for task in study.tasks()]
+        ['a-glyphs-held-out-seed0', 'b-glyphs-held-out-seed0', 'a-glyphs-held-out-seed1', 'b-glyphs-held-out-seed1']
+    """
+
+    name: str
+    title: str
+    metrics: tuple[str, ...]
+    embeddings: tuple[str, ...]
+    settings: dict[str, Any]
+    data: dict[str, Data]
+    backbones: dict[str, Backbone]
+    rows: dict[str, Row]
+    folder: Path
+
+    def cells(self) -> list[Cell]:
+        """The rows of the tables, in the order of the file."""
+        return [
+            Cell(row.name, data, backbone, protocol)
+            for data, backbone, protocol in itertools.product(self.data, self.backbones, LABELS)
+            for row in self.rows.values()
+            if data in row.data and backbone in row.backbones and protocol in row.protocols
+        ]
+
+    def tasks(self) -> list[Task]:
+        """All runs, seed by seed, so that a study which is cut off has whole pairs."""
+        return list(self._tasks)
+
+    @functools.cached_property
+    def _tasks(self) -> list[Task]:
+        cells = self.cells()
+        seeds = sorted({seed for row in self.rows.values() for seed in row.seeds}, key=self._place)
+        return [self._task(cell, seed) for seed in seeds for cell in cells if seed in self.rows[cell.row].seeds]
+
+    def _place(self, seed: int) -> tuple[int, int]:
+        return min(row.seeds.index(seed) for row in self.rows.values() if seed in row.seeds), seed
+
+    def _task(self, cell: Cell, seed: int) -> Task:
+        row, data, backbone = self.rows[cell.row], self.data[cell.data], self.backbones[cell.backbone]
+        settings = self.settings | data.settings
+        if backbone.backbone is not None:
+            settings["encoder.backbone"] = backbone.backbone
+        settings |= backbone.settings | row.settings
+        settings |= {"data.path": data.path, "protocol": cell.protocol, "seed": seed}
+        if backbone.weights is not None:
+            settings["encoder.weights"] = backbone.weights
+        return Task(cell, seed, self._recipe(row, cell), settings)
+
+    def _recipe(self, row: Row, cell: Cell) -> Path | None:
+        if row.recipe is None:
+            return None
+        name = row.recipe.replace("{data}", cell.data).replace("{backbone}", cell.backbone)
+        places = [folder / name for folder in (self.folder, Path(), *self.folder.absolute().parents)]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise ValueError(
+                f"rows.{row.name}.recipe: got {name!r}, expected a file in {self.folder} or the working folder"
+            )
+        return found
+
+
+def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) -> list[Task]:
+    """The runs of some rows and seeds; all of them where none are named.
+
+    Raises:
+        ValueError: the study has no such row or seed.
+
+    Example:
+        >>> from proxymetric.studies import parse
+        >>> study = parse({"name": "two", "data": {"g": {"path": "glyphs"}}, "rows": [{"name": "a"}, {"name": "b"}]})
+        >>> [task.name for task in narrowed(study, only=["b"])]
+        ['b-g-held-out-seed0']
+    """
+    only, seeds, tasks = list(only), list(seeds), study.tasks()
+    for row in only:
+        if row not in study.rows:
+            raise ValueError(f"--only: got {row!r}, expected a row of the study{nearest(row, study.rows)}")
+    known = sorted({task.seed for task in tasks})
+    for seed in seeds:
+        if seed not in known:
+            raise ValueError(f"--seeds: got {seed}, expected among {', '.join(map(str, known))}")
+    return [t for t in tasks if (not only or t.cell.row in only) and (not seeds or t.seed in seeds)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error's sentence.
+
+    >>> nearest("proxi", ["proxy-anchor", "proxy"])
+    "; did you mean 'proxy'?"
+    """
+    close = difflib.get_close_matches(str(name), list(known), 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

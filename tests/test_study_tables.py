@@ -1,0 +1,184 @@
+"""Tables of studies: the numbers against formulas written down again, the labels, the pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from proxymetric.studies import Study, parse
+from proxymetric.studies.drawing import mean_curve
+from proxymetric.studies.inference import paired, power, seeds_needed, student
+from proxymetric.studies.tables import Results, Table, write_tables
+
+SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
+
+
+def study(**more: object) -> Study:
+    rows = [
+        {"name": "base", "title": "Base_1", "paper": {"g": {"R@1": 60.0}}},
+        {"name": "new", "baseline": "base", "paper": {"g": {"R@1": 64.5}}, **more},
+    ]
+    return parse(
+        {"name": "s", "seeds": [0, 1, 2], "protocols": ["held-out", "papers"], "metrics": ["R@1"],
+         "data": {"g": {"path": "glyphs:60", "title": "Glyphs"}}, "rows": rows}
+    )  # fmt: skip
+
+
+def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, dict]:
+    """Results as training writes them, with scores that are known."""
+    found = {}
+    for task in of.tasks():
+        score = SCORES[task.cell.row][task.seed]
+        rows = {"trained encoder": {"R@1": score}}
+        if task.cell.protocol == "papers":
+            rows["last epoch"] = {"R@1": score - 0.01 * (task.seed + 1)}
+        curve = [{"epoch": epoch, "R@1": score - 0.1 + 0.05 * epoch} for epoch in range(3 + task.seed)]
+        if task.name not in without:
+            found[task.name] = {
+                "rows": rows, "curve": curve, "validation": {"R@1": score, "figures": {"rank": 10 + task.seed}}
+            }  # fmt: skip
+    return found
+
+
+def test_student_intervals():
+    values = [1.0, 4.0, 2.5, 3.0]
+    found = student(values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert found.value == pytest.approx(np.mean(values))
+    assert found.half == pytest.approx((high - low) / 2)
+    assert student([2.0]).half is None
+
+
+def test_pairs_are_made_by_seed():
+    found = paired({0: 1.0, 2: 5.0, 9: 100.0}, {2: 4.0, 0: 3.0, 1: 7.0})
+    assert (found.value, found.n) == (-0.5, 2)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_power_is_that_of_many_simulated_tests():
+    draws = np.random.default_rng(0).normal(0.8, 1.0, size=(40_000, 9))
+    rejected = stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05
+    assert power(0.8, 9) == pytest.approx(rejected.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize(("claim", "sd"), [(1.0, 1.0), (0.5, 1.4), (-2.0, 0.5), (8.0, 0.2), (100.0, 0.1), (0.1, 2.0)])
+def test_seeds_needed_are_the_fewest(claim, sd):
+    needed = seeds_needed(claim, sd)
+    assert power(claim / sd, needed) >= 0.8
+    assert needed == 2 or power(claim / sd, needed - 1) < 0.8
+
+
+def test_the_power_of_large_effects_goes_on_smoothly():
+    """Where the noncentral t of scipy stops, the other formula takes over."""
+    values = [power(shift / math.sqrt(2), 2) for shift in (29.0, 29.9, 30.1, 31.0, 60.0)]
+    assert values == sorted(values)
+    assert values[2] - values[1] < 2e-3
+    assert power(1.0, 10_000) == pytest.approx(1.0)
+
+
+def test_what_needs_no_or_endless_seeds():
+    assert seeds_needed(1.0, 0.0) == 2
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(0.001, 1.0) is None
+
+
+def cells(text: str, title: str) -> list[list[str]]:
+    """The rows of the Markdown table under a title."""
+    part = text.split(f"**{title}**")[1].split("\n\n")[1]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines()]
+
+
+def test_the_tables_say_what_was_measured(tmp_path):
+    made = study()
+    files = write_tables(made, results(made), tmp_path)
+    text = (tmp_path / "tables.md").read_text()
+    half = stats.t.ppf(0.975, 2) * np.std([50, 52, 54], ddof=1) / math.sqrt(3)
+    header, _, base, new = cells(text, "Glyphs: epoch chosen on the test half, %")
+    assert header == ["method", "seeds", "R@1, epoch chosen on the test half", "R@1, last epoch", "paper's R@1"]
+    assert base == ["Base_1", "3", f"52.0 ± {half:.1f}", f"50.0 ± {half / 2:.1f}", "60.0"]
+    assert new[:2] == ["new", "3"]
+    held_out = cells(text, "Glyphs: epoch chosen on held-out training classes, %")
+    assert held_out[0] == ["method", "seeds", "R@1", "paper's R@1"]
+    gains = np.array([3.0, 2.0, 4.0])
+    sd = np.std(gains, ddof=1)
+    header, _, row = cells(text, "Glyphs: epoch chosen on the test half, differences, points")
+    told = dict(zip(header, row))
+    assert told["against"] == "Base_1"
+    assert told["pairs"] == "3"
+    half = stats.t.ppf(0.975, 2) * sd / math.sqrt(3)
+    assert told["difference, epoch chosen on the test half"] == f"+3.00 ± {half:.2f}"
+    assert told["paper's difference"] == "+4.5"
+    assert told["same sign"] == "yes"
+    assert told["seeds to resolve the paper's"] == str(seeds_needed(4.5, sd))
+    _, _, figure, _ = cells(text, "Glyphs: epoch chosen on the test half, inside the methods at the chosen epoch")
+    assert figure == ["Base_1", "rank", "3", "11 ± 2.5"]
+    assert {file.suffix for file in files} == {".md", ".tex", ".png"}
+
+
+def test_scores_of_the_papers_protocol_are_never_shown_without_their_label(tmp_path):
+    made = study()
+    write_tables(made, results(made), tmp_path)
+    for name, start in (("tables.md", "**"), ("tables.tex", "\\caption")):
+        titles = [line for line in (tmp_path / name).read_text().splitlines() if line.startswith(start)]
+        assert sum("epoch chosen on the test half" in title for title in titles) == 3
+        assert sum("epoch chosen on held-out training classes" in title for title in titles) == 3
+
+
+def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
+    made = study(claim={"g": {"R@1": -1.0}})
+    found = results(made)
+    text = write_tables(made, found, tmp_path)[0].read_text()
+    title = "Glyphs: epoch chosen on held-out training classes, differences, points"
+    assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "no"
+    found["new-g-held-out-seed0"]["rows"]["trained encoder"]["R@1"] = 0.30
+    text = write_tables(made, found, tmp_path)[0].read_text()
+    assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "yes, not resolved"
+
+
+def test_half_a_study_makes_tables_of_what_there_is(tmp_path):
+    made = study()
+    gone = [task.name for task in made.tasks() if task.cell.row == "base" and task.seed > 0]
+    text = write_tables(made, results(made, tuple(gone)), tmp_path)[0].read_text()
+    row = cells(text, "Glyphs: epoch chosen on held-out training classes, differences, points")[2]
+    assert row[3:5] == ["1", "+3.00"]
+    gone = [task.name for task in made.tasks() if task.cell.row == "base"]
+    text = write_tables(made, results(made, tuple(gone)), tmp_path)[0].read_text()
+    assert "differences, points" not in text
+
+
+def test_latex_is_escaped():
+    text = Table("50 % of a_b", ["method & more"], [["x ± 1"]]).latex()
+    assert r"50 \% of a\_b" in text
+    assert r"method \& more \\" in text
+    assert r"x $\pm$ 1 \\" in text
+
+
+def test_curves_are_means_over_epochs_that_all_seeds_have():
+    made = study()
+    runs = [run["curve"] for run in Results(made, results(made)).runs[made.cells()[0]].values()]
+    epochs, means, halves = mean_curve(runs, "R@1")
+    assert epochs == [0, 1, 2]
+    assert means == pytest.approx([42.0, 47.0, 52.0])
+    assert all(half > 0 for half in halves)
+
+
+def test_pictures_show_something(tmp_path):
+    made = study()
+    files = [file for file in write_tables(made, results(made), tmp_path) if file.suffix == ".png"]
+    assert sorted(file.name for file in files) == [
+        "curves-g-held-out.png", "curves-g-papers.png", "differences-g-held-out.png", "differences-g-papers.png",
+    ]  # fmt: skip
+    for file in files:
+        assert len(Image.open(file).convert("RGB").getcolors(2**24)) > 50, file.name
+
+
+def test_an_unknown_folder_of_results_is_refused():
+    from proxymetric.studies.results import stored
+
+    with pytest.raises(ValueError, match="results: got nowhere, expected results of the study 's' there"):
+        stored(study(), Path("nowhere"))
