@@ -107,7 +107,7 @@ def test_a_wrong_study_is_refused_with_a_sentence(case):
 def test_narrowing():
     study = parse(small())
     assert [task.name for task in narrowed(study, ["b"], [1])] == ["b-g-held-out-seed1"]
-    with pytest.raises(ValueError, match="--only: got 'bb', expected a row of the study; did you mean 'b'?"):
+    with pytest.raises(ValueError, match=r"--only: got 'bb', expected a row of the study; did you mean 'b'\?"):
         narrowed(study, ["bb"])
     with pytest.raises(ValueError, match="--seeds: got 7, expected among 1, 3"):
         narrowed(study, (), [7])

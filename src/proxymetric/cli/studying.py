@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    short_help="Run methods x backbones x data x protocols x seeds, and make tables.",
+    short_help="Compare methods over data, protocols and seeds.",
     epilog=example(
         "proxymetric study studies/glyphs.toml --dry-run",
         "proxymetric study studies/glyphs.toml --jobs 2 --minutes 9 --archive glyphs.tar.gz",

@@ -91,11 +91,12 @@ def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Repor
             "--overwrite makes them anew, another --out keeps both"
         )
     todo = [task for task in tasks if known[task.name].status != "done"]
-    jobs = options.jobs or (GPU_JOBS if _on_gpu(todo) else 1)
+    on_gpu = _on_gpu(todo)
+    jobs = options.jobs or (GPU_JOBS if on_gpu else 1)
     with book.locked() as lock:
         book.save()
         reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at once")
-        session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter)
+        session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter, on_gpu)
         outcome = session.run(lock)
         if options.archive is not None:
             count = write_archive(book, session.known, options.archive)

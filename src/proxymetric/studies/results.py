@@ -20,8 +20,8 @@ LOG_LINES = 200
 
 
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
-    """A result without paths of the machine that made it, floats to five digits after the point or five in all."""
-    small = _rounded(result)
+    """A result without paths of the machine that made it; floats to five digits, but for the scores of `rows`."""
+    small = {key: value if key == "rows" else _rounded(value) for key, value in result.items()}
     data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
     root = str(data["path"])
     data["path"] = task.settings["data.path"]

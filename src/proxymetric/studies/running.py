@@ -46,6 +46,7 @@ class Session:
         root: where data and weights lie.
         minutes: after so many, runs save and stop; None for no limit.
         reporter: is told.
+        on_gpu: whether the runs use one, whose minutes are counted.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class Session:
         root: Path | None,
         minutes: float | None,
         reporter: Reporter,
+        on_gpu: bool = False,
     ) -> None:
         self.book, self.known, self.identities, self.root = book, known, identities, root
         self.study: Study = book.study
-        self.jobs, self.reporter = jobs, reporter
+        self.jobs, self.reporter, self.on_gpu = jobs, reporter, on_gpu
         self.todo, self.embeds = list(tasks), self._missing_embeddings()
         self.total, self.outcome = len(tasks), Outcome()
         self.events: queue.SimpleQueue[tuple[Worker, dict[str, Any]]] = queue.SimpleQueue()
@@ -322,7 +324,7 @@ class Session:
         seconds = time.monotonic() - self.began
         record = self.record
         record["minutes"] = round(seconds / 60, 3)
-        record["card_minutes"] = record["minutes"] if record.get("gpu") else 0.0
+        record["card_minutes"] = record["minutes"] if self.on_gpu else 0.0
         record["busy_minutes"] = round(record["busy_minutes"], 3)
         record["images_per_second"] = round(record["images"] / seconds, 1)
         record["runs_per_hour"] = round(3600 * record["finished"] / seconds, 2)

@@ -62,8 +62,9 @@ def _has_cuda() -> bool:
 
 
 def _works(command: list[str], environment: dict[str, str], text: str = "") -> bool:
+    null = subprocess.DEVNULL  # not pipes: a service would hold them open
     try:
-        done = subprocess.run(command, env=environment, input=text, text=True, capture_output=True, timeout=120)
+        done = subprocess.run(command, env=environment, input=text, text=True, stdout=null, stderr=null, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

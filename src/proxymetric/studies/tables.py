@@ -132,10 +132,8 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     kinds = [(CHOSEN, LABELS[protocol])]
     if protocol == "papers":
         kinds.append((LAST, LABELS["last"]))
-    labels = [
-        f"{metric}, {words}" if protocol == "papers" else metric for _, words in kinds for metric in study.metrics
-    ]
-    columns = ["method", "seeds", *labels]
+    ends = [f", {words}" if protocol == "papers" else "" for _, words in kinds]
+    columns = ["method", "seeds", *(f"{metric}{end}" for end in ends for metric in study.metrics)]
     columns += [f"paper's {metric}" for metric in study.metrics]
     table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
     for cell in cells:
