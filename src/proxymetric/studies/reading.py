@@ -152,7 +152,7 @@ def _choice(where: str, value: Any, known: Iterable[str], empty: bool = False) -
     for name in value:
         if name not in known:
             raise ValueError(f"{where}: got {name!r}, expected among {', '.join(known)}{nearest(name, known)}")
-    return tuple(name for name in known if name in value)
+    return tuple(dict.fromkeys(value))
 
 
 def _metrics(value: Any) -> tuple[str, ...]:

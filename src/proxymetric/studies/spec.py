@@ -110,10 +110,11 @@ class Study:
     folder: Path
 
     def cells(self) -> list[Cell]:
-        """The rows of the tables, in the order of the file."""
+        """The rows of the tables, in the order of the file; so are the protocols."""
+        protocols = dict.fromkeys(protocol for row in self.rows.values() for protocol in row.protocols)
         return [
             Cell(row.name, data, backbone, protocol)
-            for data, backbone, protocol in itertools.product(self.data, self.backbones, LABELS)
+            for data, backbone, protocol in itertools.product(self.data, self.backbones, protocols)
             for row in self.rows.values()
             if data in row.data and backbone in row.backbones and protocol in row.protocols
         ]
