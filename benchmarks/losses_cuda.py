@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from proxymetric.core.pieces import Loss, References, unit
 from proxymetric.losses import MPAAP, CosFace, ProxyAnchor, SoftTriple
 from proxymetric.ops import using
-from proxymetric.seam import Loss, References, unit
 
 RESULTS = Path(__file__).parent / "results"
 DIM = 512

@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxymetric.core.pieces import Batch, unit
+from proxymetric.core.watcher import Silent
 from proxymetric.recipe import check
-from proxymetric.seam import Batch, unit
-from proxymetric.training.setup import Desk, make_encoder, make_learner
+from proxymetric.runs.assemble import RunContext, make_encoder, make_learner
+from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
-from proxymetric.training.watch import Silent
-from proxymetric.training.world import World
 
 TARGETS = {"proxy-isa": 1.05, "vcpa": 1.10, "ccp": 1.08}
 """times a step of Proxy-Anchor, at most; the papers' own figures: VCPA 1.38, CCP 1.08"""
@@ -135,7 +135,7 @@ class Running:
             # Branches that begin at zero and stay there would leave most of the network without gradients.
             if isinstance(module, nn.BatchNorm2d) and not bool(module.weight.any()):
                 nn.init.constant_(module.weight, 0.25)
-        self.learner = make_learner(Desk(recipe, device, World(), Silent(), {}), encoder, setting.classes)
+        self.learner = make_learner(RunContext(recipe, device, ProcessGroup(), Silent(), {}), encoder, setting.classes)
         criterion = self.learner.criterion
         self.trainer = Trainer(self.learner, Given(batches), recipe.train, folder, Silent(), device=device)
         self.trainer.epoch = 10  # any in which memory and filter of Proxy-ISA are on

@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 import torch
 from step import Given, extra_mb, machine, spent_ms
 
+from proxymetric.core.pieces import Batch
+from proxymetric.core.watcher import Silent
 from proxymetric.recipe import check
-from proxymetric.seam import Batch
-from proxymetric.training.ahead import Ahead
-from proxymetric.training.setup import Desk, make_encoder, make_learner
+from proxymetric.runs.assemble import RunContext, make_encoder, make_learner
+from proxymetric.training.lookahead import Lookahead
+from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
-from proxymetric.training.watch import Silent
-from proxymetric.training.world import World
 
 FULL = "full"
 PLAIN = {"positive_norm": "all"}
@@ -109,12 +109,14 @@ class Running:
                 "train": TRAIN | {"compile": kind == "recorded"},
             }
         )
-        learner = make_learner(Desk(recipe, device, World(), Silent(), {}), make_encoder(recipe), setting.classes)
+        learner = make_learner(
+            RunContext(recipe, device, ProcessGroup(), Silent(), {}), make_encoder(recipe), setting.classes
+        )
         if kind == "compiled":
             learner.encoder.compile_steps()
         self.trainer = Trainer(learner, Given(batches), recipe.train, folder, Silent(), device=device)
         self.trainer._begin_epoch()
-        self._batches = Ahead(itertools.cycle(batches), learner.criterion)
+        self._batches = Lookahead(itertools.cycle(batches), learner.criterion)
 
     def step(self) -> None:
         self.trainer._step([next(self._batches)], self._batches.tell)

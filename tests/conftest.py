@@ -78,4 +78,4 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the report out: drawn after training, it takes most of a tiny run's time, and it has tests of its own."""
-    monkeypatch.setattr("proxymetric.training.run.draw_report", lambda *args, **kwargs: None)
+    monkeypatch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)

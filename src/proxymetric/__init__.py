@@ -12,27 +12,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxymetric import losses, references, testing
+    from proxymetric import losses, sources, testing
     from proxymetric.criterion import Criterion
     from proxymetric.data import open_data
-    from proxymetric.learner import Model, load
     from proxymetric.metrics import evaluate
+    from proxymetric.models.load import load
+    from proxymetric.models.model import Model
     from proxymetric.papers import method, methods
-    from proxymetric.training import train
+    from proxymetric.runs.train import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Criterion": "proxymetric.criterion",
-    "Model": "proxymetric.learner",
+    "Model": "proxymetric.models.model",
     "evaluate": "proxymetric.metrics",
-    "load": "proxymetric.learner",
+    "load": "proxymetric.models.load",
     "method": "proxymetric.papers",
     "methods": "proxymetric.papers",
     "open_data": "proxymetric.data",
-    "train": "proxymetric.training",
+    "train": "proxymetric.runs.train",
 }
-_MODULES = ("losses", "references", "testing")
+_MODULES = ("losses", "sources", "testing")
 
 __all__ = [
     "Criterion",
@@ -43,7 +44,7 @@ __all__ = [
     "method",
     "methods",
     "open_data",
-    "references",
+    "sources",
     "testing",
     "train",
 ]

@@ -32,7 +32,7 @@ def at_least_zero(**numbers: float) -> None:
             raise ValueError(f"{name}: got {value!r}, wanted a number of at least 0")
 
 
-def whole(least: int = 0, **numbers: int) -> None:
+def whole_number(least: int = 0, **numbers: int) -> None:
     """Each must be a whole number of at least `least`.
 
     >>> whole(1, patience=2.5)

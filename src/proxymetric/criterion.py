@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.look import Look, Seen
-from proxymetric.references.rows import RowTable
-from proxymetric.seam import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
-from proxymetric.shards import Shard
+from proxymetric.core.class_shards import Shard
+from proxymetric.core.pieces import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
+from proxymetric.core.second_pass import SecondPass, SecondPassResult
+from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",
@@ -82,7 +82,7 @@ class Criterion(nn.Module):
         """Embeddings as the method compares them."""
         return NORMALISATIONS[self.normalise](embeddings)
 
-    def look(self, labels: Tensor, mine: slice = slice(None)) -> Look | None:
+    def look(self, labels: Tensor, mine: slice = slice(None)) -> SecondPass | None:
         """The second look that the method wants at this batch's images, None if none; `Learner` takes it.
 
         Whoever asks hands what came of it to the step: `criterion(embeddings, labels, seen=Seen(look, features))`.
@@ -94,7 +94,7 @@ class Criterion(nn.Module):
         return asking[0].look(labels, mine)
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: Seen | None = None
+        self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: SecondPassResult | None = None
     ) -> Tensor:
         """The loss of a batch: embeddings (B, D), labels (B,) in [0, C).
 
@@ -238,7 +238,7 @@ class Criterion(nn.Module):
             self._lacks("validation")
         if "pool" in self.needs and pool is None:
             self._lacks("pool")
-        self.objective.boundary(Boundary(score, drawn_from(*pool) if isinstance(pool, tuple | list) else pool))
+        self.objective.boundary(Boundary(score, pool_from(*pool) if isinstance(pool, tuple | list) else pool))
 
     def figures(self) -> dict[str, float]:
         """What the method's memory looks like now, by name: worth a line in a log."""
@@ -355,7 +355,7 @@ class Criterion(nn.Module):
         raise ValueError(f"{self.name} needs {need}: {NEEDS[need]}")
 
 
-def drawn_from(embeddings: Tensor, labels: Tensor) -> Pool:
+def pool_from(embeddings: Tensor, labels: Tensor) -> Pool:
     """A pool that draws from embeddings of all training images, anew at each call."""
 
     def pool(count: int) -> tuple[Tensor, Tensor]:

@@ -269,7 +269,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     from proxymetric.data.views import TrainView, named_view
     from proxymetric.encoders import TUNINGS, build
     from proxymetric.encoders.needs import Needs
-    from proxymetric.encoders.tuning import completed
+    from proxymetric.encoders.tuning import complete_tuning
     from proxymetric.metrics import names
     from proxymetric.papers import lookup, needs
 
@@ -293,7 +293,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed: got {seed!r}, wanted a whole number of at least 0")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
-    encoder["tuning"] = completed(encoder["tuning"], TUNINGS)
+    encoder["tuning"] = complete_tuning(encoder["tuning"], TUNINGS)
     named = tables["view"].pop("name", None)
     needs_size = None if encoder["weights"] is None else Needs.of(encoder["weights"]).img_size
     if needs_size is not None and "size" not in tables["view"]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import proxymetric as pm
+from proxymetric.core.pieces import Compare, Outcome
 from proxymetric.papers import CATALOGUE, options
-from proxymetric.seam import Compare, Outcome
 from proxymetric.testing import CHECKS, builder
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
@@ -89,7 +89,7 @@ class Forgetful(Compare):
 @pytest.mark.parametrize(("objective", "check"), [(Leaky, "commit"), (Forgetful, "resume")])
 def test_the_contract_catches_a_method_that_breaks_it(objective, check) -> None:
     def build(classes, dim):
-        return pm.Criterion(objective(pm.losses.ProxyAnchor(), pm.references.LearnedProxies(classes, dim)))
+        return pm.Criterion(objective(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(classes, dim)))
 
     with pytest.raises(AssertionError):
         CHECKS[check](build)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from proxymetric.checkpoint import Checkpoint
+from proxymetric.core.watcher import Silent
 from proxymetric.papers import CATALOGUE
-from proxymetric.training import Silent, train
+from proxymetric.runs.train import train
 
 FILE = Path(__file__).with_name("golden.json")
 SETTINGS: dict[str, Any] = {

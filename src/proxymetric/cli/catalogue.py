@@ -17,9 +17,9 @@ def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method: its arguments and defaults.")] = None,
 ) -> None:
     """The catalogue: what can be trained, whose it is and when to choose it."""
+    from proxymetric.cli.terminal import Terminal, catalogue_table
     from proxymetric.papers import CATALOGUE, lookup
     from proxymetric.papers import options as arguments
-    from proxymetric.progress import Terminal, catalogue_table
 
     terminal = Terminal()
     if name is None:

@@ -13,9 +13,9 @@ from proxymetric.cli.root import Device, RunFolder, RunOrFile, Weights, Which, a
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from proxymetric.cli.terminal import Terminal
     from proxymetric.data import ImageSet
-    from proxymetric.learner import Model
-    from proxymetric.progress import Terminal
+    from proxymetric.models.model import Model
     from proxymetric.search import Index
 
 
@@ -43,9 +43,9 @@ def evaluate(
 ) -> None:
     """Measure a trained model on labelled images."""
     from proxymetric import metrics as scoring
-    from proxymetric.learner import embedded
-    from proxymetric.progress import Terminal, score_table
-    from proxymetric.training.unseen import evaluation_set
+    from proxymetric.cli.terminal import Terminal, score_table
+    from proxymetric.models.model import embedded
+    from proxymetric.runs.evaluation_set import evaluation_set
 
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
     images, words = evaluation_set(run, data, layout, split, which)
@@ -74,7 +74,7 @@ def embed(
 
     It holds `vectors` (N, dim) and in its header the N files, as JSON under `names`; `query` searches it.
     """
-    from proxymetric.progress import Terminal
+    from proxymetric.cli.terminal import Terminal
 
     terminal = Terminal()
     index = _indexed(_loaded(run, which, device, weights), folder, terminal)
@@ -101,7 +101,7 @@ def query(
     device: Device = None,
 ) -> None:
     """Find the images of a folder that are most like a given one."""
-    from proxymetric.progress import Terminal, hits_table
+    from proxymetric.cli.terminal import Terminal, hits_table
     from proxymetric.search import Index
 
     if k < 1:
@@ -140,26 +140,26 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
 ) -> None:
     """Write the encoder, prompts included and proxies not, as a program or as what was trained of it."""
-    from proxymetric import export as writing
+    from proxymetric.models.export import export as write_files
 
     asked = {"torch": torch, "onnx": onnx, "slim": slim}
     files = {kind: file for kind, file in asked.items() if file is not None}
-    for file, words in writing.export(run, files, which=which, takes=takes, overwrite=overwrite).items():
+    for file, words in write_files(run, files, which=which, takes=takes, overwrite=overwrite).items():
         typer.echo(f"{file}: {words}")
 
 
 @app.command(epilog=example("proxymetric report runs/birds"))
 def report(run: RunFolder) -> None:
     """Draw a finished run's report again."""
-    from proxymetric.progress import Terminal
-    from proxymetric.training.remake import remake_report
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.runs.remake import remake_report
 
     terminal = Terminal()
     terminal.say(f"report: {remake_report(run, terminal)}")
 
 
 def _loaded(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
-    from proxymetric.learner import load
+    from proxymetric.models.load import load
 
     if weights is not None and run.is_dir():
         raise ValueError(f"--weights: {run} is a run and has its own; it is for a file that `export --slim` wrote")

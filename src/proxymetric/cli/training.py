@@ -75,20 +75,21 @@ def train(
     report: Annotated[bool, typer.Option("--report/--no-report", help="Draw the page report.html at the end.")] = True,
 ) -> None:
     """Train on labelled images, choose the epoch on held-out classes, measure, write a report."""
-    from proxymetric import training
-    from proxymetric.progress import Terminal, result_lines, score_table
+    from proxymetric.cli.terminal import Terminal, result_lines, score_table
     from proxymetric.protocol import CHOSEN_ON_TEST
+    from proxymetric.runs import train as whole_run
+    from proxymetric.training import Interrupted
 
     terminal = Terminal()
     # A flag like the others, before the settings that win over it; `pm.train` reaches it as a setting too.
     said = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
     try:
-        run = training.train(
+        run = whole_run.train(
             data, recipe=recipe, method=method, backbone=backbone, weights=weights, out=out, epochs=epochs, batch=batch,
             size=size, dim=dim, lr=lr, seed=seed, cache=cache, device=device, frozen=frozen, refit=refit,
             protocol=protocol, settings=said, resume=resume, overwrite=overwrite, report=report, watcher=terminal,
         )  # fmt: skip
-    except training.Interrupted:
+    except Interrupted:
         terminal.close()
         terminal.say("saved; the same command with --resume goes on from here")
         raise typer.Exit(130) from None
@@ -129,13 +130,13 @@ def mlrc(
     The training classes are cut into folds; one model per fold, its epoch chosen by MAP@R on that fold; on the test
     classes the mean over the models, and all of them side by side.
     """
-    from proxymetric import protocols
-    from proxymetric.progress import Terminal, score_table
+    from proxymetric.cli.terminal import Terminal, score_table
+    from proxymetric.runs import mlrc as protocol
     from proxymetric.training import Interrupted
 
     terminal = Terminal()
     try:
-        result = protocols.mlrc(
+        result = protocol.mlrc(
             data, out=out, recipe=recipe, method=method, backbone=backbone, weights=weights, epochs=epochs, size=size,
             folds=folds, dim=dim, seed=seed, cache=cache, device=device, settings=settings or (), resume=resume,
             overwrite=overwrite, watcher=terminal,

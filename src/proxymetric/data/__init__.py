@@ -6,7 +6,7 @@ from proxymetric.data.digits import digits
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import BadImage, ImageSet, read_image, singletons, upright
-from proxymetric.data.sources import open_data
+from proxymetric.data.open import open_data
 from proxymetric.data.splits import Split, split
 from proxymetric.data.views import VIEWS, EvalView, TrainView, named_view
 

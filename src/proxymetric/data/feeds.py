@@ -20,12 +20,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
+from proxymetric.data.decoded_cache import Decoded, decoded, keeping
+from proxymetric.data.image_buffer import ImageBuffer
 from proxymetric.data.images import BadImage, ImageSet
-from proxymetric.data.kept import Decoded, decoded, keeping
-from proxymetric.data.ragged import Ragged
 from proxymetric.data.views import EvalView, TrainView, shrink
-from proxymetric.seam import Batch
 
 CACHES = ("none", "memory", "device")
 # Tell the random numbers of views, of looks taken beside an epoch, and of the sampler apart, all of one seed.
@@ -120,7 +120,7 @@ class _Cached:
         self.place[good] = np.arange(len(good))
         pixels = [item for item in loaded if not isinstance(item, BadImage)]
         loaded.clear()
-        self.store = Ragged(pixels, device)
+        self.store = ImageBuffer(pixels, device)
 
     def read(self, row: int) -> Image.Image:
         if row in self.errors:
@@ -331,7 +331,7 @@ class EvalFeed:
             self._stored = stored_now
 
 
-def drawn(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
+def draw_rows(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
     """Rows of `count` random members of each class, class after class: a pure function of its arguments.
 
     Without replacement, unless a class has fewer members: then all of them take turns.

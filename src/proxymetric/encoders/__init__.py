@@ -1,7 +1,7 @@
 """Encoders: any timm backbone or a small net, pooled, with a head on top; and their features, cached."""
 
 from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
-from proxymetric.encoders.features import Features, cached_features
+from proxymetric.encoders.feature_cache import Features, cached_features
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
 from proxymetric.encoders.tuning import TUNINGS

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe, set_stride
 from proxymetric.encoders.needs import Needs
 from proxymetric.encoders.pooling import POOLINGS, Pooling
-from proxymetric.encoders.tuning import TUNINGS, Joined, completed, made
+from proxymetric.encoders.tuning import TUNINGS, ComposedTuning, complete_tuning, compose_tuning
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
-from proxymetric.look import ByClass
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
     """
 
     backbone: Any
-    tuning: Joined
+    tuning: ComposedTuning
     mean: Tensor
     std: Tensor
 
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         backbone: Backbone,
         pooling: Pooling | None,
         head: nn.Module,
-        tuning: Joined,
+        tuning: ComposedTuning,
         width: int,
         config: dict[str, Any],
     ) -> None:
@@ -90,7 +90,9 @@ class Encoder(nn.Module):
         """
         return self._seen(images, Tower(prompts, shared))[0]
 
-    def features_twice(self, images: Tensor, prompts: Prompts | ByClass, shared: bool = False) -> tuple[Tensor, Tensor]:
+    def features_twice(
+        self, images: Tensor, prompts: Prompts | ClassPrompts, shared: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """`features(images)` and `features(images, prompts, shared)`, in one pass through the blocks of a ViT."""
         first, second = self._seen(images, Tower(), Tower(prompts, shared))
         return first, second
@@ -262,7 +264,7 @@ def build(
     _choice("pooling", pooling, POOLINGS)
     _choice("head", head, HEADS)
     _choice("head_init", head_init, HEAD_INITS)
-    tuning = completed(tuning, TUNINGS)
+    tuning = complete_tuning(tuning, TUNINGS)
     if size < 1:
         raise ValueError(f"size={size}; the side of the images in pixels is wanted")
     if not gem_p > 0:
@@ -316,7 +318,7 @@ def build(
     }  # fmt: skip
     # The head is drawn first: with one seed it starts alike whatever the tuning.
     top = _head(head, width, dim, layer_norm, head_init)
-    encoder = Encoder(base, pool, top, made(tuning, base.module, TUNINGS, is_vit(base.module)), width, config)
+    encoder = Encoder(base, pool, top, compose_tuning(tuning, base.module, TUNINGS, is_vit(base.module)), width, config)
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
@@ -342,10 +344,14 @@ def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
     another network (`encoders.needs`). The report of what matched is returned and kept as `encoder.report`.
     """
     needs, config = Needs.of(file), encoder.config
-    made = {"backbone": config["backbone"], "stride": config.get("stride") or "3x3", "bn_eps": config["bn_eps"]}
-    needs.check(file, made)
+    built = {
+        "backbone": config["backbone"],
+        "stride": config.get("stride") or "3x3",
+        "bn_eps": config["bn_eps"],
+    }
+    needs.check(file, built)
     report = load_backbone(encoder.backbone, file, config["backbone"], encoder.classifiers)
-    used = {**made, "mean": config["mean"], "std": config["std"], "img_size": encoder.size}
+    used = {**built, "mean": config["mean"], "std": config["std"], "img_size": encoder.size}
     stated = {name: value for name, value in needs.stated().items() if name != "backbone"}
     applied = {name: value for name, value in stated.items() if used[name] == value}
     overridden = {name: (value, used[name]) for name, value in stated.items() if name not in applied}

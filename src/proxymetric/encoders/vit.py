@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from proxymetric.encoders.lean import activated, added, in_parts, normed, short
-from proxymetric.encoders.tuning import Joined
-from proxymetric.look import ByClass
+from proxymetric.core.second_pass import ClassPrompts
+from proxymetric.encoders.low_memory import activated, added, in_parts, normed, short
+from proxymetric.encoders.tuning import ComposedTuning
 
 Prompts = Sequence[Tensor | None]
 """(B, n_i, D) for each block i; None or a missing entry: no prompts there"""
@@ -25,7 +25,7 @@ Prompts = Sequence[Tensor | None]
 class Tower(NamedTuple):
     """One way to see the images of a batch."""
 
-    prompts: Prompts | ByClass | None = None
+    prompts: Prompts | ClassPrompts | None = None
     """instead of the tuning's own; gradients flow to them"""
     shared: bool = False
     """`prompts` stand behind the tuning's own"""
@@ -57,7 +57,7 @@ def first_tokens(vit: Any, images: Tensor) -> Tensor:
 def last_tokens(
     vit: Any,
     tokens: Tensor,
-    tuning: Joined,
+    tuning: ComposedTuning,
     towers: Sequence[Tower] = (Tower(),),
     wanted: int | None = None,
     checkpointing: bool | str = False,
@@ -214,11 +214,11 @@ def _projected(qkv: Any, asking: Tensor, rows: Tensor) -> list[Tensor]:
     return [linear(x, weight, bias) for x, weight, bias in parts]
 
 
-def _front(tower: Tower, tuning: Joined, block: int, size: int) -> Tensor | None:
+def _front(tower: Tower, tuning: ComposedTuning, block: int, size: int) -> Tensor | None:
     """What stands before the tokens of a tower in one block, (B, n, D); None: nothing."""
     own = tuning.prompts(block) if tower.prompts is None or tower.shared else []
     found = [prompts.expand(size, -1, -1) for prompts in own]
-    assert not isinstance(tower.prompts, ByClass)
+    assert not isinstance(tower.prompts, ClassPrompts)
     if tower.prompts is not None and block < len(tower.prompts) and (extra := tower.prompts[block]) is not None:
         found.append(extra)
     return (found[0] if len(found) == 1 else torch.cat(found, 1)) if found else None
@@ -229,7 +229,7 @@ def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
     prompts = tower.prompts
     if prompts is None:
         return tower
-    if isinstance(prompts, ByClass):
+    if isinstance(prompts, ClassPrompts):
         prompts = prompts.of_blocks()
     if isinstance(prompts, Tensor) or len(prompts) > blocks:
         got = f"a tensor {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} of them"

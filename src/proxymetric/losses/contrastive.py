@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, mean_where, unweighted
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Contrastive:
     def __post_init__(self) -> None:
         number(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         unweighted(self, weight)
         s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
@@ -68,7 +68,7 @@ class MarginContrastive:
         if self.averaging not in ("nonzero", "all"):
             raise ValueError(f"averaging: got {self.averaging!r}, wanted 'nonzero' or 'all'")
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         unweighted(self, weight)
         d = distances(queries, refs)
         positive, negative = refs.positives(labels)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, over_classes
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CosFace:
         above_zero(scale=self.scale)
         at_least_zero(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own = Line(self.scale, -self.scale * self.margin)
         sums = over_classes(queries, labels, refs, own, Line(self.scale), weight=weight)
         return cross_entropy(sums.positive, sums.negative)
@@ -68,7 +68,7 @@ class ArcFace:
         if self.margin >= math.pi:
             raise ValueError(f"margin: got {self.margin}, wanted radians below pi")
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         if refs.per_class != 1:
             raise ValueError(f"ArcFace widens ONE angle per query: it needs per_class=1, got {refs.per_class}")
         if weight is not None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, number
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, Similarity, log1p_exp, mean_over_batch, over_classes
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MPA:
         above_zero(scale=self.scale)
         number(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
         pulled, pushed = mean_over_batch(queries, labels, refs, pull, push, self.of_class, weight)
         return pulled + pushed
@@ -72,7 +72,7 @@ class MPADW:
         above_zero(scale=self.scale)
         number(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
         return (log1p_exp(sums.positive) + log1p_exp(sums.negative)).mean()
@@ -103,7 +103,7 @@ class MPAAP:
         above_zero(scale=self.scale)
         number(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchors(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
         paired = sums.positive.isfinite()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero, number
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.ops import NONE, log1p_exp
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MultiSimilarity:
         if self.epsilon is not None:
             at_least_zero(epsilon=self.epsilon)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         if self.epsilon is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxymetric.rules import Weight
-from proxymetric.seam import References
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 
 
 def distances(queries: Tensor, refs: References) -> Tensor:
@@ -21,7 +21,7 @@ def mean_where(values: Tensor, where: Tensor) -> Tensor:
     return (values * where).sum() / where.sum().clamp(min=1)
 
 
-def unweighted(loss: object, weight: Weight | None) -> None:
+def unweighted(loss: object, weight: PairWeights | None) -> None:
     if weight is not None:
         raise ValueError(
             f"weighting: {type(loss).__name__} has no exponent that a weight could multiply; "

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from proxymetric.checks import above_zero, number
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.ops import NONE, Line, mean_over_batch
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProxyAnchor:
         if self.positive_norm not in ("present", "all"):
             raise ValueError(f"positive_norm: got {self.positive_norm!r}, wanted 'present' or 'all'")
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull = Line(-self.scale, self.scale * self.margin)
         push = Line(self.scale, self.scale * self.margin)
         everyone = refs.all_rows

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import mean_where
 from proxymetric.ops import Line, over_classes
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ProxyNCA:
     def __post_init__(self) -> None:
         above_zero(scale=self.scale)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         choice = Line(self.scale)
         sums = over_classes(queries, labels, refs, choice, choice, weight=weight)
         have_both = sums.positive.isfinite() & sums.negative.isfinite()
@@ -62,7 +62,7 @@ class ProxyNCAPlusPlus:
     def __post_init__(self) -> None:
         above_zero(temperature=self.temperature)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         choice = Line(1 / self.temperature)
         sums = over_classes(queries, labels, refs, choice, choice, weight=weight)
         return cross_entropy(sums.positive, sums.negative)

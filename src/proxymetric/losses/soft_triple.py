@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, number
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, Similarity, over_classes
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SoftTriple:
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction: got {self.reduction!r}, wanted 'mean' or 'sum'")
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own = Line(self.scale, -self.scale * self.margin)
         sums = over_classes(queries, labels, refs, own, Line(self.scale), self.of_class, weight)
         mean = cross_entropy(sums.positive, sums.negative)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import at_least_zero
-from proxymetric.seam import References
-from proxymetric.shards import added
+from proxymetric.core.class_shards import all_reduce_sum
+from proxymetric.core.pieces import References
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class Spread:
         gram = (w @ w.mT)[:, s, t]
         squared = (2 - 2 * gram).clamp(min=0)  # rounding makes it negative where proxies coincide
         spread = self.tau * (squared + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
-        return spread if refs.shard is None else added(spread, refs.shard)
+        return spread if refs.shard is None else all_reduce_sum(spread, refs.shard)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, unweighted
-from proxymetric.rules import Weight
-from proxymetric.seam import References
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Triplet:
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
 
-    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: Weight | None = None) -> Tensor:
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         unweighted(self, weight)
         d = distances(queries, refs)
         positive, negative = refs.positives(labels)

@@ -4,7 +4,7 @@ from proxymetric.metrics.breakdown import Breakdown, breakdown
 from proxymetric.metrics.clustering import kmeans, mutual_information, nmi
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.intervals import Estimate, estimate, interval
-from proxymetric.metrics.naming import names
+from proxymetric.metrics.names import names
 from proxymetric.metrics.ranking import Ranking, left_out, rank
 from proxymetric.metrics.scoring import evaluate, per_query, scores
 

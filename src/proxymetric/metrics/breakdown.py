@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors
-from proxymetric.metrics.naming import names, parse
+from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import Found, search
 from proxymetric.metrics.scoring import of_queries
 

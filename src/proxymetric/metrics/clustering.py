@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
-from proxymetric.metrics.spaces import SPACES, Space, check_distance, parts
+from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, parts
 from proxymetric.precision import full_precision
 
 MEMORY = 64 * 2**20  # bytes of distances held at once

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
-from proxymetric.metrics.spaces import SPACES, Space, check_distance, parts
+from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, parts
 from proxymetric.precision import full_precision
 
 NUMBERS = 2**22  # held at once

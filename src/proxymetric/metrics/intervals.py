@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels
-from proxymetric.metrics.naming import names, parse
+from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import search
 from proxymetric.metrics.scoring import DEFAULT, of_queries
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.distinct import copies_before, distinct
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
-from proxymetric.metrics.searching import Best, Searcher
-from proxymetric.metrics.settling import Settler
-from proxymetric.metrics.spaces import SPACES, check_distance
+from proxymetric.metrics.knn.distances import SPACES, check_distance
+from proxymetric.metrics.knn.duplicates import copies_before, distinct
+from proxymetric.metrics.knn.search import Best, Searcher
+from proxymetric.metrics.knn.ties import Settler
 from proxymetric.precision import full_precision
 
 CELLS = 2**22  # results put in a table at once

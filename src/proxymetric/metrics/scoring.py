@@ -20,7 +20,7 @@ from torch import Tensor
 from proxymetric.metrics.clustering import nmi
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.inputs import Labels, Vectors
-from proxymetric.metrics.naming import Metric, names, parse
+from proxymetric.metrics.names import Metric, names, parse
 from proxymetric.metrics.ranking import Found, Ranking, Search, search
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")

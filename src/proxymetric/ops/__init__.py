@@ -1,9 +1,9 @@
 """The reductions every proxy loss is written on: over the batch for each class, over the classes for each query."""
 
 from proxymetric.ops.plain import Columns, similarities
+from proxymetric.ops.problem import NONE, Line, Means, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import IMPLS, Implementation, chosen, mean_over_batch, over_batch, over_classes, using
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import NONE, Line, Means, Reduced, Setting, log1p_exp
 
 __all__ = [
     "IMPLS",
@@ -13,7 +13,7 @@ __all__ = [
     "Line",
     "Means",
     "Reduced",
-    "Setting",
+    "Settings",
     "Similarity",
     "chosen",
     "log1p_exp",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from proxymetric.ops.blocks import Blocks, Side
-from proxymetric.ops.task import NONE, Count, Reduced, Setting, Task, Totals, lifted, log1p_exp
+from proxymetric.ops.chunks import Blocks, Side
+from proxymetric.ops.problem import NONE, Count, Problem, Reduced, Settings, Totals, lifted, log1p_exp
 
 CACHE = 2**20
 """numbers of one chunk that suit a processor's own cache: its rows, and three matrices beside the batch"""
@@ -20,12 +20,12 @@ LARGE = 2**26
 """numbers of one matrix of a chunk on an accelerator, which wants large products"""
 
 
-class Job(NamedTuple):
+class ChunkPlan(NamedTuple):
     """A task without its vectors, and how it is done."""
 
     dim: int
     """over what sums go: 0 the batch, 1 the columns"""
-    task: Task
+    task: Problem
     rows: int
     """of one chunk"""
     wanted: tuple[bool, bool]
@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 
 def mean_over_batch(
-    queries: Tensor, task: Task, positive_count: Count, negative_count: Count, setting: Setting
+    queries: Tensor, task: Problem, positive_count: Count, negative_count: Count, setting: Settings
 ) -> Totals:
     """A chunk holds all that its columns' part of the means depends on: its gradient is made in the forward pass.
 
@@ -51,23 +51,23 @@ def mean_over_batch(
     return found.over_weights(positive_count is None, negative_count is None)
 
 
-def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+def over_batch(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
     queries = lifted(queries)
     return Reduced(*_Reduce.apply(queries, task.refs.vectors, _job(0, queries, task, setting)))
 
 
-def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+def over_classes(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
     queries = lifted(queries)
     return Reduced(*_Reduce.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
 
 
-def _job(dim: int, queries: Tensor, task: Task, setting: Setting) -> Job:
+def _job(dim: int, queries: Tensor, task: Problem, setting: Settings) -> ChunkPlan:
     (batch, width), on_cpu = queries.shape, queries.device.type == "cpu"
     rows = setting.rows or max(256, CACHE // (width + 3 * batch) if on_cpu else LARGE // batch)
     return job_of(dim, queries, task, rows, setting.budget)
 
 
-def job_of(dim: int, queries: Tensor, task: Task, rows: int, budget: int) -> Job:
+def job_of(dim: int, queries: Tensor, task: Problem, rows: int, budget: int) -> ChunkPlan:
     """The job of a task in chunks of so many rows; its similarities are kept if they fit into the budget, in bytes."""
     vectors = task.refs.vectors
     wanted = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
@@ -75,7 +75,7 @@ def job_of(dim: int, queries: Tensor, task: Task, rows: int, budget: int) -> Job
     keep = any(wanted) and len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
     # The vectors themselves are kept where autograd sees whether they were changed since.
     task = task._replace(refs=task.refs._replace(vectors=vectors[:0].detach()))
-    return Job(dim, task, rows, wanted, keep)
+    return ChunkPlan(dim, task, rows, wanted, keep)
 
 
 class MeanOverBatch(torch.autograd.Function):
@@ -85,7 +85,7 @@ class MeanOverBatch(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job, means: Means) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: ChunkPlan, means: Means) -> tuple[Tensor, ...]:
         totals, weights, ctx.made = means(queries, vectors, job)
         ctx.job, ctx.means = job, means
         ctx.save_for_backward(queries, vectors)
@@ -139,11 +139,11 @@ class Gradients(Protocol):
     def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]: ...
 
 
-Means = Callable[[Tensor, Tensor, Job], tuple[tuple[Tensor, ...], tuple[Tensor, ...], Gradients]]
+Means = Callable[[Tensor, Tensor, ChunkPlan], tuple[tuple[Tensor, ...], tuple[Tensor, ...], Gradients]]
 """queries, vectors, job -> totals of the positives and the negatives, their summed weights, gradients of the totals"""
 
 
-def _means(queries: Tensor, vectors: Tensor, job: Job) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
+def _means(queries: Tensor, vectors: Tensor, job: ChunkPlan) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
     """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
     blocks = Blocks(queries, vectors, job.task, job.rows)
     in_queries = (torch.zeros_like(queries), torch.zeros_like(queries)) if job.wanted[0] else None
@@ -197,7 +197,7 @@ class _Reduce(torch.autograd.Function):
     """queries, vectors -> the four parts of `Reduced`."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: Job) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: ChunkPlan) -> tuple[Tensor, ...]:
         blocks = Blocks(queries, vectors, job.task, job.rows)
         ctx.kept = queries.new_empty(len(vectors), len(queries)) if job.keep else None
         size = len(blocks.labels) if job.dim == 0 else len(queries)
@@ -216,7 +216,7 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         once()
         queries, vectors, *sums = ctx.saved_tensors
-        job: Job = ctx.job
+        job: ChunkPlan = ctx.job
         sums = [each.where(each != NONE, 0.0) for each in sums]
         blocks = Blocks(queries, vectors, job.task, job.rows)
         in_queries = torch.zeros_like(queries) if job.wanted[0] else None

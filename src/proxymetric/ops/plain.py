@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.core.pieces import References
+from proxymetric.ops.problem import NONE, Count, Line, Problem, Reduced, Settings, Totals, lifted, log1p_exp
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import NONE, Count, Line, Reduced, Setting, Task, Totals, lifted, log1p_exp
-from proxymetric.seam import References
 
 
 class Columns(NamedTuple):
@@ -39,11 +39,11 @@ def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Si
     tensor([[ True, False],
             [False,  True]])
     """
-    return _columns(queries, Task(labels, refs, Line(1.0), Line(1.0), of_class))
+    return _columns(queries, Problem(labels, refs, Line(1.0), Line(1.0), of_class))
 
 
 def mean_over_batch(
-    queries: Tensor, task: Task, positive_count: Count, negative_count: Count, setting: Setting
+    queries: Tensor, task: Problem, positive_count: Count, negative_count: Count, setting: Settings
 ) -> Totals:
     sums = over_batch(queries, task, setting)
     up, down = log1p_exp(sums.positive).sum(), log1p_exp(sums.negative).sum()
@@ -55,15 +55,15 @@ def mean_over_batch(
     ).over_weights(positive_count is None, negative_count is None)
 
 
-def over_batch(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+def over_batch(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
     return _reduce(0, lifted(queries), task)
 
 
-def over_classes(queries: Tensor, task: Task, setting: Setting) -> Reduced:
+def over_classes(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
     return _reduce(1, lifted(queries), task)
 
 
-def _columns(queries: Tensor, task: Task) -> Columns:
+def _columns(queries: Tensor, task: Problem) -> Columns:
     per_column = task.per_column
     s = queries @ task.refs.normalised(queries).T
     if task.of_class is None:
@@ -72,7 +72,7 @@ def _columns(queries: Tensor, task: Task) -> Columns:
     return Columns(task.of_class(s.unflatten(1, (-1, per_column))), *columns.positives(task.labels), columns.labels)
 
 
-def _reduce(dim: int, queries: Tensor, task: Task) -> Reduced:
+def _reduce(dim: int, queries: Tensor, task: Problem) -> Reduced:
     s, is_positive, is_negative, classes = _columns(queries, task)
     up, down = task.positive(s), task.negative(s)
     if task.weight is None:

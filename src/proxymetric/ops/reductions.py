@@ -22,27 +22,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.ops import chunked, fused, plain
-from proxymetric.ops.launches import installed
+from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, grad_all_reduce
+from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.pieces import References
+from proxymetric.ops import chunked, plain
+from proxymetric.ops.problem import NONE, Count, Line, Means, Problem, Reduced, Settings, Totals
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.task import NONE, Count, Line, Means, Reduced, Setting, Task, Totals
-from proxymetric.rules import Weight
-from proxymetric.seam import References
-from proxymetric.shards import added, felt_by_all, log_added
+from proxymetric.ops.triton import reductions
+from proxymetric.ops.triton.launch import installed
 
 
 class Implementation(NamedTuple):
     """One way to compute all three; `plain` is what the others must equal."""
 
-    mean_over_batch: Callable[[Tensor, Task, Count, Count, Setting], Totals]
-    over_batch: Callable[[Tensor, Task, Setting], Reduced]
-    over_classes: Callable[[Tensor, Task, Setting], Reduced]
+    mean_over_batch: Callable[[Tensor, Problem, Count, Count, Settings], Totals]
+    over_batch: Callable[[Tensor, Problem, Settings], Reduced]
+    over_classes: Callable[[Tensor, Problem, Settings], Reduced]
 
 
 IMPLS: dict[str, Implementation] = {
     "plain": Implementation(plain.mean_over_batch, plain.over_batch, plain.over_classes),
     "chunked": Implementation(chunked.mean_over_batch, chunked.over_batch, chunked.over_classes),
-    "triton": Implementation(fused.mean_over_batch, fused.over_batch, fused.over_classes),
+    "triton": Implementation(reductions.mean_over_batch, reductions.over_batch, reductions.over_classes),
 }
 """name -> implementation: the one list of them"""
 
@@ -52,11 +53,11 @@ SMALL_UNFUSED = 2**26
 """the same on accelerators without fused kernels, where launching many small ones is what small sizes cost"""
 
 
-_setting: ContextVar[Setting] = ContextVar("setting", default=Setting())  # noqa: B039 - a tuple
+_setting: ContextVar[Settings] = ContextVar("setting", default=Settings())  # noqa: B039 - a tuple
 
 
 @contextmanager
-def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Setting]:
+def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Settings]:
     """Compute the losses inside in another way: the same values and gradients, in other time and memory.
 
     impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
@@ -107,7 +108,7 @@ def mean_over_batch(
     positive: Line,
     negative: Line,
     of_class: Similarity | None = None,
-    weight: Weight | None = None,
+    weight: PairWeights | None = None,
     *,
     positive_count: Count = None,
     negative_count: Count = None,
@@ -122,7 +123,7 @@ def mean_over_batch(
     >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
     Means(positive=tensor(0.3133), negative=tensor(0.6931))
     """
-    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         do = IMPLS[chosen(queries, refs)].mean_over_batch
         if refs.shard is None:
@@ -130,7 +131,7 @@ def mean_over_batch(
         else:
             # No process knows the weights of all columns.
             parts = do(_felt(queries, refs), task, positive_count or 1.0, negative_count or 1.0, _setting.get())
-            found = Totals(*added(torch.stack(parts), refs.shard))
+            found = Totals(*all_reduce_sum(torch.stack(parts), refs.shard))
             found = found.over_weights(positive_count is None, negative_count is None)
         return Means(found.positive, found.negative)
 
@@ -142,13 +143,13 @@ def over_batch(
     positive: Line,
     negative: Line,
     of_class: Similarity | None = None,
-    weight: Weight | None = None,
+    weight: PairWeights | None = None,
 ) -> Reduced:
     """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others.
 
     Where references are divided among processes, each has its own columns.
     """
-    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         return IMPLS[chosen(queries, refs)].over_batch(_felt(queries, refs), task, _setting.get())
 
@@ -160,19 +161,19 @@ def over_classes(
     positive: Line,
     negative: Line,
     of_class: Similarity | None = None,
-    weight: Weight | None = None,
+    weight: PairWeights | None = None,
 ) -> Reduced:
     """For each query i: `log sum_c exp(w z(s_ic))` over the columns c of its class, and over the others."""
-    task = Task(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
         found = IMPLS[chosen(queries, refs)].over_classes(_felt(queries, refs), task, _setting.get())
         if refs.shard is None:
             return found
         if weight is not None:
             raise ValueError("weighting: with proxies divided among processes it wants a loss over the batch")
-        logs = [log_added(each, refs.shard) for each in (found.positive, found.negative)]
+        logs = [all_reduce_logsumexp(each, refs.shard) for each in (found.positive, found.negative)]
         return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
 
 
 def _felt(queries: Tensor, refs: References) -> Tensor:
-    return queries if refs.shard is None else felt_by_all(queries, refs.shard)
+    return queries if refs.shard is None else grad_all_reduce(queries, refs.shard)

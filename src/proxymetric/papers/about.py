@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
-from proxymetric.seam import Objective
+from proxymetric.core.pieces import Objective
 
 
 class About(NamedTuple):

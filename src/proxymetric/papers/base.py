@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from proxymetric.seam import Compare, Loss, References
+from proxymetric.core.pieces import Compare, Loss, References
 
 Base = str | dict[str, Any]
 """a method's name, or a table of its name (`method`) and arguments"""

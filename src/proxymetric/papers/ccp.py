@@ -8,11 +8,11 @@ compared; the released code picks them by those before normalisation.
 from __future__ import annotations
 
 from proxymetric.checks import at_least_zero
+from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_objective, compares_with_rows, named
-from proxymetric.references import InBatch, LearnedProxies, Memory
 from proxymetric.schemes import AlternatingProjections
-from proxymetric.seam import Compare, Objective, Sum
+from proxymetric.sources import InBatch, LearnedProxies, Memory
 
 
 @about(

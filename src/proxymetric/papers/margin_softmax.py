@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ArcFace, CosFace
 from proxymetric.papers.about import about
-from proxymetric.references import proxies
-from proxymetric.seam import Compare, Objective
+from proxymetric.sources import proxies
 
 
 @about(

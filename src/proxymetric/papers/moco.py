@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Objective
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_objective
 from proxymetric.schemes import MomentumQueue
-from proxymetric.seam import Objective
 
 
 @about(

@@ -6,11 +6,11 @@ and no weight decay. Its K: 10 on CUB and Cars, 2 on SOP.
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import MPA, MPAAP, MPADW, Spread
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
-from proxymetric.references import proxies
-from proxymetric.seam import Compare, Objective
+from proxymetric.sources import proxies
 
 PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of Gradients"
 

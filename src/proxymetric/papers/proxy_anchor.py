@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.references import proxies
-from proxymetric.seam import Compare, Objective
+from proxymetric.sources import proxies
 
 
 @about(
@@ -25,7 +25,7 @@ def proxy_anchor(
 ) -> Objective:
     """Each class's proxy is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
 
-    init: how proxies start, a name of `references.INITIALISATIONS`; "xavier/8" is how VPTSP's free proxies start, and
+    init: how proxies start, a name of `sources.INITIALISATIONS`; "xavier/8" is how VPTSP's free proxies start, and
     those of the baseline that it is compared with (VPT with BitFit).
 
     The paper's training: AdamW 1e-4, proxies x100, weight decay 1e-4 (also on proxies), clip by value 10, one epoch of

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_objective
-from proxymetric.seam import Compare, Objective, References
 from proxymetric.weightings import InformativeSamples
 
 

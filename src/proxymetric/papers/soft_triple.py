@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import SoftTriple, Spread
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
-from proxymetric.references import proxies
-from proxymetric.seam import Compare, Objective
+from proxymetric.sources import proxies
 
 
 @about(

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_needs, base_objective, named
-from proxymetric.references import VariationalProxies
-from proxymetric.seam import Compare, Objective, References
+from proxymetric.sources import VariationalProxies
 
 
 @about(
@@ -43,7 +43,7 @@ def vcpa(
     init: str | None = None,
     base: Base | None = None,
 ) -> Objective:
-    """Proxy-Anchor against Gaussian proxies that settle on each batch. Source: `references.VariationalProxies`.
+    """Proxy-Anchor against Gaussian proxies that settle on each batch. Source: `sources.VariationalProxies`.
 
     scale, margin: of Proxy-Anchor, both terms divided by C (Eq. 4). base: another method's loss instead, a name or a
     table of its name and arguments; losses without a closed-form curvature want newton_steps=0, and of a weighted one

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.references import SemanticProxies
-from proxymetric.seam import Compare, Objective
+from proxymetric.sources import SemanticProxies
 
 PAPER = (
     "Ren et al. 2024, Learning Semantic Proxies from Visual Prompts for Parameter-Efficient Fine-Tuning in Deep "
@@ -46,7 +46,7 @@ def vptsp_m(
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
-    """Proxy-Anchor against moving averages of what class prompts see. Source: `references.SemanticProxies`.
+    """Proxy-Anchor against moving averages of what class prompts see. Source: `sources.SemanticProxies`.
 
     scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "ema" takes the samples of a class one
     after the other, "ema-mean" their mean at once, as released. normalise_free: True makes `a` a true ratio. The rest
@@ -87,7 +87,7 @@ def vptsp_g(
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
-    """Proxy-Anchor against what a GRU keeps of what class prompts see. Source: `references.SemanticProxies`.
+    """Proxy-Anchor against what a GRU keeps of what class prompts see. Source: `sources.SemanticProxies`.
 
     scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "gru"; "gru-tanh", "rnn", "lstm" or
     "attention" for Table 7. source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_objective, compares_with_rows
-from proxymetric.references.memory import Memory
-from proxymetric.seam import Compare, Objective, Sum
+from proxymetric.sources.memory import Memory
 
 
 @about(
@@ -22,7 +22,7 @@ def xbm(
     start: int = 1000,
     weight: float = 1.0,
 ) -> Objective:
-    """A base method, and the same loss once more against a memory of past embeddings: `references.Memory`.
+    """A base method, and the same loss once more against a memory of past embeddings: `sources.Memory`.
 
     base: a method's name, or a table of its name and arguments: `{method = "triplet", margin = 0.1}`; any pair or proxy
     loss that can be compared with loose rows. memory: embeddings kept; CCP's study has 3 or 25 batches on CUB and Cars,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxymetric.checks import whole
+from proxymetric.checks import whole_number
 from proxymetric.planning.numbers import known
 
 
@@ -91,7 +91,9 @@ class Workload:
     on_cpu: bool = False
 
     def __post_init__(self) -> None:
-        whole(1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class)
+        whole_number(
+            1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class
+        )
         if self.method in APART:
             raise ValueError(f"method: {self.method} {APART[self.method]}; wanted one of {', '.join(METHODS)}")
         known("method", self.method, METHODS)

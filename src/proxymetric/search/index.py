@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from proxymetric.core.pieces import unit
 from proxymetric.files import replacing, save_tensors
-from proxymetric.seam import unit
 
 
 class Index:

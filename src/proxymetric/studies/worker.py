@@ -61,13 +61,13 @@ class _Teller:
 
 def train(job: dict[str, Any], watcher: _Teller) -> dict[str, Any]:
     """Do one run, or the rest of it; its result."""
-    from proxymetric import training
+    from proxymetric.runs import train as whole_run
 
     folder, settings = Path(job["out"]), dict(job["settings"])
     begun = (folder / "run.json").is_file()
     if begun:
         settings.pop("encoder.weights", None)  # as it was begun; the file may lie elsewhere by now
-    run = training.train(
+    run = whole_run.train(
         recipe=job["recipe"], settings=settings, out=folder, resume=begun, report=False, watcher=watcher
     )
     return run.result
@@ -79,8 +79,8 @@ def write_embeddings(folder: Path, file: Path) -> None:
 
     from proxymetric.data import EvalFeed
     from proxymetric.files import replacing, save_tensors
-    from proxymetric.learner import load
-    from proxymetric.training.unseen import evaluation_set
+    from proxymetric.models.load import load
+    from proxymetric.runs.evaluation_set import evaluation_set
 
     images, words = evaluation_set(folder)
     model = load(folder)
@@ -194,7 +194,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     try:
         import proxymetric.training  # noqa: F401 - before the first run's clock
-        from proxymetric.data.kept import keep_decoded
+        from proxymetric.data.decoded_cache import keep_decoded
 
         send(event="ready")
         with keep_decoded(int(os.environ.get("PROXYMETRIC_KEEP", 2**33))):

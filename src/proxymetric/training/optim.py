@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.criterion import Criterion
-from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
-from proxymetric.training.rowwise import with_rowwise
-from proxymetric.training.sharded import Sharded, here, is_part
+from proxymetric.training.learner import Learner
+from proxymetric.training.rowwise_adagrad import with_rowwise
+from proxymetric.training.sharded_state import ShardedState, here, is_part
 
 
 def rates(options: TrainOptions) -> tuple[float, float]:
@@ -74,12 +74,12 @@ def _fused(first: Tensor, options: TrainOptions) -> bool | None:
     return True if first.is_cuda and not (options.optimizer == "sgd" and is_part(first)) else None
 
 
-def steps_blind(optimizer: torch.optim.Optimizer) -> bool:
+def can_step_unchecked(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step_where` can be asked of it. SGD's memory would be of nothing after a first step that is none."""
     return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and bool(optimizer.defaults["fused"])
 
 
-def step_where(optimizer: Any, fine: Tensor) -> None:
+def step_if(optimizer: Any, fine: Tensor) -> None:
     """Step if `fine`, which the device knows and need not tell: nobody waits for it.
 
     >>> p = torch.nn.Parameter(torch.ones(1))
@@ -94,7 +94,16 @@ def step_where(optimizer: Any, fine: Tensor) -> None:
         del optimizer.found_inf
 
 
-def decayed(options: TrainOptions, epoch: int) -> float:
+def steps_in(epochs: float, steps_per_epoch: int) -> int:
+    """The steps that so many epochs make, at least one.
+
+    >>> steps_in(2, 8), steps_in(2.4, 8)
+    (16, 19)
+    """
+    return max(1, round(epochs * steps_per_epoch))
+
+
+def decay_factor(options: TrainOptions, epoch: int) -> float:
     """What the first rates are multiplied with in epoch `epoch` (from 0): a pure function, so nothing to save.
 
     >>> [decayed(TrainOptions(decay="step", decay_every=10, decay_by=0.5), e) for e in (0, 9, 10, 25)]
@@ -115,8 +124,8 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["first_lr"] * factor
 
 
-def clipped(
-    parameters: list[Tensor], rows: list[Tensor], options: TrainOptions, sharded: Sharded | None = None
+def clip_gradients(
+    parameters: list[Tensor], rows: list[Tensor], options: TrainOptions, sharded: ShardedState | None = None
 ) -> Tensor:
     """Clip the gradients in place as the options say; the norm they had, not finite where the step must be skipped.
 

@@ -18,16 +18,16 @@ from torch import nn
 
 from proxymetric.encoders import Encoder
 from proxymetric.encoders.vit import run_block
-from proxymetric.learner import Learner
 from proxymetric.recipe import TrainOptions
+from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type
-from proxymetric.training.world import World
+from proxymetric.training.process_group import ProcessGroup
 
 SMALL = 0.01
 """a stage with less than this fraction of the parameters stays with the rest of the encoder: messages cost time"""
 
 
-def check(options: TrainOptions, needs: Collection[str], world: World, device: torch.device) -> None:
+def check(options: TrainOptions, needs: Collection[str], world: ProcessGroup, device: torch.device) -> None:
     """Refuse what does not go together with an encoder in parts; needs: of the method."""
     if options.parallel != "fsdp" or world.size == 1:
         return
@@ -50,7 +50,7 @@ class Parallel:
     of every parameter; a world of one process changes nothing.
     """
 
-    def __init__(self, learner: Learner, options: TrainOptions, world: World) -> None:
+    def __init__(self, learner: Learner, options: TrainOptions, world: ProcessGroup) -> None:
         self.learner, self.world = learner, world
         self.divided = options.parallel == "fsdp" and world.size > 1
         self.module: nn.Module = learner
@@ -144,7 +144,7 @@ def stages(backbone: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def whole(encoder: nn.Module) -> Iterator[None]:
+def gathered_parameters(encoder: nn.Module) -> Iterator[None]:
     """Inside, every process has all of a divided encoder and can run it alone: nobody waits. All must ask.
 
     Parameters must not change inside, nor be saved or loaded: that divides them again.

@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
-from proxymetric.learner import Learner
+from proxymetric.core.pieces import Batch, Pool, nothing
+from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
-from proxymetric.seam import Batch, Pool, nothing
-from proxymetric.training.ahead import Ahead
-from proxymetric.training.folder import steps_in
+from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
+from proxymetric.training.lookahead import Lookahead
 from proxymetric.training.optim import (
     autocast_type,
-    clipped,
-    decayed,
+    can_step_unchecked,
+    clip_gradients,
+    decay_factor,
     make_optimizer,
     set_rates,
-    step_where,
-    steps_blind,
+    step_if,
+    steps_in,
 )
-from proxymetric.training.parallel import Parallel, whole
-from proxymetric.training.sharded import Sharded
+from proxymetric.training.parallel import Parallel, gathered_parameters
+from proxymetric.training.process_group import ProcessGroup
+from proxymetric.training.sharded_state import ShardedState
 from proxymetric.training.signals import listening
-from proxymetric.training.track import TensorBoard
-from proxymetric.training.watch import Tick, Watcher
-from proxymetric.training.world import World
+from proxymetric.training.tensorboard import TensorBoard
 
 LOG_EVERY = 10
 
@@ -69,7 +69,7 @@ class Trainer:
         score: Callable[[], dict[str, float]] | None = None,
         pool: Pool | None = None,
         stop_after: float | None = None,
-        world: World = World(),  # noqa: B008 - a tuple
+        world: ProcessGroup = ProcessGroup(),  # noqa: B008 - a tuple
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         if len(feed) < 1:
@@ -78,7 +78,7 @@ class Trainer:
         self.watcher, self.score, self.pool, self.world, self.device = watcher, score, pool, world, device
         self.parallel = Parallel(learner, options, world)
         self.optimizer = make_optimizer(learner, options)
-        self.sharded = Sharded(learner, self.optimizer)
+        self.sharded = ShardedState(learner, self.optimizer)
         if self.sharded.parts and options.amp == "fp16":
             raise ValueError("train.amp: got 'fp16' with train.shard, whose parts would scale apart; wanted 'bf16'")
         if options.compile and not learner.frozen:
@@ -91,7 +91,7 @@ class Trainer:
             )
         self.precision = autocast_type(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
-        self._blind = steps_blind(self.optimizer) and not self.scaler.is_enabled() and world.size == 1
+        self._blind = can_step_unchecked(self.optimizer) and not self.scaler.is_enabled() and world.size == 1
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
         self.log = Log(folder / "log.jsonl", writes=world.first, also=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
@@ -162,7 +162,7 @@ class Trainer:
         started, images, begun = time.perf_counter(), 0, self.step
         micro: list[Batch] = []
         following = itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position)
-        batches = Ahead(following, self.learner.criterion if self.world.size == 1 else None)
+        batches = Lookahead(following, self.learner.criterion if self.world.size == 1 else None)
         for batch in batches:
             micro.append(batch)
             last = self.position + len(micro) == end
@@ -195,8 +195,8 @@ class Trainer:
         self.seconds += time.perf_counter() - started
         if end == len(self.feed):
             self.epoch, self.position = self.epoch + 1, 0
-        whole = options.evaluate_every * self.steps_per_epoch
-        if self.step >= self.steps or self.step % (options.evaluate_steps or whole) == 0:
+        steps_between = options.evaluate_every * self.steps_per_epoch
+        if self.step >= self.steps or self.step % (options.evaluate_steps or steps_between) == 0:
             self._evaluate()
         self.save()
         if self.world.any(self._stop) and not self.done:
@@ -210,7 +210,7 @@ class Trainer:
         self._statistics = [value for part in moving for value in part.buffers(recurse=False)]
         self._before = [value.clone() for value in self._statistics]
         learner.criterion.epoch(self.epoch)
-        set_rates(self.optimizer, decayed(self.options, self.epoch))
+        set_rates(self.optimizer, decay_factor(self.options, self.epoch))
         self.parallel.begin_epoch()
 
     def _to_training(self) -> None:
@@ -244,11 +244,11 @@ class Trainer:
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()
-        norm = clipped(self._trainable, rows, self.options, self.sharded)
+        norm = clip_gradients(self._trainable, rows, self.options, self.sharded)
         told = torch.stack([total, norm.to(total)])
         moves = any(p.grad is not None for p in self._trainable)
         if moves and self._blind:
-            step_where(self.optimizer, told.isfinite().all())
+            step_if(self.optimizer, told.isfinite().all())
         meanwhile()
         # An accelerator is waited for once in a step: here.
         value, length = told.tolist()
@@ -256,7 +256,7 @@ class Trainer:
         if fine:
             if moves and not self._blind:
                 self.scaler.step(self.optimizer)
-            criterion, factor = self.learner.criterion, decayed(self.options, self.epoch)
+            criterion, factor = self.learner.criterion, decay_factor(self.options, self.epoch)
             lr, network_lr = (rate and rate * factor for rate in (criterion.row_lr, criterion.network_lr))
             criterion.commit(lr=lr, network_lr=network_lr)
         else:
@@ -295,7 +295,7 @@ class Trainer:
                 torch.distributed.broadcast(statistic, 0)
         scores: dict[str, float] = {}
         if self.score is not None:
-            with whole(self.learner.encoder):
+            with gathered_parameters(self.learner.encoder):
                 scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
         # The untrained model is a candidate too: training does not always help.

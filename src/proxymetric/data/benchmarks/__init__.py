@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from proxymetric.data.benchmarks import halves, in_shop, inaturalist, mnist, omniglot, products
+from proxymetric.data.benchmarks import cub_cars, in_shop, inaturalist, mnist, omniglot, products
 from proxymetric.data.images import ImageSet
 
 
@@ -39,8 +39,8 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "cub": Benchmark(partial(halves.looks, layout="cub"), partial(halves.read, layout="cub"), ("CUB_200_2011",)),
-    "cars": Benchmark(partial(halves.looks, layout="cars"), partial(halves.read, layout="cars"), ("cars196",)),
+    "cub": Benchmark(partial(cub_cars.looks, layout="cub"), partial(cub_cars.read, layout="cub"), ("CUB_200_2011",)),
+    "cars": Benchmark(partial(cub_cars.looks, layout="cars"), partial(cub_cars.read, layout="cars"), ("cars196",)),
     "sop": Benchmark(products.looks, products.read, ("Stanford_Online_Products",)),
     "in-shop": Benchmark(in_shop.looks, in_shop.read, ("In-shop Clothes Retrieval Benchmark", "In-Shop", "inshop")),
     "inaturalist": Benchmark(inaturalist.looks, inaturalist.read, ("iNaturalist", "Inaturalist", "inaturalist")),

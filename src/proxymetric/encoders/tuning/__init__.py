@@ -7,8 +7,8 @@ Named in a recipe: `[encoder] tuning = "vpt+bitfit"`, or with arguments
 from proxymetric.encoders.tuning.adapter import Adapter
 from proxymetric.encoders.tuning.base import Tuning
 from proxymetric.encoders.tuning.bitfit import BitFit
+from proxymetric.encoders.tuning.compose import ComposedTuning, complete_tuning, compose_tuning
 from proxymetric.encoders.tuning.full import Full
-from proxymetric.encoders.tuning.joined import Joined, completed, made
 from proxymetric.encoders.tuning.linear import Linear
 from proxymetric.encoders.tuning.lora import LoRA
 from proxymetric.encoders.tuning.vpt import VPT
@@ -23,4 +23,16 @@ TUNINGS: dict[str, type[Tuning]] = {
 }
 """all there are, in the order in which joined ones are named"""
 
-__all__ = ["TUNINGS", "VPT", "Adapter", "BitFit", "Full", "Joined", "Linear", "LoRA", "Tuning", "completed", "made"]
+__all__ = [
+    "TUNINGS",
+    "VPT",
+    "Adapter",
+    "BitFit",
+    "ComposedTuning",
+    "Full",
+    "Linear",
+    "LoRA",
+    "Tuning",
+    "complete_tuning",
+    "compose_tuning",
+]

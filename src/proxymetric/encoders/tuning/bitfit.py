@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxymetric.encoders.tuning.base import Tuning
-from proxymetric.encoders.tuning.biases import sum_biases
+from proxymetric.encoders.tuning.bias_gradients import sum_biases
 
 
 class BitFit(Tuning):

@@ -1,0 +1,1 @@
+"""Trained models: load one, embed images with it, export it."""

@@ -1,0 +1,1 @@
+"""The reductions as Triton kernels, for NVIDIA GPUs."""

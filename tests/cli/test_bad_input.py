@@ -1,0 +1,359 @@
+"""People's mistakes and bad luck: each ends in one sentence, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import proxymetric as pm
+from conftest import write_photos
+from proxymetric.data import split
+from proxymetric.files import read_json
+from terminal import bytes_of, proxymetric, refused, train
+
+pytestmark = pytest.mark.usefixtures("no_page")
+
+
+@pytest.fixture(scope="module")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        folder = tmp_path_factory.mktemp("runs") / "finished"
+        answer = train(photos, folder)
+    assert answer.code == 0, answer
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Six classes of four photos, to be damaged."""
+    return write_photos(tmp_path / "data", classes=6, images=4)
+
+
+def unreadable(file: Path, how: str) -> Path:
+    """Damage an image file; a JPEG where it is cut short."""
+    if how == "truncated":
+        Image.linear_gradient("L").save(file.with_suffix(".jpg"))
+        whole = file.with_suffix(".jpg").read_bytes()
+        file.unlink()
+        file = file.with_suffix(".jpg")
+        file.write_bytes(whole[: len(whole) // 2])
+    else:
+        file.write_bytes(b"" if how == "empty" else b"not an image, though it is called one")
+    return file
+
+
+# Data
+
+
+def test_an_empty_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    answer = train(tmp_path / "data", tmp_path / "run")
+    refused(answer, f"{tmp_path / 'data'} holds no labelled images", "one folder for each class", "CLASS/photo.jpg")
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_in_no_class_folder(tmp_path, photos):
+    shutil.copytree(photos / "class0", tmp_path / "data")
+    refused(train(tmp_path / "data", tmp_path / "run"), "8 images lie directly in it, in no class folder")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "there is no folder"), ("glyph", "did you mean 'glyphs'?")])
+def test_a_missing_folder(tmp_path, name, said):
+    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv, or one of the embedded sets")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_data_at_all(tmp_path):
+    refused(proxymetric("train", "--out", tmp_path / "run"), "say where the images are: --data FOLDER")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_class(tmp_path, photos):
+    shutil.copytree(photos / "class0", tmp_path / "data" / "class0")
+    refused(train(tmp_path / "data", tmp_path / "run"), "one class only ('class0')", "at least two classes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_classes_cannot_be_divided_but_can_be_trained_on(tmp_path):
+    data = write_photos(tmp_path / "data", classes=2, images=4)
+    refused(train(data, tmp_path / "run"), "of 2 classes", "leaves 0 for training", "--set data.validation=0")
+    assert not (tmp_path / "run").exists()
+    answer = train(data, tmp_path / "run", "--set", "data.validation=0")
+    assert answer.code == 0, answer
+    assert pm.load(tmp_path / "run").classes == ["class0", "class1"]
+
+
+def test_classes_too_small_to_be_held_out(tmp_path):
+    data = write_photos(tmp_path / "data", classes=6, images=1)
+    refused(train(data, tmp_path / "run"), "2 validation classes of two images or more", "only 0 of the 6")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_with_one_image_is_said_and_trained_on(data, tmp_path):
+    for file in sorted((data / "class2").iterdir())[1:]:
+        file.unlink()
+    answer = train(data, tmp_path / "run")
+    assert answer.code == 0, answer
+    assert "classes with a single image: 1, such as class2" in answer.out
+    assert "class2" in pm.load(tmp_path / "run").classes
+
+
+@pytest.mark.parametrize("more", [(), ("--frozen",), ("--set", "data.cache=device"), ("--set", "data.workers=1")])
+def test_bad_images_are_named_once_counted_and_left_out(data, tmp_path, more):
+    parts = split(pm.open_data(data))
+    bad = {
+        unreadable(data / parts.train.classes[0] / "0.png", "truncated"): "truncated",
+        unreadable(data / parts.train.classes[1] / "1.png", "text"): "not an image that can be recognised",
+        unreadable(data / parts.train.classes[2] / "2.png", "empty"): "the file is empty",
+        unreadable(data / parts.validation.classes[0] / "3.png", "text"): "not an image that can be recognised",
+    }
+    answer = train(data, tmp_path / "run", "--batch", 4, "--epochs", 2, *more)
+    assert answer.code == 0, answer
+    found = read_json(tmp_path / "run" / "result.json")["bad_images"]
+    assert found.keys() == {str(file) for file in bad}
+    for file, reason in bad.items():
+        assert reason in found[str(file)]
+        assert answer.out.count(str(file)) == 1
+    assert "images that could not be read and were left out: 4" in answer.out
+
+
+def test_a_class_of_nothing_but_bad_images(data, tmp_path):
+    seen = split(pm.open_data(data)).train.classes[0]
+    for file in (data / seen).iterdir():
+        unreadable(file, "text")
+    answer = train(data, tmp_path / "run")
+    assert answer.code == 0, answer
+    assert len(read_json(tmp_path / "run" / "result.json")["bad_images"]) == 4
+
+
+@pytest.mark.parametrize("more", [(), ("--frozen",), ("--size", 80, "--set", "view.resize=80")])
+def test_held_out_images_of_which_none_can_be_read(data, tmp_path, more):
+    for name in split(pm.open_data(data)).validation.classes:
+        for file in (data / name).iterdir():
+            unreadable(file, "text")
+    refused(train(data, tmp_path / "run", *more), "not one of the 8 images", "can be read")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--frozen",), ("--set", "data.cache=memory")])
+def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
+    for name in split(pm.open_data(data)).train.classes:
+        for file in (data / name).iterdir():
+            unreadable(file, "text")
+    refused(train(data, tmp_path / "run", *more), "not one of the 16 training images can be read")
+    assert not (tmp_path / "run" / "last.safetensors").exists()
+
+
+# Keys, values and names
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "loss.margn=0.2"), ("loss.margn", "did you mean 'margin'?")),
+        (("--set", "margin=0.2"), ("'margin'", "did you mean 'loss.margin'?")),
+        (("--set", "loss.margin=small"), ("loss.margin: got 'small', wanted a number",)),
+        (("--set", "loss.margin"), ("got 'loss.margin', wanted table.key=value",)),
+        (("--set", "train.epochs=1.5"), ("train.epochs: got 1.5, wanted a whole number",)),
+        (("--lr", "-1"), ("train.lr: got -1.0, wanted at least 0",)),
+        (("--epochs", "0"), ("train.epochs: got 0, wanted at least 1",)),
+        (("--dim", "0"), ("dim", "0")),
+        (("--size", "0"), ("size", "0")),
+        (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
+        (("--method", "proxyanchor"), ("there is no 'proxyanchor'", "did you mean 'proxy-anchor'?")),
+        (("--backbone", "resnet_50"), ("backbone='resnet_50' is not known", "resnet50")),
+        (("--set", "train.metrics=['R@1', 'MAP']"), ("unknown metric 'MAP'", "did you mean 'MAP@R'?")),
+        (("--set", "train.monitor=R@2"), ("train.monitor", "'R@2'", "did you mean 'R@1'?")),
+        (("--set", "view.crop=centre"), ("crop must be one of random-resized, random, none, got 'centre'",)),
+        (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),
+        (("--set", "train.per_class=5"), ("per_class", "batch 16", "5")),
+        (("--device", "gpu"), ("device: got 'gpu'", "cuda")),
+        (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is wanted")),
+        (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
+        (("--recipe", "gone.toml"), ("recipe: there is no file gone.toml",)),
+        (("--resume", "--overwrite"), ("resume, overwrite: got both",)),
+    ],
+)
+def test_a_wrong_word_writes_nothing(photos, tmp_path, words, said):
+    refused(train(photos, tmp_path / "run", *words), *said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
+    before = bytes_of(run)
+    refused(train(photos, run, "--overwrite", "--set", "loss.margn=0.2"), "loss.margn")
+    refused(train(photos, run, "--overwrite", "--set", "loss.init=zeros"), "init: got 'zeros'")
+    refused(train(run.parent / "gone", run, "--overwrite"), "there is no folder")
+    assert bytes_of(run) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[loss]\nmargn = 0.2\n", "loss.margn: there is no such key; did you mean 'margin'?"),
+        ("[los]\nmargin = 0.2\n", "there is no key 'los'; did you mean 'loss'?"),
+        ("[loss]\nmargin = '0.2'\n", "loss.margin: got '0.2', wanted a number"),
+        ("[loss\n", "mine.toml is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_recipe_file(photos, tmp_path, content, said):
+    (tmp_path / "mine.toml").write_text(content)
+    refused(train(photos, tmp_path / "run", "--recipe", tmp_path / "mine.toml"), said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(photos, tmp_path, run):
+    refused(train(photos, tmp_path / "new", "--device", "cuda"), "device: cuda", "no CUDA device", "wanted cpu or auto")
+    assert not (tmp_path / "new").exists()
+    refused(proxymetric("evaluate", run, "--device", "cuda"), "no CUDA device")
+
+
+# Checkpoints
+
+
+def test_weights_of_another_backbone(photos, tmp_path):
+    file = tmp_path / "resnet.safetensors"
+    save_file({f"layer{i}.0.conv1.weight": torch.ones(2) for i in (1, 2, 3, 4)}, str(file))
+    answer = train(photos, tmp_path / "run", "--weights", file)
+    refused(answer, str(file), "do not fit backbone='small'", "looks like a ResNet")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_another_run_is_refused(photos, run, tmp_path):
+    assert train(photos, tmp_path / "wide", "--dim", 12).code == 0
+    shutil.copy(tmp_path / "wide" / "best.safetensors", run)
+    answer = proxymetric("evaluate", run)
+    refused(answer, f"{run / 'best.safetensors'} does not fit the encoder of {run} (small)", "(12, 256)", "(8, 256)")
+
+
+def test_a_checkpoint_of_another_backbone(run):
+    about = read_json(run / "run.json")
+    about["encoder"]["backbone"] = "resnet10t"
+    (run / "run.json").write_text(json.dumps(about))
+    refused(proxymetric("evaluate", run), "does not fit the encoder of", "(resnet10t)", "is missing")
+    with pytest.raises(ValueError, match=r"\(resnet10t\)"):
+        pm.load(run)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda about: about.pop("view"), "it lacks view"),
+        (lambda about: about["encoder"].update(colour="red"), "colour"),
+        (lambda about: about["encoder"].update(backbone="smal"), "backbone='smal' is not known"),
+    ],
+)
+def test_a_run_file_that_was_edited(run, damage, said):
+    about = read_json(run / "run.json")
+    damage(about)
+    (run / "run.json").write_text(json.dumps(about))
+    refused(proxymetric("evaluate", run), said)
+
+
+def test_a_run_file_that_is_cut_short(photos, run):
+    (run / "run.json").write_text((run / "run.json").read_text()[:100])
+    refused(proxymetric("evaluate", run), str(run / "run.json"), "not valid JSON")
+    refused(train(photos, run, "--resume"), str(run / "run.json"), "not valid JSON")
+    assert train(photos, run, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize("kept", [0, 100, 20_000])
+def test_a_damaged_checkpoint_cannot_be_gone_on_from_but_the_best_still_loads(photos, run, kept):
+    last = run / "last.safetensors"
+    last.write_bytes(last.read_bytes()[:kept])
+    before = bytes_of(run)
+    refused(train(photos, run, "--resume", "--epochs", 2), str(last), "best.safetensors beside it", "--overwrite")
+    assert bytes_of(run) == before
+    assert pm.load(run).embed(torch.zeros(1, 3, 16, 16)).shape == (1, 8)
+    with pytest.raises(ValueError, match=r"last.safetensors is not a checkpoint that can be read"):
+        pm.load(run, "last")
+
+
+def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
+    shutil.copy(run / "best.safetensors", run / "last.safetensors")
+    refused(train(photos, run, "--resume", "--epochs", 2), "holds a model, not a whole checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("--set", "loss.margin=0.3"), "loss.margin=0.1"),
+        (("--batch", 8), "train.batch=16"),
+        (("--seed", 1), "seed=0"),
+        (("--method", "mpa"), "method='proxy-anchor'"),
+    ],
+)
+def test_resume_with_a_changed_recipe_names_the_key(photos, run, words, key):
+    before = bytes_of(run)
+    refused(train(photos, run, "--resume", *words), f"{run} was begun with", key, "leave it as it was")
+    assert bytes_of(run) == before
+
+
+def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
+    assert train(data, tmp_path / "run").code == 0
+    before = bytes_of(tmp_path / "run")
+    aside = data.rename(tmp_path / "aside")
+    refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "there is no folder", str(data))
+    (aside / "class0" / "0.png").rename(tmp_path / "0.png")
+    words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
+    refused(proxymetric(*words), "are not those that", "was begun with")
+    assert bytes_of(tmp_path / "run") == before
+    (tmp_path / "0.png").rename(aside / "class0" / "0.png")
+    assert proxymetric(*words).code == 0
+
+
+# Where the run goes
+
+
+def test_out_that_holds_a_run(photos, run):
+    before = bytes_of(run)
+    refused(train(photos, run), f"out: {run} already holds a run", "--resume", "--overwrite", "another folder")
+    assert bytes_of(run) == before
+
+
+@pytest.mark.parametrize("words", [(), ("--overwrite",), ("--resume",)])
+def test_out_that_is_somebody_elses(photos, tmp_path, words):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear reader")
+    refused(train(photos, tmp_path / "mine", *words), f"out: {tmp_path / 'mine'} is not empty", "a new folder")
+    assert bytes_of(tmp_path / "mine") == {"letter.txt": b"dear reader"}
+
+
+def test_overwrite_leaves_strangers_files(photos, run):
+    (run / "notes.txt").write_text("dear reader")
+    assert train(photos, run, "--overwrite", "--dim", 4).code == 0
+    assert (run / "notes.txt").read_text() == "dear reader"
+    assert pm.load(run).dim == 4
+
+
+@pytest.mark.parametrize("below", [".", "deeper"])
+def test_out_that_is_a_file(photos, tmp_path, below):
+    (tmp_path / "run").write_text("a file")
+    refused(train(photos, tmp_path / "run" / below), f"out: {tmp_path / 'run'} is a file", "wanted a folder")
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_out_where_nothing_can_be_written(photos, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    if not os.access(locked, os.W_OK):
+        refused(train(photos, locked / "run"), f"out: nothing can be written in {locked}")
+    elif Path("/proc/self").exists():  # the administrator may write anywhere but where the system itself refuses
+        refused(train(photos, "/proc/proxymetric/run"), "could not save /proc/proxymetric/run/run.json")
+    assert not list(locked.iterdir())

@@ -1,0 +1,380 @@
+"""The command line, from the first --help to a query: what people type and what they see."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors import safe_open
+
+import proxymetric as pm
+import terminal
+from proxymetric.cli.terminal import Terminal, clock
+from proxymetric.core.watcher import Tick
+from proxymetric.files import read_json
+from proxymetric.papers import CATALOGUE, options
+from proxymetric.search import Index
+from terminal import Answer, bytes_of, proxymetric, refused, train
+
+VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
+
+
+@pytest.fixture(scope="module")
+def told() -> list[Answer]:
+    """What the training of `run` printed."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, told: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of two epochs at 32 pixels, report and all. Only read it."""
+    folder = tmp_path_factory.mktemp("runs") / "photos"
+    told.append(train(photos, folder, "--size", 32, "--set", "view.resize=32", "--epochs", 2))
+    assert told[0].code == 0, told[0]
+    before = bytes_of(folder)
+    yield folder
+    assert bytes_of(folder) == before, "a verb that only uses a run has changed it"
+
+
+def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("words", ["--help", "-h", "--version", "train --help", "query -h", "plan -h", ""])
+def test_help_needs_no_torch(words):
+    script = (
+        "import sys; from proxymetric.cli import main\n"
+        f"sys.argv = ['proxymetric', *{words.split()!r}]\n"
+        "try: main()\n"
+        "finally: print('HEAVY', sorted({'torch', 'timm', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    answer = in_a_process("-c", script)
+    assert answer.stdout.splitlines()[-1] == "HEAVY []", answer
+    assert "proxymetric" in answer.stdout + answer.stderr or pm.__version__ in answer.stdout
+
+
+def test_help_names_every_verb():
+    answer = proxymetric("--help")
+    assert answer.code == 0
+    for verb in VERBS:
+        assert re.search(rf"^  {verb}\s+[A-Z].*[^.]\.$", answer.out, re.MULTILINE), f"{verb}: a whole short sentence"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb):
+    answer = proxymetric(verb, "--help")
+    assert answer.code == 0
+    examples = answer.out.split("Example")[1].splitlines()[1:]
+    assert examples
+    assert all(line.strip().startswith(f"proxymetric {verb} ") for line in examples if line.strip())
+
+
+def test_the_module_runs_too():
+    answer = in_a_process("-m", "proxymetric", "--version")
+    assert (answer.returncode, answer.stdout.strip()) == (0, pm.__version__)
+
+
+def test_a_misspelt_verb_or_flag_names_the_right_one():
+    answer = proxymetric("trian")
+    assert answer.code == 2
+    assert "Did you mean 'train'?" in answer.err
+    answer = proxymetric("train", "--epoch", "3")
+    assert answer.code == 2
+    assert "--epochs" in answer.err
+
+
+def test_methods_lists_the_whole_catalogue(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = proxymetric("methods")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    for name, row in CATALOGUE.items():
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert row.about.paper.split(",")[0] in line
+        assert row.about.choose in line
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_one_method_shows_paper_and_arguments(name):
+    answer = proxymetric("methods", name)
+    assert answer.code == 0
+    assert CATALOGUE[name].about.paper in answer.out
+    for key, parameter in options(name).items():
+        assert f"--set loss.{key}={parameter.default}" in answer.out
+        assert parameter.default is not inspect.Parameter.empty
+
+
+def test_an_unknown_method_is_refused():
+    refused(proxymetric("methods", "mpa-a"), "there is no 'mpa-a'", "did you mean 'mpa-ap'?")
+
+
+def test_training_says_what_it_does(run, told, photos):
+    answer = told[0]
+    assert not answer.err
+    assert f"{photos.name}: 64 images of 8 classes to train on, 16 images of 2 classes held out" in answer.out
+    for line in ("epoch   0  held-out classes: R@1", "epoch   1  held-out", "epoch   2  held-out"):
+        assert line in answer.out
+    for row in ("raw pixels", "untrained encoder", "trained encoder"):
+        assert re.search(rf"{row}\W+[\d.]+\W+[\d.]+", answer.out)
+    assert f"report: {run / 'report.html'}" in answer.out
+    files = {"run.json", "result.json", "report.html", "log.jsonl", "best.safetensors", "last.safetensors"}
+    assert {file.name for file in run.iterdir()} == files
+
+
+def test_what_is_no_terminal_gets_no_control_characters(run, told, photos):
+    assert not CONTROL.search(told[0].out)
+    image = next(photos.rglob("*.png"))
+    for words in (("methods",), ("evaluate", run), ("query", run, photos, image), ("--help",)):
+        answer = proxymetric(*words)
+        assert answer.code == 0
+        assert not CONTROL.search(answer.out + answer.err)
+
+
+def scores(answer: Answer) -> dict[str, float]:
+    """The one row of the table that `evaluate` prints."""
+    heads = next(line for line in answer.out.splitlines() if "@" in line)
+    row = next(line for line in answer.out.splitlines() if re.search(r"\d\.\d", line))
+    return dict(zip(re.findall(r"\w+@\w+", heads), map(float, re.findall(r"\d+\.\d", row)), strict=True))
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_evaluate_repeats_the_scores_of_the_run(run, photos, with_data):
+    answer = proxymetric("evaluate", run, *(["--data", photos] if with_data else []), "--metrics", "R@1,MAP@R")
+    assert answer.code == 0, answer
+    assert "16 images of 2 classes (none of them trained on)" in answer.out
+    result = read_json(run / "result.json")["rows"]["trained encoder"]
+    assert scores(answer) == {name: round(100 * value, 1) for name, value in result.items()}
+
+
+def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
+    everything = proxymetric("evaluate", run, "--split", "all")
+    assert "80 images of 10 classes (some of them trained on)" in everything.out
+    seen = proxymetric("evaluate", run, "--split", "train")
+    assert "64 images of 8 classes (all of them trained on)" in seen.out
+    other = tmp_path / "other"
+    for name in ("class1", "class2"):
+        (other / name).mkdir(parents=True)
+        for k in range(3):
+            (other / name / f"{k}.png").write_bytes((photos / name / f"{k}.png").read_bytes())
+    (other / "alone").mkdir()
+    (other / "alone" / "0.png").write_bytes((photos / "class3" / "0.png").read_bytes())
+    answer = proxymetric("evaluate", run, "--data", other, "--metrics", "R@1")
+    assert "7 images of 3 classes, %" in answer.out
+    assert "not used as queries: 1" in answer.out
+
+
+def test_evaluate_refuses(run, photos):
+    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "unknown metric 'map'", "did you mean 'MAP@R'?")
+    refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "wanted --split all")
+    refused(proxymetric("evaluate", run, "--split", "tests"), "split: got 'tests'", "all, test")
+    refused(proxymetric("evaluate", run, "--which", "first"), "which: got 'first'", "'best'")
+    refused(proxymetric("evaluate", run, "--distance", "l1"), "distance", "l1", "cosine")
+    refused(proxymetric("evaluate", run.parent / "nothing"), "holds no run", f"there are runs at {run}")
+
+
+@pytest.fixture(scope="module")
+def embedded(run: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vectors") / "photos.safetensors"
+    answer = proxymetric("embed", run, photos, "--out", file)
+    assert answer.code == 0, answer
+    assert f"80 vectors of 8 dimensions in {file}" in answer.out
+    return file
+
+
+def test_embedded_vectors_are_the_models(run, photos, embedded):
+    files = sorted(photos.rglob("*.png"))
+    with safe_open(str(embedded), "pt") as opened:
+        vectors = opened.get_tensor("vectors")
+    assert torch.equal(vectors, pm.load(run).embed(files))
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(80), atol=1e-5)
+
+
+def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert proxymetric("embed", run, photos / "class1").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["class1.safetensors"]
+
+
+def hits(answer: Answer) -> list[list[tuple[float, str]]]:
+    """What each table of `query` lists: similarity and file."""
+    tables = answer.out.split("most like ")[1:]
+    row = re.compile(r"\W+\d+\W+(-?\d\.\d{3})\W+?(/\S+)")
+    return [[(float(s), file) for s, file in row.findall(table)] for table in tables]
+
+
+def test_query_finds_the_nearest_and_never_the_image_itself(run, photos, embedded, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    images = sorted(photos.rglob("*.png"))
+    asked = [images[5], images[40]]
+    by_folder = proxymetric("query", run, photos, *asked, "-k", 6)
+    by_file = proxymetric("query", run, embedded, *asked, "-k", 6)
+    assert by_folder.code == 0, by_folder
+    assert by_folder.out == by_file.out
+    vectors = pm.load(run).embed(images)
+    for image, found in zip(asked, hits(by_folder), strict=True):
+        near = (vectors @ vectors[images.index(image)]).argsort(descending=True).tolist()
+        wanted = [str(images[i]) for i in near if images[i] != image][:6]
+        assert [file for _, file in found] == wanted
+
+
+def test_query_of_a_copy_elsewhere_finds_the_original_first(run, photos, embedded, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    copy = tmp_path / "copy.png"
+    original = next(photos.rglob("*.png"))
+    copy.write_bytes(original.read_bytes())
+    ((similarity, file), *_), *_ = hits(proxymetric("query", run, embedded, copy))
+    assert (similarity, file) == (1.0, str(original))
+
+
+def test_query_with_more_results_than_images(run, photos, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    image = photos / "class0" / "0.png"
+    (found,) = hits(proxymetric("query", run, photos / "class0", image, "-k", 100))
+    assert len(found) == 7
+
+
+def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
+    image = next(photos.rglob("*.png"))
+    refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
+    refused(proxymetric("query", run, tmp_path / "gone", image), "there is no folder", "gone")
+    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors is no file that")
+    refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, wanted at least 1")
+    (tmp_path / "text.jpg").write_text("not an image")
+    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
+    out = tmp_path / "x.safetensors"
+    refused(proxymetric("embed", run, tmp_path, "--out", out), "not one of the 1 images can be read")
+    refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "there is no folder")
+    assert not out.exists()
+
+
+def test_query_refuses_vectors_of_another_model(run, photos, embedded, tmp_path):
+    model = pm.load(run)
+    index = Index.load(embedded)
+    assert model.fingerprint() == index.model
+    with torch.no_grad():
+        next(model.encoder.parameters()).view(-1)[0] += 1e-3
+    assert model.fingerprint() != index.model
+    other = tmp_path / "other.safetensors"
+    Index(index.vectors, index.names, model.fingerprint()).save(other)
+    answer = proxymetric("query", run, other, next(photos.rglob("*.png")))
+    refused(answer, str(other), "made by another model", str(run), "embed the images again")
+
+
+def test_embed_names_what_it_leaves_out(run, photos, tmp_path):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(next(photos.rglob("*.png")).read_bytes())
+    (folder / "b.jpg").write_text("not an image")
+    answer = proxymetric("embed", run, folder, "--out", tmp_path / "x.safetensors")
+    assert answer.code == 0
+    assert f"left out, cannot be read: {folder / 'b.jpg'}" in answer.out
+    assert "1 vectors of 8 dimensions" in answer.out
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_csv_trains_and_names_the_run_after_itself(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open(photos.parent / "shop.list.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", "class"])
+        rows.writerows((image.relative_to(photos.parent), image.parent.name) for image in sorted(photos.rglob("*.png")))
+    answer = proxymetric("train", "--data", photos.parent / "shop.list.csv", *terminal.TINY)
+    assert answer.code == 0, answer
+    result = read_json(tmp_path / "runs" / "shop.list-proxy-anchor" / "result.json")
+    assert result["data"]["train"] == {"images": 64, "classes": 8}
+
+
+@pytest.mark.usefixtures("no_page")
+def test_without_held_out_classes_there_is_no_table(photos, tmp_path):
+    answer = train(photos, tmp_path / "run", "--set", "data.validation=0")
+    assert answer.code == 0, answer
+    assert "trained encoder" not in answer.out
+    assert "no classes were held out, so there are no scores" in answer.out
+    assert f"result: {tmp_path / 'run' / 'result.json'}" in answer.out
+
+
+@pytest.mark.usefixtures("no_page")
+def test_resume_of_nothing_starts_and_says_so(photos, tmp_path):
+    answer = train(photos, tmp_path / "run", "--resume")
+    assert answer.code == 0, answer
+    assert f"there is no run in {tmp_path / 'run'} to go on with: starting one" in answer.out
+    more = proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)
+    assert more.code == 0, more
+    assert "going on from epoch 1" in more.out
+    assert read_json(tmp_path / "run" / "result.json")["epochs"] == 2
+
+
+@pytest.mark.usefixtures("no_page")
+def test_resume_finds_images_that_have_moved(photos, tmp_path):
+    (tmp_path / "here").symlink_to(photos)
+    assert train(tmp_path / "here", tmp_path / "run").code == 0
+    answer = train(photos, tmp_path / "run", "--epochs", 2, "--resume")
+    assert answer.code == 0, answer
+    assert read_json(tmp_path / "run" / "result.json")["epochs"] == 2
+
+
+@pytest.mark.usefixtures("no_page")
+def test_ctrl_c_saves_and_says_how_to_go_on(photos, tmp_path, monkeypatch):
+    asked = []
+
+    def ctrl_c(self: Terminal, tick: Tick) -> None:
+        if not asked:
+            asked.append(tick.step)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Terminal, "tick", ctrl_c)
+    answer = train(photos, tmp_path / "run")
+    assert answer.code == 130
+    assert answer.out.splitlines()[-1] == "saved; the same command with --resume goes on from here"
+    assert (tmp_path / "run" / "last.safetensors").is_file()
+    assert not (tmp_path / "run" / "result.json").exists()
+    again = train(photos, tmp_path / "run", "--resume")
+    assert again.code == 0, again
+    assert "going on from epoch 0, step 1" in again.out
+
+
+TICK = Tick(step=72, steps=30_000, epoch=3, epochs=1000, loss=5.2163, images_per_second=1508.2, seconds_left=1885.0)
+
+
+def test_the_bar_fits_a_narrow_terminal():
+    screen = io.StringIO()
+    bar = Terminal(Console(file=screen, force_terminal=True, width=80))
+    bar.tick(TICK)
+    bar.close()
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    for fact in ("epoch 3/1000", "72/30000", "loss 5.216", "1,508 images/s", "31m25s left"):
+        assert fact in drawn, drawn
+    assert max(map(len, drawn.splitlines())) <= 80
+
+
+def test_a_log_file_gets_a_line_now_and_then(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    page = io.StringIO()
+    log = Terminal(Console(file=page, width=80))
+    for now[0] in (1001.0, 1020.0, 1031.0, 1032.0, 1062.0):
+        log.tick(TICK)
+    line = "epoch 3/1000: 72 of 30000, loss 5.216, 1,508 images/s, 31m25s left"
+    assert page.getvalue().splitlines() == [line, line]
+
+
+def test_times_as_people_say_them():
+    assert [clock(s) for s in (0.4, 59.6, 60, 3599.7, 3600, 90061)] == [
+        "0s",
+        "1m00s",
+        "1m00s",
+        "1h00m",
+        "1h00m",
+        "25h01m",
+    ]

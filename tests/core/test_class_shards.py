@@ -1,0 +1,149 @@
+"""Proxies divided among processes: loss and gradients of one process, and checkpoints for any number of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import proxymetric as pm
+from groups import together
+from proxymetric.core.class_shards import Shard
+from proxymetric.ops import using
+from training.test_parallel import STILL, Pair, close
+from training_runs import command, run
+
+C, D, B = 11, 6, 9
+LABELS = torch.tensor([0, 5, 5, 10, 3, 0, 7, 3, 3])
+"""of some classes several, of others none"""
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "proxy-anchor": ("proxy-anchor", {}),
+    "proxy-anchor, all classes": ("proxy-anchor", {"positive_norm": "all"}),
+    "mpa": ("mpa", {"per_class": 3}),
+    "mpa-dw": ("mpa-dw", {"per_class": 2}),
+    "mpa-ap": ("mpa-ap", {"per_class": 2, "tau": 0.3}),
+    "soft-triple": ("soft-triple", {"per_class": 3, "tau": 0.2}),
+    "proxy-nca": ("proxy-nca", {}),
+    "proxy-nca++": ("proxy-nca++", {}),
+    "norm-softmax": ("norm-softmax", {"per_class": 2}),
+    "cosface": ("cosface", {}),
+    "arcface": ("arcface", {}),
+    "proxy-isa": ("proxy-isa", {"memory": 20, "memory_epoch": 0, "filter_epoch": 0, "volume": 5}),
+}
+
+
+def steps(criterion: pm.Criterion, impl: str) -> dict[str, Tensor]:
+    """Three steps of gradient descent: losses, gradients of the embeddings, and the proxies at the end."""
+    criterion.double()
+    optimizer = torch.optim.SGD(criterion.param_groups(lr=0.5), lr=0.5, momentum=0.9)
+    found = {}
+    for number in range(3):
+        x = torch.randn(B, D, generator=torch.Generator().manual_seed(number), dtype=torch.float64).requires_grad_()
+        criterion.epoch(number)
+        optimizer.zero_grad()
+        with using(impl, rows=2 if impl == "chunked" else None):
+            loss = criterion(x, LABELS.roll(number))
+            loss.backward()
+        optimizer.step()
+        criterion.commit()
+        found |= {f"loss {number}": loss.detach(), f"embeddings {number}": x.grad}
+    return found | {name: value.clone() for name, value in criterion.state_dict().items()}
+
+
+def of(name: str) -> pm.Criterion:
+    method, arguments = METHODS[name]
+    torch.manual_seed(0)
+    return pm.method(method, classes=C, dim=D, **arguments)
+
+
+def one_of_several(rank: int, size: int, folder: str) -> None:
+    for name in METHODS:
+        for impl in ("plain", "chunked"):
+            found = steps(of(name).shard(rank, size), impl)
+            save_file(found, f"{folder}/{name}.{impl}.{rank}")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """What two and three processes found, for all methods."""
+    size, folder = request.param, tmp_path_factory.mktemp("parts")
+    together(size, one_of_several, size, str(folder))
+    return size, folder
+
+
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+@pytest.mark.parametrize("name", METHODS)
+def test_several_processes_are_one(name: str, impl: str, parts: tuple[int, Path]) -> None:
+    size, folder = parts
+    found = [load_file(folder / f"{name}.{impl}.{rank}") for rank in range(size)]
+    wanted = steps(of(name), "plain")
+    start = of(name).state_dict()
+    shared = set(wanted)
+    for key in wanted:
+        if key.endswith("source.vectors"):
+            shared.remove(key)
+            whole = torch.cat([each[key] for each in found])
+            torch.testing.assert_close(whole, wanted[key], rtol=1e-9, atol=1e-12)
+            assert (whole - start[key]).abs().amax(1).min() > 1e-9, "every proxy moved"
+            per_class = len(whole) // C
+            assert [len(each[key]) // per_class for each in found] == [
+                part.stop - part.start for part in (Shard.of(C, rank, size) for rank in range(size))
+            ]
+    assert len(shared) == len(wanted) - 1
+    for key in shared:
+        for each in found:
+            torch.testing.assert_close(each[key], wanted[key], rtol=1e-9, atol=1e-12, msg=key)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "sentence"),
+    [
+        ("vcpa", {}, "VariationalProxies cannot be divided"),
+        ("vptsp-g", {}, "SemanticProxies cannot be divided"),
+        ("triplet", {}, "triplet has no proxies to divide"),
+        ("proxy-anchor", {"touched": "batch"}, "RowProxies cannot be divided"),
+    ],
+)
+def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        pm.method(method, classes=C, dim=D, **arguments).shard(0, 2)
+
+
+def test_fewer_classes_than_processes() -> None:
+    with pytest.raises(ValueError, match=r"classes: got 11 for 12 processes"):
+        pm.method("proxy-anchor", classes=C, dim=D).shard(0, 12)
+
+
+def test_a_loss_that_wants_all_references_at_once_is_told() -> None:
+    criterion = pm.method("ccp", classes=C, dim=D, base="proxy-anchor").shard(0, 2)
+    with pytest.raises(ValueError, match="cannot be re-picked"):
+        criterion.boundary(0.0, (torch.randn(44, D), torch.arange(C).repeat(4)))
+
+
+# Whole runs
+
+SHARDED = {"train__shard": True, "train__clip_norm": 0.5, "train__clip_value": 1e9}
+
+
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.parametrize("method", ["proxy-anchor", "mpa-ap"])
+def test_a_run_of_two_processes_is_that_of_one(method: str, photos: Path, tmp_path: Path) -> None:
+    settings = STILL | SHARDED | {"method": method}
+    Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
+    close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
+
+
+@pytest.mark.usefixtures("no_page")
+def test_it_goes_on_with_another_number_of_processes(photos: Path, tmp_path: Path) -> None:
+    settings = STILL | SHARDED | {"train__epochs": 2}
+    one = run(photos, tmp_path / "one", **settings)
+    first = run(photos, tmp_path / "changed", **settings | {"train__epochs": 1})
+    Pair([*command(photos, first.folder, **settings), "--resume"], tmp_path).finish()
+    close(first.folder, one.folder)
+    Pair(command(photos, tmp_path / "again", **settings | {"train__epochs": 1}), tmp_path).finish()
+    run(photos, tmp_path / "again", resume=True, **settings)
+    close(tmp_path / "again", one.folder)

@@ -1,0 +1,113 @@
+"""Proxy-ISA, VCPA, CCP and MoCo put together by hand: what is forgotten is said, and several passes are one step."""
+
+import pytest
+import torch
+from torch import nn
+
+import proxymetric as pm
+from proxymetric.core.pieces import Boundary, Compare
+from proxymetric.criterion import Criterion
+from proxymetric.losses import ProxyAnchor
+from proxymetric.schemes import AlternatingProjections, MomentumQueue
+from proxymetric.sources import LearnedProxies, VariationalProxies
+from proxymetric.weightings import InformativeSamples
+
+C, D = 5, 6
+LABELS = torch.arange(8) % C
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, D, generator=torch.Generator().manual_seed(0)).requires_grad_(), LABELS
+
+
+def anchors() -> Compare:
+    return Compare(ProxyAnchor(), LearnedProxies(C, D))
+
+
+def test_a_weighting_without_epochs_says_how_to_count_them() -> None:
+    criterion = Criterion(Compare(ProxyAnchor(), LearnedProxies(C, D), InformativeSamples(C, D)))
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        criterion(*batch())
+
+
+def test_schemes_that_were_not_bound_say_so() -> None:
+    scheme = AlternatingProjections(anchors(), pool=2)
+    scheme.boundary(Boundary(None, lambda count: (torch.randn(C * count, D), torch.arange(C * count) % C)))
+    with pytest.raises(ValueError, match="bind"):
+        Criterion(scheme)(*batch())
+    with pytest.raises(ValueError, match="bind"):
+        Criterion(MomentumQueue(anchors(), D))(*batch())
+    with pytest.raises(ValueError, match="images"):
+        Criterion(MomentumQueue(anchors(), D)).bind(nn.Linear(3, D))(*batch())
+
+
+def test_a_boundary_waits_for_the_pending_step() -> None:
+    criterion = pm.method("proxy-anchor", classes=C, dim=D)
+    criterion(*batch())
+    with pytest.raises(ValueError, match="pending"):
+        criterion.boundary(0.5)
+    criterion.discard()
+    criterion.boundary(0.5)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_momentum_encoder_follows_once_a_step(passes: int) -> None:
+    net = nn.Linear(3, D)
+    criterion = pm.method("moco", classes=C, dim=D, momentum=0.9).bind(net)
+    before = net.weight.detach().clone()
+    for _ in range(passes):
+        criterion(*batch(), images=torch.rand(8, 3))
+    with torch.no_grad():
+        net.weight += 1
+    criterion.commit()
+    torch.testing.assert_close(criterion.objective.encoder.weight, before + 0.1)
+    assert len(criterion.objective.queue) == 8 * passes
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_prior_lags_in_steps(passes: int) -> None:
+    criterion = Criterion(Compare(ProxyAnchor(), VariationalProxies(C, D, newton_steps=2, prior_lag=3)))
+    source = criterion.objective.source
+    means = [source.mu.clone()]
+    for _ in range(5):
+        for _ in range(passes):
+            criterion(*batch())
+        criterion.commit()
+        means.append(source.mu.clone())
+    torch.testing.assert_close(source.prior().mu, means[-3])
+
+
+def test_picks_forget_the_moments_of_first_order_steps() -> None:
+    criterion = Criterion(Compare(ProxyAnchor(), VariationalProxies(C, D, newton_steps=0, gradient_steps=2)))
+    criterion(*batch())
+    criterion.commit()
+    source = criterion.objective.source
+    assert source.first.abs().sum() > 0
+    source.reseed(torch.ones(C, D))
+    assert not source.first.any()
+    assert not source.second.any()
+    assert int(source.steps) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("ccp", {"base": {"method": "margin-contrastive", "normalise": "l2"}}, "normalise='l2' there and 'ball' here"),
+        ("ccp", {"in_batch": -1.0}, "in_batch: got -1.0"),
+        ("ccp", {"pool": 12.5}, "pool: got 12.5, wanted a whole number"),
+        ("ccp", {"base": 5}, "base: got 5"),
+        ("ccp", {"base": {"method": "triplet", "classes": 3}}, "base: got"),
+        ("vcpa", {"base": "proxy-anchor", "scale": 64.0}, "scale, margin"),
+        ("vcpa", {"newton_steps": 0, "halving": True}, "halving, damping"),
+        ("vcpa", {"newton_steps": 1.5}, "newton_steps: got 1.5, wanted a whole number"),
+        ("proxy-isa", {"memory": 10.5}, "memory: got 10.5, wanted a whole number"),
+    ],
+)
+def test_arguments_that_would_be_dropped_or_bent_are_refused(name: str, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pm.method(name, classes=C, dim=D, **arguments)
+
+
+def test_uncertainty_of_one_draw_is_refused() -> None:
+    with pytest.raises(ValueError, match="draws: got 1"):
+        pm.method("vcpa", classes=C, dim=D).uncertainty(draws=1)

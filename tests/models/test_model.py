@@ -1,0 +1,90 @@
+"""A run as a model: what `pm.load(...).embed` takes, gives and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import proxymetric as pm
+from proxymetric.files import read_json
+from terminal import train
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run. Only read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        folder = tmp_path_factory.mktemp("runs") / "photos"
+        answer = train(photos, folder)
+    assert answer.code == 0, answer
+    return folder
+
+
+def test_embed_takes_paths_pictures_and_tensors(run, photos):
+    model = pm.load(run, device="cpu")
+    files = sorted(photos.rglob("*.png"))[:5]
+    vectors = model.embed(files)
+    assert vectors.shape == (5, 8)
+    assert vectors.dtype is torch.float32
+    assert torch.equal(model.embed([str(file) for file in files]), vectors)
+    assert torch.equal(model.embed(Image.open(file) for file in files), vectors)
+    assert torch.equal(model.embed(files, batch=5), model.embed(files, batch=2)) or torch.allclose(
+        model.embed(files, batch=5), model.embed(files, batch=2), atol=1e-6
+    )
+    pixels = torch.stack([model.view(Image.open(file).convert("RGB")) for file in files])
+    assert torch.equal(model.embed(pixels), vectors)
+    assert torch.allclose(model.embed(pixels / 255), vectors, atol=1e-5)
+    assert model.embed([]).shape == (0, 8)
+    assert model.classes == read_json(run / "run.json")["classes"]
+    assert len(model.classes) == 8
+
+
+def test_a_picture_embeds_like_its_file(run, tmp_path):
+    """Transparency, grey levels and the camera's orientation are treated alike."""
+    model = pm.load(run, device="cpu")
+    clear = Image.linear_gradient("L").convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").rotate(90))
+    turned = Image.linear_gradient("L").convert("RGB")
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    clear.save(tmp_path / "clear.png")
+    turned.save(tmp_path / "turned.png", exif=exif)
+    Image.linear_gradient("L").save(tmp_path / "grey.png")
+    for name in ("clear.png", "turned.png", "grey.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert torch.equal(model.embed([picture]), model.embed([tmp_path / name])), name
+    flat = Image.linear_gradient("L").convert("RGB")
+    assert not torch.equal(model.embed([flat]), model.embed([tmp_path / "turned.png"]))
+
+
+def test_embed_skips_or_raises(run, photos, tmp_path):
+    model = pm.load(run, device="cpu")
+    (tmp_path / "bad.jpg").write_text("not an image")
+    files = [photos / "class0" / "0.png", tmp_path / "bad.jpg", photos / "class1" / "0.png", tmp_path / "gone.jpg"]
+    vectors, kept = model.embed(files, errors="skip")
+    assert kept == [0, 2]
+    assert torch.equal(vectors, model.embed([files[0], files[2]]))
+    with pytest.raises(ValueError, match=r"bad.jpg: not an image"):
+        model.embed(files)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        ("a.jpg", r"images: got a single one, wanted a list"),
+        (Path("a.jpg"), r"images: got a single one, wanted a list"),
+        (Image.new("RGB", (8, 8)), r"images: got a single one, wanted a list"),
+        ([3], r"images\[0\]: got int, wanted a path or a PIL image"),
+        (torch.zeros(3, 32, 32), r"images: got a tensor of shape \(3, 32, 32\), wanted \(N, 3, H, W\)"),
+        (torch.zeros(2, 1, 32, 32), r"wanted \(N, 3, H, W\)"),
+        (torch.full((1, 3, 32, 32), 200.0), r"images: got floats from 200 to 200, wanted them in \[0, 1\]"),
+        (torch.full((1, 3, 32, 32), -2.0), r"wanted them in \[0, 1\]"),
+    ],
+)
+def test_embed_refuses_what_is_no_list_of_images(run, images, said):
+    with pytest.raises(ValueError, match=said):
+        pm.load(run, device="cpu").embed(images)

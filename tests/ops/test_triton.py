@@ -1,0 +1,444 @@
+"""The reductions with Triton's kernels against the plain ones: on a GPU where there is one, else in the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton")
+
+from ops.test_chunked import (
+    BUDGET,
+    Problem,
+    notices_changed_rows,
+    refuses_a_second_derivative,
+    uses_twice_and_goes_back_again,
+)
+from proxymetric.core.class_shards import Shard
+from proxymetric.core.pair_weights import PairWeights, StepFunction
+from proxymetric.core.pieces import NORMALISATIONS, References
+from proxymetric.ops import IMPLS, NONE, Line, chosen, mean_over_batch, reductions, using
+from proxymetric.ops.triton import batch_classes, chunk_pass, kernels, launch, totals
+from proxymetric.ops.triton import reductions as triton_reductions
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
+"""times the error of plain gradients of narrow types, as root mean square, that these may have: the shares they are
+made of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
+REDUCTIONS = ("mean_over_batch", "over_classes")
+DRAWS = 16 if DEVICE == "cuda" else 4
+"""of a problem: errors of few small ones are a matter of luck"""
+MANY = 4 * DRAWS
+"""the same where a scale is so large that all errors are those of the few pairs that are not far apart"""
+AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (7, 5, 3, 31), (3, 2, 10, 128)]
+"""batch, classes, per class, dim"""
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one after the other. Three sums side by side are as good as hundreds."""
+    monkeypatch.setattr(chunk_pass, "SUMS", 3 * 32)
+
+
+class Here(Problem):
+    """A problem whose tensors lie on the device."""
+
+    def __init__(self, *args: Any, **choice: Any) -> None:
+        super().__init__(*args, **choice)
+        self.x, self.p, self.labels, self.mix = (each.to(DEVICE) for each in (self.x, self.p, self.labels, self.mix))
+        same = None if self.refs.same is None else self.refs.same.to(DEVICE)
+        self.refs = self.refs._replace(vectors=self.p, labels=self.refs.labels.to(DEVICE), same=same)
+        if self.weight is not None:
+            # In float32: one of float64 would make plain's exponents, too.
+            self.weight = PairWeights(
+                *(StepFunction(*(each.to(DEVICE).float() for each in rule)) for rule in self.weight)
+            )
+
+
+class Errors:
+    """Squares of the errors of several answers, name by name, against float64."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, float]] = {}
+        self.sizes: dict[str, float] = {}
+
+    def take(self, impl: str, got: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+        mine = self.of.setdefault(impl, {})
+        for name, each in exact.items():
+            finite = each != NONE
+            assert torch.equal(got[name] != NONE, finite), (impl, name)
+            mine[name] = mine.get(name, 0.0) + float((got[name] - each)[finite].square().sum())
+            if impl == "triton":
+                self.sizes[name] = self.sizes.get(name, 0.0) + float(each[finite].square().sum())
+
+    def check(self, eps: float = 2**-23, gradients: float = BUDGET) -> None:
+        """One rounding of the result itself is free."""
+        for name, size in self.sizes.items():
+            times, free = (gradients, eps) if name.startswith("in ") else (BUDGET, 2**-23)
+            plain, ours = (self.of[impl][name] ** 0.5 for impl in ("plain", "triton"))
+            assert ours <= times * plain + free * size**0.5, (name, f"plain {plain:.3g}, of {size**0.5:.3g}")
+
+
+def compare(
+    reduction: str, *shape: int, draws: int = DRAWS, rows: int = 24, budget: int = 2**30, **choice: Any
+) -> None:
+    """Errors against float64 within the budget, over several draws of one shape in float32."""
+    errors = Errors()
+    for seed in range(draws):
+        problem = Here(seed, *shape, **choice)
+        exact = problem.answer(reduction, "plain", given=torch.float32)
+        errors.take("plain", problem.answer(reduction, "plain", torch.float32), exact)
+        errors.take("triton", problem.answer(reduction, "triton", torch.float32, rows=rows, budget=budget), exact)
+    errors.check()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("shape", AWKWARD)
+def test_single_precision_is_as_exact_as_plain(shape, scale, reduction):
+    compare(reduction, *shape, kind="soft", scale=scale, draws=MANY if scale > 1 else DRAWS)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    ("normalise", "kind", "weighted"),
+    [("l2", kind, weighted) for kind in ("soft", "max", "mean", None) for weighted in (False, True)]
+    + [(normalise, kind, False) for normalise in (None, "ball") for kind in ("soft", None)],
+)
+def test_all_that_a_loss_may_ask_for(normalise, kind, weighted, reduction):
+    """K rows that make a class or are columns each, with rules of weights, and classes that no query is of."""
+    choice = {"present": 4, "counts": (3.0, 7.0) if weighted else (None, None)}
+    compare(reduction, 5, 6, 3, 7, kind=kind, normalise=normalise, weighted=weighted, rows=12, **choice)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("per_class", "kind"), [(1, None), (3, "soft"), (3, "mean"), (10, "soft")])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_last_bit_of_a_large_exponent(weighted, per_class, kind, reduction):
+    """The way there and back have the same: else a share that is 1 would be off by a last bit times the scale."""
+    compare(reduction, 7, 5, per_class, 31, kind=kind, scale=3e3, weighted=weighted, draws=MANY)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("per_class", [1, 3])
+@pytest.mark.parametrize("present", [1, 6])
+def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
+    """Programs that hold less than a batch go over it in blocks; one class or all in the batch."""
+    monkeypatch.setattr(chunk_pass, "ONE", 8)
+    monkeypatch.setattr(chunk_pass, "TILE", 16 * per_class)
+    kind = "soft" if per_class > 1 else None
+    compare(reduction, 19, 6, per_class, 5, kind=kind, present=present, weighted=present > 1, draws=2, rows=24)
+
+
+@pytest.mark.parametrize(("per_class", "kind"), [(1, None), (10, "soft"), (3, None)])
+def test_many_queries_of_a_class_in_many_dimensions(per_class, kind):
+    """More than a program of one class holds at once, of both; several columns of a class add up in its queries."""
+    compare("mean_over_batch", 40 if per_class < 10 else 9, 5, per_class, 300, kind=kind, draws=2, rows=1000)
+
+
+@pytest.mark.parametrize("counts", [(None, None), (3.0, None)])
+def test_sums_over_more_columns_than_a_program_goes_over(counts, monkeypatch):
+    monkeypatch.setattr(totals, "AT_ONCE", 16)
+    monkeypatch.setattr(totals, "PART", 16)
+    compare("mean_over_batch", 9, 50, 1, 5, weighted=True, counts=counts, draws=2, rows=16)
+
+
+def test_means_may_be_changed_in_place():
+    """A loss that adds one to the other does not know how they were made."""
+    problem, grads = Here(0, 5, 7, 1, 3), []
+    for impl in ("plain", "triton"):
+        x = problem.x.float().requires_grad_()
+        refs = problem.refs._replace(vectors=problem.p.float())
+        with using(impl):
+            positive, negative = mean_over_batch(x, problem.labels, refs, Line(-2.0), Line(2.0))
+        positive += negative.mul_(2)
+        positive.backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_batch_is_sorted_by_class(dtype):
+    """More labels than a program places, most of them several times; every other number of a larger tensor."""
+    labels = torch.randint(40, (300,), dtype=dtype, device=DEVICE)[::2]
+    found = batch_classes.arranged(labels)
+    wanted, order = labels.long().sort(stable=True)
+    assert torch.equal(found.labels, wanted)
+    assert torch.equal(found.order, order)
+    assert torch.equal(found.narrow, labels.int())
+    assert (found.columns == -1).all()
+
+
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_over_classes_kept_or_computed_again(budget):
+    compare("over_classes", 11, 40, 1, 9, draws=3, rows=16, budget=budget, scale=32.0)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(33, 41, 1, 65), (7, 5, 3, 31), (70, 150, 1, 130)])
+def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(shape, dtype, reduction):
+    """Values as exact as float32's, for the products of narrow numbers are exact; gradients within `NARROW`."""
+    errors = Errors()
+    for seed in range(3):
+        problem = Here(seed, *shape, kind="soft", scale=32.0)
+        exact = problem.answer(reduction, "plain", given=dtype)
+        errors.take("plain", problem.answer(reduction, "plain", dtype), exact)
+        got = problem.answer(reduction, "triton", dtype, rows=24 if len(problem.p) < 100 else 140)
+        errors.take("triton", got, exact)
+    errors.check(torch.finfo(dtype).eps / 4, NARROW[dtype])
+    x, p = (each.to(dtype).requires_grad_() for each in (problem.x, problem.p))
+    found = problem.made(reduction, x, p, "triton")
+    assert {each.dtype for each in found} == {torch.float32}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("types", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
+def test_mixed_types_are_multiplied_in_the_wider(types, reduction):
+    problem = Here(0, 9, 30, 1, 17)
+    answers = []
+    for wide in (False, True):
+        x, p = (each.to(kind) for each, kind in zip((problem.x, problem.p), types, strict=True))
+        x, p = ((each.float() if wide else each).detach().requires_grad_() for each in (x, p))
+        found = problem.made(reduction, x, p, "triton", rows=8)
+        torch.stack([each.where(each != NONE, 0.0).sum() for each in found[:2]]).sum().backward()
+        answers.append((found, x.grad, p.grad))
+    (narrow, *grads), (wide_ones, *wide_grads) = answers
+    for one, other in zip(narrow, wide_ones, strict=True):
+        torch.testing.assert_close(one, other)
+    for kind, one, other in zip(types, grads, wide_grads, strict=True):
+        assert one.dtype == kind
+        # Twice rounded to its type: with the pairs of two classes, and with those of one on top.
+        near = 2 * torch.finfo(kind).eps * float(other.abs().max())
+        torch.testing.assert_close(one, other.to(kind), rtol=0, atol=near)
+
+
+def test_small_gradients_of_half_precision_wait_for_the_loss_scale():
+    problem = Here(0, 4, 3, 1, 8, scale=1.0, counts=(1e6, 1e6))
+    x, p = problem.x.half().requires_grad_(), problem.p.half().requires_grad_()
+    parts = problem.made("mean_over_batch", x, p, "triton")
+    (2.0**20 * torch.stack(parts).sum()).backward()
+    exact = [each.half().double().requires_grad_() for each in (problem.x, problem.p)]
+    (2.0**20 * torch.stack(problem.made("mean_over_batch", *exact, "plain")).sum()).backward()
+    for got, wanted in zip((x, p), exact, strict=True):
+        torch.testing.assert_close(
+            got.grad.double(), wanted.grad, rtol=2e-3, atol=2e-3 * float(wanted.grad.abs().max())
+        )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("length", [0.0, 1.0])
+@pytest.mark.parametrize("normalise", NORMALISATIONS)
+def test_rows_at_the_edge_of_their_normalisation(normalise, length, reduction):
+    problem = Here(0, 5, 4, 1, 2, normalise=normalise)
+    problem.p[1], problem.p[2] = torch.tensor([length, 0.0]), torch.tensor([0.0, -length])
+    wanted, got = (problem.answer(reduction, impl, torch.float32, rows=3) for impl in ("plain", "triton"))
+    for name, each in wanted.items():
+        torch.testing.assert_close(got[name], each, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_of_several_largest_rows_each_has_an_equal_share(reduction):
+    problem = Here(0, 5, 4, 3, 6, kind="max")
+    problem.p[1::3] = problem.p[::3]
+    wanted, got = (problem.answer(reduction, impl, torch.float32) for impl in ("plain", "triton"))
+    torch.testing.assert_close(got["in rows"], wanted["in rows"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_that_one_does_not_show_counts():
+    """`log(1 + 1e-9)` is 1e-9, not what is left of 1 + 1e-9 in float32."""
+    problem = Here(0, 5, 4, 1, 6)
+    given = (problem.x.float(), problem.labels, problem.refs._replace(vectors=problem.p.float()))
+    lines, counts = (Line(1.0, -20.0), Line(1.0, -21.0)), {"positive_count": 1.0, "negative_count": 1.0}
+    with using("triton"):
+        got = mean_over_batch(*given, *lines, **counts)
+    with using("plain"):
+        wanted = mean_over_batch(*given, *lines, **counts)
+    assert 0 < float(wanted.negative) < 1e-7
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # float16 cannot hold the gradient in such a row, plain's neither
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_zero_rows_of_half_precision_leave_finite_gradients_in_the_queries(reduction):
+    problem = Here(0, 5, 4, 1, 2)
+    problem.p[1] = 0
+    for dtype in (torch.float16, torch.bfloat16):
+        got, exact = problem.answer(reduction, "triton", dtype), problem.answer(reduction, "plain", given=dtype)
+        torch.testing.assert_close(got["in queries"], exact["in queries"], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("which", ["queries", "rows", "neither"])
+def test_only_what_wants_a_gradient_gets_one(which, reduction):
+    problem = Here(0, 5, 7, 2, 3, kind="soft")
+    wanted = problem.answer(reduction, "plain", torch.float32)
+    x = problem.x.float().requires_grad_(which == "queries")
+    p = problem.p.float().requires_grad_(which == "rows")
+    found = problem.made(reduction, x, p, "triton", rows=4)
+    parts = [part.where(part != NONE, 0.0) for part in found[:2]]
+    total = sum((part * mix[: part.numel()].view_as(part)).sum() for part, mix in zip(parts, problem.mix.float()))
+    assert total.requires_grad == (which != "neither")
+    if which != "neither":
+        total.backward()
+        leaf, other, name = (x, p, "in queries") if which == "queries" else (p, x, "in rows")
+        assert other.grad is None
+        torch.testing.assert_close(leaf.grad.double(), wanted[name], rtol=1e-4, atol=1e-5)
+    for part, name in zip(parts, ("positive", "negative")):
+        torch.testing.assert_close(part.double(), wanted[name].where(wanted[name] != NONE, 0.0), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert not any(each.requires_grad for each in problem.made(reduction, x, p, "triton", rows=4))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budget):
+    uses_twice_and_goes_back_again(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, budget, torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_second_derivative_is_refused(reduction):
+    refuses_a_second_derivative(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
+    notices_changed_rows(Here(0, 5, 7, 1, 3), "triton", reduction, torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_labels_in_any_order_and_of_any_whole_type(reduction):
+    """Classes need not lie in order, nor be all of them: a process may hold a part."""
+    problem = Here(0, 8, 9, 2, 5, kind="soft")
+    order = torch.randperm(9)[:6].to(DEVICE)
+    problem.refs = problem.refs._replace(labels=order.repeat_interleave(2))
+    problem.p = problem.p[:12]
+    wanted = problem.answer(reduction, "plain", torch.float32)
+    for kind in (torch.int64, torch.int16):
+        problem.labels = problem.labels.to(kind)
+        for name, each in problem.answer(reduction, "triton", torch.float32, rows=4).items():
+            torch.testing.assert_close(each, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_divided_references_are_put_together_as_before(reduction, tmp_path):
+    """A process that holds all classes has what one without others has."""
+    problem = Here(0, 8, 9, 1, 5)
+    wanted = problem.answer(reduction, "triton", torch.float32, rows=4)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        problem.refs = problem.refs._replace(shard=Shard.of(9, 0, 1))
+        got = problem.answer(reduction, "triton", torch.float32, rows=4)
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, each in wanted.items():
+        torch.testing.assert_close(got[name], each)
+
+
+@pytest.mark.parametrize("reduction", [*REDUCTIONS, "over_batch"])
+@pytest.mark.parametrize("choice", [{"loose": True}, {"loose": True, "same": True}, {"dtype": torch.float64}, {}])
+def test_what_kernels_do_not_know_is_done_in_chunks(choice, reduction):
+    """Rows without structure, the query among its references, float64, and `over_batch`: bit by bit as in chunks."""
+    if not choice and reduction != "over_batch":
+        pytest.skip("kernels know it")
+    choice = dict(choice)
+    dtype = choice.pop("dtype", torch.float32)
+    problem = Here(0, 5, 7, 1, 3, **choice)
+    wanted = problem.answer(reduction, "chunked", dtype, rows=4)
+    assert all(
+        torch.equal(each, wanted[name]) for name, each in problem.answer(reduction, "triton", dtype, rows=4).items()
+    )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_kernels_are_what_runs(reduction, monkeypatch):
+    """Else every other test here could pass without them."""
+    launch.interpreting()  # looks at a kernel, once: not at what stands for it below
+    seen = []
+    for name in kernels.__all__:
+        kernel = getattr(kernels, name)
+
+        class Seen:
+            def __getitem__(self, grid, kernel=kernel, name=name):
+                seen.append(name)
+                return kernel[grid]
+
+        monkeypatch.setattr(kernels, name, Seen())
+    monkeypatch.setattr(launch, "interpreting", lambda: True)
+    for dtype, end in ((torch.float32, "finish"), (torch.bfloat16, "back_rows")):
+        seen.clear()
+        Here(0, 5, 7, 1, 3).answer(reduction, "triton", dtype, rows=4)
+        # Seven classes are two chunks; those of a batch of five are two, too.
+        means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
+        # Gradients in the rows of the batch's classes are float32.
+        own = ["shares", "finish"] * 2
+        there, back = ["measure", *sums, "find", "place", "measure", *sums], [*shares, "measure", *own]
+        wanted = {
+            "mean_over_batch": ["arrange", "measure_and_find", *means, "own_means", "total", "rescale", "add"],
+            "over_classes": ["arrange", *there, *back],
+        }
+        assert seen == wanted[reduction]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")
+def test_kernels_compile():
+    """The interpreter takes for Python what a compiler does not take."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent.parent / "support" / "triton_compiles.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_named_and_chosen(monkeypatch):
+    assert list(IMPLS) == ["plain", "chunked", "triton"]
+    refs = References(torch.zeros(10_000, 2, device=DEVICE), torch.arange(10_000, device=DEVICE), 1)
+    large = torch.zeros(2**14, 2, device=DEVICE)
+    assert chosen(large, refs) == ("triton" if DEVICE == "cuda" else "chunked")
+    assert chosen(large[:1], refs) == "plain"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert chosen(large, refs) == "chunked"
+    with using("triton"):
+        assert chosen(large, refs) == "chunked"
+
+
+@pytest.mark.parametrize("which", ["labels", "references", "weights"])
+def test_tensors_of_several_devices_are_refused(which):
+    """Kernels are given addresses. On a GPU the other device is the CPU."""
+    problem, other = Here(0, 5, 7, 1, 3, weighted=True), "cpu" if DEVICE == "cuda" else "meta"
+    if which == "labels":
+        problem.labels = problem.labels.to(other)
+    elif which == "references":
+        problem.refs = problem.refs._replace(labels=problem.refs.labels.to(other))
+    else:
+        assert problem.weight is not None
+        positive, negative = problem.weight
+        problem.weight = PairWeights(positive, StepFunction(*(each.to(other) for each in negative)))
+    for reduction in REDUCTIONS:
+        with pytest.raises(ValueError, match=f"device: queries are on {DEVICE}.*on {other}; wanted all on one"):
+            problem.made(reduction, problem.x.float(), problem.p.float(), "triton")
+
+
+def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
+    monkeypatch.setattr(triton_reductions, "interpreting", lambda: False)
+    problem = Problem(0, 5, 7, 1, 3)
+    with pytest.raises(ValueError, match="impl: 'triton' wants tensors on cuda, got some on cpu; wanted 'chunked'"):
+        problem.made("mean_over_batch", problem.x.float(), problem.p.float(), "triton")
+
+
+def test_without_the_package_it_cannot_be_asked_for(monkeypatch):
+    monkeypatch.setattr(reductions, "installed", lambda: False)
+    with (
+        pytest.raises(ValueError, match=r"impl: got 'triton', which wants .* pip install 'proxymetric\[triton\]'"),
+        using("triton"),
+    ):
+        pass
+    assert chosen(torch.zeros(2**14, 2), References(torch.zeros(10_000, 2), torch.arange(10_000), 1)) == "chunked"

@@ -1,0 +1,138 @@
+"""Galleries, the papers' views by name, TensorBoard and remade reports in training."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxymetric.core.watcher import Silent
+from proxymetric.metrics import evaluate
+from proxymetric.recipe import check
+from proxymetric.runs.assemble import eval_view, scored, train_view
+from proxymetric.runs.evaluation_set import evaluation_set, unseen_vectors
+from proxymetric.runs.remake import remake_report
+from proxymetric.runs.train import train
+from training_runs import TINY
+
+
+@pytest.fixture(scope="module")
+def in_shop(tmp_path_factory):
+    """The official shape of In-Shop: a list that says train, query or gallery."""
+    root = tmp_path_factory.mktemp("in_shop")
+    random = np.random.default_rng(0)
+    rows = []
+    for item in range(12):
+        pattern = random.integers(0, 256, (4, 4, 3))
+        for k in range(6):
+            status = "train" if item < 6 else ("query" if k < 2 else "gallery")
+            file = f"img/WOMEN/Dresses/id_{item:08d}/{k:02d}.jpg"
+            pixels = np.clip(pattern + random.integers(-60, 61, (4, 4, 3)), 0, 255).astype(np.uint8)
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).resize((16, 16)).save(root / file, quality=95)
+            rows.append(f"{file} id_{item:08d} {status}")
+    text = "\n".join([str(len(rows)), "image_name item_id evaluation_status", *rows]) + "\n"
+    (root / "list_eval_partition.txt").write_text(text)
+    return root
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_test_set_with_a_gallery_is_measured_query_against_gallery(in_shop, tmp_path):
+    settings = TINY | {"train.epochs": 1, "data.validation": 0.34}
+    run = train(in_shop, out=tmp_path / "run", settings=settings, watcher=Silent())
+    vectors, images = unseen_vectors(tmp_path / "run", Silent())
+    stored = torch.from_numpy(images.gallery)
+    labels = torch.from_numpy(images.labels)
+    assert (int((~stored).sum()), int(stored.sum())) == (12, 24)
+    wanted = evaluate(
+        vectors[~stored], labels[~stored], ["R@1", "MAP@R"], gallery=vectors[stored], gallery_labels=labels[stored]
+    )
+    assert run.scores == pytest.approx(wanted)
+    assert run.scores != pytest.approx(evaluate(vectors, labels, ["R@1", "MAP@R"]))
+    assert scored(images, (vectors, labels, np.arange(36)), ["R@1", "MAP@R"]) == wanted
+
+
+def test_a_papers_view_by_name():
+    recipe = check({"view": {"name": "ccp"}})
+    assert (train_view(recipe).size, train_view(recipe).scale) == (227, (0.16, 1.0))
+    assert eval_view(recipe) == {"size": 227, "resize": 256, "interpolation": "bilinear"}
+    bent = check({"view": {"name": "ccp", "size": 114, "flip": False}})
+    assert (train_view(bent).size, train_view(bent).flip, eval_view(bent)["resize"]) == (114, False, 129)
+    assert check(json.loads(json.dumps(recipe.as_dict()))) == recipe
+    with pytest.raises(ValueError, match="did you mean 'proxy-anchor'"):
+        check({"view": {"name": "proxy-ancor"}})
+
+
+@pytest.mark.usefixtures("no_page")
+def test_tensorboard_holds_the_log_and_a_resumed_run_does_not_repeat_itself(photos, tmp_path):
+    event_file = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    settings = TINY | {"train.epochs": 2, "train.track": "tensorboard"}
+    train(photos, out=tmp_path / "run", settings=settings, watcher=Silent())
+    train(photos, out=tmp_path / "run", settings=settings | {"train.epochs": 3}, resume=True, watcher=Silent())
+    found = event_file.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    scores = {r["step"]: r["MAP@R"] for r in records if r["event"] == "evaluation"}
+    drawn = {event.step: event.value for event in found.Scalars("validation/MAP@R")}
+    assert drawn == pytest.approx(scores)
+    assert len(found.Scalars("validation/MAP@R")) == len(scores) == 4
+    assert "train/lr/proxies" in found.Tags()["scalars"]
+
+
+@pytest.mark.usefixtures("no_page")
+def test_an_encoder_without_a_head_trains(photos, tmp_path):
+    settings = TINY | {"encoder.head": "none", "encoder.dim": "none", "train.epochs": 1}
+    with pytest.raises(ValueError, match=r"train.warmup: got 1, but there is neither head nor proxies"):
+        train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Silent())
+    rows = settings | {"loss.touched": "batch"}
+    assert train(photos, out=tmp_path / "rows", settings=rows, watcher=Silent()).result["skipped_steps"] == 0
+
+
+@pytest.mark.usefixtures("no_page")
+def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, tmp_path):
+    said = []
+
+    class Notes(Silent):
+        def say(self, text):
+            said.append(text)
+
+    settings = TINY | {"train.batch": 128, "train.epochs": 1}
+    train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Notes())
+    assert "batches of 32: triplet wants 4 images of a class in each" in said
+    with pytest.raises(ValueError, match=r"--set train.per_class"):
+        train(
+            photos, method="triplet", out=tmp_path / "no", settings=settings | {"train.per_class": 4}, watcher=Silent()
+        )
+
+
+@pytest.mark.usefixtures("no_page")
+def test_what_a_resumed_run_was_told_anew_is_kept(photos, tmp_path):
+    train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, watcher=Silent())
+    train(out=tmp_path / "run", epochs=2, resume=True, watcher=Silent())
+    again = train(out=tmp_path / "run", resume=True, watcher=Silent())
+    assert (again.result["recipe"]["train"]["epochs"], again.result["epochs"]) == (2, 2)
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_refit_says_what_it_cost_and_the_chosen_model_is_measured_on_what_it_has_not_seen(photos, tmp_path):
+    run = train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, refit=True, watcher=Silent())
+    refit = run.result["refit"]
+    assert refit["images"] == 80
+    assert refit["parameters"]["trained"] > run.result["parameters"]["trained"]
+    assert run.result["seconds"] >= run.result["training_seconds"] + refit["training_seconds"]
+    images, words = evaluation_set(tmp_path / "run", which="chosen")
+    assert (len(images.classes), words) == (2, "none of them trained on")
+    assert evaluation_set(tmp_path / "run")[1] == "all of them trained on"
+
+
+def test_a_report_is_made_again_and_an_unfinished_run_is_refused(photos, tmp_path):
+    train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, watcher=Silent())
+    page = tmp_path / "run" / "report.html"
+    first = page.read_text()
+    page.unlink()
+    assert remake_report(tmp_path / "run") == page
+    assert page.read_text().count("<img") == first.count("<img")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(ValueError, match="is not finished"):
+        remake_report(tmp_path / "run")

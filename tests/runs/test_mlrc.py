@@ -1,0 +1,86 @@
+"""MLRC on a small set of glyphs: folds, choice, average and concatenation."""
+
+import json
+
+import pytest
+import torch
+
+from proxymetric.core.pieces import unit
+from proxymetric.core.watcher import Silent
+from proxymetric.data import open_data, split
+from proxymetric.metrics import evaluate
+from proxymetric.runs.evaluation_set import unseen_vectors
+from proxymetric.runs.mlrc import mlrc
+
+SETTINGS = {
+    "view.resize": 32,
+    "view.crop": "none",
+    "view.flip": False,
+    "train.lr": 2e-3,
+    "train.warmup": 0,
+    "train.metrics": ["P@1", "P@R", "MAP@R"],
+}
+ARGUMENTS = {"backbone": "small", "epochs": 2, "dim": 16, "settings": SETTINGS, "watcher": Silent()}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    out = tmp_path_factory.mktemp("mlrc") / "study"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        return out, mlrc("glyphs:40", out=out, **ARGUMENTS)
+
+
+def test_folds_are_contiguous_blocks_that_cover_the_training_classes_once():
+    images = open_data("glyphs:40")
+    whole = split(images, 0.0).train.classes
+    held_out = [split(images, f"{k}/4", seed=k).validation.classes for k in range(1, 5)]
+    assert [name for block in held_out for name in block] == whole
+    for k, block in enumerate(held_out, 1):
+        parts = split(images, f"{k}/4")
+        assert set(parts.train.classes) == set(whole) - set(block)
+        assert not set(parts.test.classes) & set(whole)
+
+
+@pytest.mark.parametrize("fold", ["0/4", "5/4", "1/1", "first", "1/20"])
+def test_a_fold_that_cannot_be_is_refused(fold):
+    with pytest.raises(ValueError, match="validation"):
+        split(open_data("glyphs:40"), fold)
+
+
+def test_average_and_concatenation(study):
+    out, result = study
+    assert result["average"]["MAP@R"] == pytest.approx(sum(m["test"]["MAP@R"] for m in result["models"]) / 4)
+    parts = [unseen_vectors(out / f"fold{k}", Silent()) for k in range(1, 5)]
+    joined = torch.cat([unit(v) for v, _ in parts], dim=1)
+    assert joined.shape[1] == 64
+    labels = torch.from_numpy(parts[0][1].labels)
+    assert result["concatenated"] == evaluate(joined, labels, ["P@1", "P@R", "MAP@R"])
+    assert result["concatenated"]["MAP@R"] > result["average"]["MAP@R"]
+    assert json.loads((out / "result.json").read_text())["concatenated"] == result["concatenated"]
+    for model in result["models"]:
+        run = json.loads((out / model["fold"] / "result.json").read_text())
+        best = max(run["curve"], key=lambda record: record["MAP@R"])
+        assert model["chosen_epoch"] == best["epoch"]
+
+
+@pytest.mark.usefixtures("no_page")
+def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
+    class Enough(Exception):
+        pass
+
+    class StopInFold2(Silent):
+        def say(self, text):
+            if text.startswith("fold 2"):
+                raise Enough
+
+    out = tmp_path / "again"
+    with pytest.raises(Enough):
+        mlrc("glyphs:40", out=out, **ARGUMENTS | {"watcher": StopInFold2()})
+    again = mlrc("glyphs:40", out=out, resume=True, **ARGUMENTS)
+    assert again["concatenated"] == study[1]["concatenated"]
+
+
+def test_the_protocols_own_settings_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="are MLRC's own"):
+        mlrc("glyphs:40", out=tmp_path / "x", settings={"data.validation": 0.5})

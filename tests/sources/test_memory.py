@@ -1,0 +1,79 @@
+"""The memory of past embeddings, against a plain list."""
+
+import pytest
+import torch
+
+import proxymetric as pm
+from proxymetric.core.pieces import References, unit
+from proxymetric.losses import Contrastive
+
+
+def batches(count: int, size: int = 5, dim: int = 4):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        yield torch.randn(size, dim, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+@pytest.mark.parametrize("size", [3, 5, 12, 100])
+def test_xbm_is_the_base_loss_plus_the_same_against_a_list_of_the_past(size):
+    start = 2
+    criterion = pm.method("xbm", classes=3, dim=4, memory=size, start=start, weight=0.5)
+    loss = Contrastive()
+    past: list[tuple[torch.Tensor, int]] = []
+    for step, (x, y) in enumerate(batches(9)):
+        x = x.requires_grad_()
+        got = criterion(x, y)
+        queries = unit(x)
+        itself = torch.eye(len(y), dtype=torch.bool)
+        wanted = loss(queries, y, References(queries, y, same=itself))
+        if past:
+            rows = torch.stack([v for v, _ in past]), torch.tensor([c for _, c in past])
+            wanted = wanted + 0.5 * loss(queries, y, References(*rows))
+        torch.testing.assert_close(got, wanted)
+        (gradient,) = torch.autograd.grad(got, x, retain_graph=True)
+        (wanted_gradient,) = torch.autograd.grad(wanted, x)
+        torch.testing.assert_close(gradient, wanted_gradient)
+        criterion.commit()
+        if step >= start:
+            past = [*past, *zip(unit(x).detach(), y.tolist(), strict=True)][-size:]
+    assert len(past) == min(size, 7 * 5)
+
+
+def test_a_skipped_step_is_not_remembered():
+    criterion = pm.method("xbm", classes=3, dim=4, memory=10, start=0)
+    (x, y), (x2, y2) = batches(2)
+    criterion(x.requires_grad_(), y)
+    criterion.discard()
+    criterion(x2.requires_grad_(), y2)
+    criterion.commit()
+    memory = criterion.objective.parts["memory"].source
+    assert len(memory) == 5
+    torch.testing.assert_close(memory.vectors[:5], unit(x2.detach()))
+
+
+def test_backward_after_commit_still_sees_what_was_compared_with():
+    criterion = pm.method("xbm", classes=3, dim=4, memory=5, start=0)
+    for x, y in batches(2):
+        loss = criterion(x.requires_grad_(), y)
+        criterion.commit()
+    loss.backward()
+    assert x.grad.isfinite().all()
+
+
+def test_a_loss_of_structured_classes_is_refused_as_base():
+    with pytest.raises(ValueError, match="K references each"):
+        pm.method("xbm", classes=3, dim=4, base="mpa")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"memory": 0}, "memory: got 0"),
+        ({"base": "xbm"}, "base: xbm is built around another"),
+        ({"base": {"margin": 1.0}}, "with the key method"),
+        ({"base": {"method": "triplet", "margn": 1.0}}, "did you mean 'margin'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pm.method("xbm", classes=3, dim=4, **arguments)

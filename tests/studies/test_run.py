@@ -1,0 +1,307 @@
+"""Studies with real workers: killed and gone on with, failures, stops, archives; scores as those of single runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import proxymetric as pm
+from proxymetric.core.watcher import Silent
+from proxymetric.files import read_json
+from proxymetric.studies import load_study
+from proxymetric.studies.folder import StudyFolder, local
+from terminal import proxymetric, refused
+
+GLYPHS = Path(__file__).resolve().parent.parent.parent / "studies" / "glyphs.toml"
+RUNS = [task.name for task in load_study(GLYPHS).tasks()]
+PATIENCE = 120
+"""seconds after which a test gives up"""
+
+
+class Running:
+    """`python -m proxymetric study`, as a person starts it."""
+
+    def __init__(self, *words: object) -> None:
+        command = [sys.executable, "-m", "proxymetric", "study", *map(str, words)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something to happen while it runs."""
+        give_up = time.monotonic() + PATIENCE
+        while not holds():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+
+    def finish(self) -> tuple[int, str]:
+        text, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, text
+
+
+def study(*words: object) -> tuple[int, str]:
+    return Running(*words).finish()
+
+
+@pytest.fixture(scope="module")
+def outputs() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(outputs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The glyphs study, killed by SIGKILL in the middle of its second run, then gone on with. Only read it."""
+    out = tmp_path_factory.mktemp("studies") / "glyphs"
+    killed = Running(GLYPHS, "--out", out, "--jobs", 1)
+    killed.until(lambda: (out / "runs" / RUNS[1] / "last.safetensors").is_file())
+    killed.process.send_signal(signal.SIGKILL)
+    code, text = killed.finish()
+    assert code == -signal.SIGKILL
+    outputs.append(text)
+    code, text = study(GLYPHS, "--out", out, "--jobs", 2, "--archive", out.parent / "glyphs.tar.gz")
+    outputs.append(text)
+    assert code == 0, text
+    return out
+
+
+def test_a_killed_study_goes_on_where_it_was(finished, outputs):
+    first, second = outputs
+    assert f"finished  {RUNS[0]}" in first
+    assert RUNS[0] not in second.split("archive:")[0], "a finished run is kept"
+    assert f"started   {RUNS[1]} (goes on)" in second or f"finished  {RUNS[1]}" not in second
+    for name in RUNS:
+        assert (finished / "runs" / name / "result.json").is_file()
+    again = proxymetric("study", GLYPHS, "--out", finished, "--dry-run")
+    assert again.out.count(" done ") == 4
+    assert again.out.splitlines()[-1] == "all are done"
+
+
+def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
+    """Neither the kill, nor a run before it in the same process, nor kept images change a bit."""
+    task = next(task for task in load_study(GLYPHS).tasks() if task.name == RUNS[1])
+    settings = local(task, None)
+    alone = pm.train(recipe=task.recipe, settings=settings, out=tmp_path / "run", report=False, watcher=Silent())
+    there = read_json(finished / "runs" / RUNS[1] / "result.json")
+    assert there["rows"] == alone.result["rows"]
+    assert there["curve"] == alone.result["curve"]
+
+
+def test_the_state_file_says_what_it_cost(finished):
+    state = read_json(finished / "study.json")
+    assert {run["status"] for run in state["runs"].values()} == {"done"}
+    assert state["total"]["finished"] >= 3  # the kill may have come before the first session was written down
+    last = state["sessions"][-1]
+    assert last["runs_per_hour"] > 0
+    assert last["images_per_second"] > 0
+    assert last["card_minutes"] == (last["minutes"] if torch.cuda.is_available() else 0.0)
+
+
+def test_the_tables_of_a_finished_study(finished):
+    text = (finished / "tables" / "tables.md").read_text()
+    assert "| Proxy-Anchor | Proxy-NCA++ | R@1 | 2 |" in text
+    assert (finished / "tables" / "curves-glyphs-small-held-out.png").is_file()
+
+
+def test_the_archive_holds_results_logs_and_the_best_embeddings(finished):
+    with tarfile.open(finished.parent / "glyphs.tar.gz") as archive:
+        names = archive.getnames()
+        chosen = json.load(archive.extractfile("glyphs/embeddings.json"))
+    assert {f"glyphs/{folder}/{name}.{kind}" for folder, kind in (("results", "json"), ("logs", "log"))
+            for name in RUNS} <= set(names)  # fmt: skip
+    assert not [name for name in names if "last" in name or "best" in name]
+    assert [name for name in names if "embeddings/" in name] == [
+        f"glyphs/embeddings/{each['run']}.safetensors" for each in chosen
+    ]
+    results = {name: read_json(finished / "runs" / name / "result.json") for name in RUNS}
+    for row in ("proxy-anchor", "proxy-nca-pp"):
+        best = max((name for name in RUNS if name.startswith(row)), key=lambda n: results[n]["validation"]["MAP@R"])
+        (choice,) = [each for each in chosen if each["run"].startswith(row)]
+        assert choice["run"] == best
+        assert choice["why"] == "best MAP@R of its seeds, epoch chosen on held-out training classes"
+
+
+def test_embeddings_give_the_scores_of_their_run(finished):
+    for file in (finished / "embeddings").glob("*.safetensors"):
+        found = load_file(file)
+        assert found["vectors"].dtype == torch.float16
+        scores = pm.evaluate(found["vectors"].float(), found["labels"], ["R@1"])
+        result = read_json(finished / "runs" / file.stem / "result.json")
+        assert scores["R@1"] == pytest.approx(result["rows"]["trained encoder"]["R@1"], abs=0.01)
+    assert len(list((finished / "embeddings").glob("*.safetensors"))) == 2
+
+
+def test_archives_are_collected_into_small_results(finished, tmp_path):
+    archive, results = finished.parent / "glyphs.tar.gz", tmp_path / "results"
+    answer = proxymetric(
+        "study", GLYPHS, "--collect", archive, "--results", results, "--embeddings", tmp_path / "vectors"
+    )  # fmt: skip
+    assert answer.code == 0, answer
+    assert sorted(file.stem for file in results.glob("*-*.json")) == sorted(RUNS)
+    assert len(list((tmp_path / "vectors").iterdir())) == 2
+    for name in RUNS:
+        text = (results / f"{name}.json").read_text()
+        assert len(text) < 8000
+        assert str(tmp_path.parent) not in text
+        whole = read_json(finished / "runs" / name / "result.json")
+        small = json.loads(text)
+        assert small["rows"] == whole["rows"]
+        assert small["validation"]["MAP@R"] == pytest.approx(whole["validation"]["MAP@R"], abs=1e-5)
+        assert small["study"]["protocol"] == "held-out"
+    # The study's folder gives the same files, and the same tables can be made of them.
+    assert "0 results are new" in proxymetric("study", GLYPHS, "--collect", finished, "--results", results).out
+    assert proxymetric("study", GLYPHS, "--results", results, "--tables", tmp_path / "tables").code == 0
+    assert (tmp_path / "tables" / "tables.md").read_text() == (finished / "tables" / "tables.md").read_text()
+    # Another result of the same name is not replaced unasked.
+    file = results / f"{RUNS[0]}.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 9', 1))
+    changed = file.read_text()
+    refused(proxymetric("study", GLYPHS, "--collect", archive, "--results", results), "differs", "--overwrite")
+    assert file.read_text() == changed
+    assert "1 results are new or replaced" in proxymetric(
+        "study", GLYPHS, "--collect", archive, "--results", results, "--overwrite"
+    ).out  # fmt: skip
+
+
+def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    changed = tmp_path / "glyphs.toml"
+    recipes = GLYPHS.parent.parent / "recipes"
+    text = GLYPHS.read_text().replace('"encoder.dim" = 32', '"encoder.dim" = 16')
+    changed.write_text(text.replace('"recipes/', f'"{recipes}/'))
+    answer = proxymetric("study", changed, "--out", out)
+    refused(answer, "4 runs in", "encoder.dim was 32 and is 16", "--overwrite makes them anew")
+    listed = proxymetric("study", changed, "--out", out, "--dry-run")
+    assert listed.out.count("changed") == 4
+    before = {name: (out / "runs" / name / "result.json").read_bytes() for name in RUNS}
+    code, said = study(changed, "--out", out, "--overwrite", "--only", "proxy-anchor", "--seeds", 1)
+    assert code == 0, said
+    after = {name: (out / "runs" / name / "result.json").read_bytes() for name in RUNS}
+    assert {name for name in RUNS if before[name] != after[name]} == {"proxy-anchor-glyphs-small-held-out-seed1"}
+    assert read_json(out / "runs" / RUNS[3] / "result.json")["recipe"]["encoder"]["dim"] == 16
+
+
+def long_study(tmp_path: Path) -> Path:
+    """A study of which one run fails, one is short, and one takes very long."""
+    file = tmp_path / "long.toml"
+    common = '"view.size" = 16, "view.resize" = 16, "encoder.dim" = 8, "encoder.backbone" = "small", '
+    common += '"encoder.pretrained" = false, "train.save_every" = 1, "train.patience" = "none", "train.warmup" = 0'
+    rows = {"bad": '"train.per_class" = 1000', "short": '"train.epochs" = 1', "long": '"train.epochs" = 100000'}
+    file.write_text(
+        f'settings = {{ {common} }}\nembeddings = []\n[data.g]\npath = "glyphs:60"\n'
+        + "\n".join(f'[[rows]]\nname = "{name}"\nsettings = {{ {setting} }}' for name, setting in rows.items())
+    )
+    return file
+
+
+def test_failures_kills_and_stops(tmp_path):
+    """One study through its misfortunes: a run that cannot be, a worker that dies, Ctrl-C, and time that runs out."""
+    file, out = long_study(tmp_path), tmp_path / "out"
+    last = out / "runs" / "long-g-held-out-seed0" / "last.safetensors"
+    first = Running(file, "--out", out, "--jobs", 1)
+    first.until(last.is_file)
+    busy = proxymetric("study", file, "--out", out)
+    refused(busy, "is in use by process", str(first.process.pid))
+    worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
+    os.kill(worker, signal.SIGKILL)
+    code, text = first.finish()
+    assert code == 1
+    assert "failed    bad-g-held-out-seed0: " in text
+    assert "per_class" in text
+    assert "finished  short-g-held-out-seed0: R@1" in text
+    assert "failed    long-g-held-out-seed0: the worker was ended by SIGKILL" in text
+    assert "to train on" in text, "the last lines of its output"
+    listed = proxymetric("study", file, "--out", out, "--dry-run").out
+    assert [line.split()[1] for line in listed.splitlines()[:3]] == ["failed", "done", "failed"]
+    # Ctrl-C: it saves, says how to go on, and leaves no process behind.
+    step = json.loads(state_of(last))["step"]
+    second = Running(file, "--out", out, "--only", "long")
+    second.until(lambda: json.loads(state_of(last))["step"] > step)
+    second.process.send_signal(signal.SIGINT)
+    code, text = second.finish()
+    assert code == 130
+    assert "started   long-g-held-out-seed0 (goes on)" in text
+    assert "stopped   long-g-held-out-seed0: saved" in text
+    assert "1 runs are left, such as long-g-held-out-seed0; the same command goes on from here" in text
+    worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    # The time is over: no failure, and the archive is written.
+    code, text = study(file, "--out", out, "--only", "long", "--minutes", 0.15, "--archive", tmp_path / "a.tar.gz")
+    assert code == 0, text
+    assert "the time is over" in text
+    assert "1 runs are left" in text
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        assert "long/results/short-g-held-out-seed0.json" in archive.getnames()
+
+
+def state_of(checkpoint: Path) -> str:
+    from proxymetric.checkpoint import Checkpoint
+
+    return json.dumps({"step": Checkpoint.read(checkpoint).state["step"]})
+
+
+def test_only_runs_that_fit_are_started(finished):
+    """Estimates come from finished runs; a run longer than any session is done in parts."""
+    from proxymetric.studies.reporting import Lines
+    from proxymetric.studies.running import Session
+
+    tasks = load_study(GLYPHS).tasks()
+    book = StudyFolder(load_study(GLYPHS), finished)
+    known = {task.name: book.known(task) for task in tasks}
+    walls = {name: book.state["runs"][name].get("wall") for name in RUNS}
+    estimates = book.estimates(tasks, known)
+    assert estimates[RUNS[2]] == pytest.approx(sum(walls[name] for name in (RUNS[0], RUNS[2])) / 2)
+
+    def session(minutes: float | None) -> Session:
+        return Session(book, tasks, known, {}, 1, None, minutes, Lines())
+
+    assert session(None)._fits(1e9)
+    assert session(1.0)._fits(None)
+    assert session(1.0)._fits(50.0)
+    assert session(1.0)._fits(61.0), "longer than the whole session: in parts"
+    late = session(1.0)
+    late.deadline -= 30
+    assert not late._fits(50.0)
+    assert late._next(None) is None or estimates[late._next(None).name] <= 30
+    late.deadline -= 60
+    assert not late._fits(None)
+
+
+def test_an_estimate_is_a_rows_minutes_until_a_run_is_done(tmp_path):
+    answer = proxymetric("study", GLYPHS, "--out", tmp_path / "new", "--dry-run", "--jobs", 2)
+    assert answer.out.count("to do") == 5
+    assert answer.out.splitlines()[-1] == "4 runs, 4 to do: about 12s with 2 at once"
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_typer_and_rich_there_is_still_the_study(tmp_path):
+    script = (
+        "import runpy, sys\n"
+        "for name in ('typer', 'rich', 'click'): sys.modules[name] = None\n"
+        "sys.argv = ['proxymetric', *{words}]\n"
+        "runpy.run_module('proxymetric', run_name='__main__')"
+    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        program = script.format(words=list(words))
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+
+    listed = run("study", str(GLYPHS), "--dry-run", "--out", str(tmp_path / "out"))
+    assert listed.returncode == 0, listed
+    assert "4 runs, 4 to do" in listed.stdout
+    other = run("train")
+    assert other.returncode == 1
+    assert "only `python -m proxymetric study`" in other.stderr

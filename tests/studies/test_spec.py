@@ -1,0 +1,165 @@
+"""Studies as files: what they mean, and how mistakes in them are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxymetric.studies import Study, load_study, narrowed, parse
+from proxymetric.studies.folder import checked, local
+from terminal import proxymetric, refused
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GLYPHS = ROOT / "studies" / "glyphs.toml"
+
+
+def small(**more: object) -> dict:
+    """The tables of a study of two rows."""
+    return {
+        "name": "small", "seeds": [3, 1], "data": {"g": {"path": "glyphs:60"}, "d": {"path": "digits"}},
+        "rows": [{"name": "a"}, {"name": "b", "baseline": "a", "data": ["g"]}], **more,
+    }  # fmt: skip
+
+
+def test_runs_go_seed_by_seed():
+    names = [task.name for task in parse(small()).tasks()]
+    assert names == [
+        "a-g-held-out-seed3", "b-g-held-out-seed3", "a-d-held-out-seed3",
+        "a-g-held-out-seed1", "b-g-held-out-seed1", "a-d-held-out-seed1",
+    ]  # fmt: skip
+
+
+def test_a_row_may_be_narrower():
+    rows = [{"name": "a"}, {"name": "b", "seeds": [1], "protocols": ["last"], "data": ["d"]}]
+    study = parse(small(rows=rows, protocols=["papers", "last"]))
+    assert [task.name for task in study.tasks() if task.cell.row == "b"] == ["b-d-last-seed1"]
+    assert len(study.tasks()) == 2 * 2 * 2 + 1
+
+
+def test_the_more_special_setting_wins():
+    study = parse(
+        small(
+            settings={"loss": {"margin": 0.1, "scale": 1}, "train.epochs": 1},
+            data={"g": {"path": "glyphs:60", "settings": {"loss.margin": 0.2, "train.epochs": 2}}},
+            backbones={"tiny": {"backbone": "small", "weights": "w.safetensors", "settings": {"train.epochs": 3}}},
+            rows=[{"name": "a", "settings": {"train.epochs": 4}}],
+        )
+    )
+    settings = study.tasks()[0].settings
+    assert settings == {
+        "loss.margin": 0.2, "loss.scale": 1, "train.epochs": 4, "encoder.backbone": "small",
+        "encoder.weights": "w.safetensors", "data.path": "glyphs:60", "protocol": "held-out", "seed": 3,
+    }  # fmt: skip
+    there = local(study.tasks()[0], Path("/data"))
+    assert (there["data.path"], there["encoder.weights"]) == ("glyphs:60", "/data/w.safetensors")
+
+
+def test_recipes_are_found_from_the_studys_folder_and_by_data(tmp_path):
+    (tmp_path / "recipes" / "g").mkdir(parents=True)
+    (tmp_path / "recipes" / "g" / "x.toml").write_text("[train]\nepochs = 7\n")
+    (tmp_path / "studies").mkdir()
+    rows = [{"name": "a", "recipe": "recipes/{data}/x.toml", "data": ["g"]}]
+    task = parse(small(rows=rows), tmp_path / "studies").tasks()[0]
+    assert checked(task, None)["train.epochs"] == 7
+    rows[0]["data"] = ["d"]
+    with pytest.raises(ValueError, match=r"rows\.a\.recipe: got 'recipes/d/x\.toml', expected a file in"):
+        parse(small(rows=rows), tmp_path / "studies")
+
+
+WRONG = {
+    "sedes": (small(sedes=[0]), "sedes: got an unknown key", "did you mean 'seeds'?"),
+    "a row's key": (small(rows=[{"name": "a", "recpie": "x"}]), "rows[0].recpie: got an unknown", "mean 'recipe'?"),
+    "a data key": (small(data={"g": {"pat": "x"}}), "data.g.pat", "did you mean 'path'?"),
+    "no path": (small(data={"g": {}}), "data.g.path: got None, expected text"),
+    "no data": (small(data={}), "data: got no data set"),
+    "no rows": (small(rows=[]), "rows: got no row"),
+    "seeds": (small(seeds=[0, 0]), "seeds: got [0, 0], expected different whole numbers"),
+    "a negative seed": (small(seeds=[-1]), "seeds: got [-1]"),
+    "protocol": (small(protocols=["paper"]), "protocols: got 'paper'", "did you mean 'papers'?"),
+    "metric": (small(metrics=["R@"]), "R@"),
+    "baseline": (small(rows=[{"name": "a"}, {"name": "b", "baseline": "aa"}]), "rows.b.baseline: got 'aa'", "'a'?"),
+    "itself": (small(rows=[{"name": "a", "baseline": "a"}]), "rows.a.baseline: got 'a', expected another row"),
+    "two of a name": (small(rows=[{"name": "a"}, {"name": "a"}]), "two rows named 'a'"),
+    "a name": (small(rows=[{"name": "a b"}]), "rows[0].name: got 'a b', expected a name"),
+    "seed as a setting": (small(settings={"seed": 1}), "settings.seed: got 1"),
+    "paper": (small(rows=[{"name": "a", "paper": {"cub": {"R@1": 1}}}]), "rows.a.paper.cub: got an unknown key"),
+    "figure": (small(rows=[{"name": "a", "paper": {"g": {"R@1": "69"}}}]), "expected a number in per cent"),
+    "minutes": (small(rows=[{"name": "a", "minutes": 0}]), "rows.a.minutes: got 0, expected a number above 0"),
+    "a setting's form": (small(settings=3), "settings: got 3, expected a table"),
+    "the same folder": (
+        small(data={"g": {"path": "x"}}, backbones={"a-b": {}}, rows=[{"name": "a-g"}, {"name": "a", "title": "t"}])
+        | {"data": {"g": {"path": "x"}, "g-g": {"path": "x"}}},
+        "rows: got two runs of the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_study_is_refused_with_a_sentence(case):
+    content, *said = WRONG[case]
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - what it says is looked at
+        parse(content)
+    for part in said:
+        assert part in str(refusal.value)
+
+
+def test_narrowing():
+    study = parse(small())
+    assert [task.name for task in narrowed(study, ["b"], [1])] == ["b-g-held-out-seed1"]
+    with pytest.raises(ValueError, match=r"--only: got 'bb', expected a row of the study; did you mean 'b'\?"):
+        narrowed(study, ["bb"])
+    with pytest.raises(ValueError, match="--seeds: got 7, expected among 1, 3"):
+        narrowed(study, (), [7])
+
+
+def test_the_glyphs_study_is_whole():
+    study = load_study(GLYPHS)
+    assert isinstance(study, Study)
+    assert len(study.tasks()) == 4
+    assert {checked(task, None)["method"] for task in study.tasks()} == {"proxy-anchor", "proxy-nca++"}
+
+
+BAD_COMMANDS = {
+    "no file": (["nowhere.toml"], "study: got 'nowhere.toml', expected a TOML file"),
+    "a misspelt file": ([str(GLYPHS.with_name("glyph.toml"))], "did you mean 'glyphs.toml'?"),
+    "jobs": ([str(GLYPHS), "--jobs", "0"], "--jobs: got 0, expected at least 1"),
+    "minutes": ([str(GLYPHS), "--minutes", "-1"], "--minutes: got -1.0, expected a number above 0"),
+    "only": ([str(GLYPHS), "--only", "proxy-anchr"], "--only: got 'proxy-anchr'", "did you mean 'proxy-anchor'?"),
+    "seeds": ([str(GLYPHS), "--seeds", "a"], "--seeds: got 'a', expected whole numbers"),
+    "root": ([str(GLYPHS), "--data-root", "nowhere"], "--data-root: got 'nowhere', expected a folder"),
+    "archive": ([str(GLYPHS), "--archive", "x.zip"], "--archive: got 'x.zip', expected a name that ends in .tar.gz"),
+    "collect": ([str(GLYPHS), "--collect", "x.tar.gz"], "--results: got none, expected the folder"),
+    "results": ([str(GLYPHS), "--results", "x"], "--results: got a folder, expected --collect or --tables"),
+    "no archive": ([str(GLYPHS), "--collect", "x.tar.gz", "--results", "r"], "collect: got x.tar.gz, expected an"),
+    "no results": ([str(GLYPHS), "--tables", "t"], "expected results of the study 'glyphs' there"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COMMANDS)
+def test_bad_input_is_a_sentence_and_writes_nothing(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, *said = BAD_COMMANDS[case]
+    refused(proxymetric("study", *words), *said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "s.toml"
+
+    def told(text: str, *said: str) -> None:
+        file.write_text(text)
+        refused(proxymetric("study", file), *said)
+        assert [each.name for each in tmp_path.iterdir()] == ["s.toml"]
+
+    told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\nsettings = {"loss.margn" = 1}',
+         "rows.a: loss.margn: there is no such key; did you mean 'margin'?")  # fmt: skip
+    told('[data.g]\npath = "birds"\n[[rows]]\nname = "a"', "data.g.path: got 'birds', expected images there")
+    told('[data.g]\npath = "glyphs:60"\n[backbones.small]\nweights = "w"\n[[rows]]\nname = "a"',
+         "backbones.small.weights: got 'w', expected a file (--data-root")  # fmt: skip
+    told("name = ", "is not valid TOML")
+    (tmp_path / "runs" / "study-s").mkdir(parents=True)
+    (tmp_path / "runs" / "study-s" / "mine.txt").write_text("x")
+    file.write_text('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"')
+    refused(proxymetric("study", file), "is not empty and holds no study, expected a new folder")

@@ -1,0 +1,269 @@
+"""The criterion in a stranger's loop: commit, discard, needs, epochs, groups, bind."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import proxymetric as pm
+from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outcome, Progress
+from proxymetric.criterion import NEEDS
+from proxymetric.losses import ProxyAnchor
+from proxymetric.sources import LearnedProxies
+
+CLASSES, DIM = 4, 3
+
+
+class Toy(Objective):
+    """Keeps what it is given: contexts, boundaries, and in its commit the sum of the embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.seen: list[Context] = []
+        self.told: list[Boundary] = []
+
+    def forward(self, ctx: Context) -> Outcome:
+        self.seen.append(ctx)
+        amount = ctx.embeddings.detach().sum()
+
+        def commit() -> None:
+            self.total += amount
+
+        return Outcome({"pull": ctx.embeddings.square().sum(), "push": 0.5 * ctx.embeddings.sum()}, commit)
+
+    def boundary(self, run: Boundary) -> None:
+        self.told.append(run)
+
+
+def batch(value: float = 1.0) -> tuple[Tensor, Tensor]:
+    return torch.full((2, DIM), value, requires_grad=True), torch.tensor([0, 1])
+
+
+def toy(*needs: str, **options: Any) -> tuple[pm.Criterion, Toy]:
+    objective = Toy()
+    return pm.Criterion(objective, needs=needs, name="toy", **options), objective
+
+
+def test_the_loss_is_the_sum_of_its_terms_and_commit_applies_all_that_is_pending() -> None:
+    criterion, objective = toy()
+    loss = criterion(*batch())
+    assert loss.item() == 6 + 3
+    assert {name: value.item() for name, value in criterion.terms.items()} == {"pull": 6, "push": 3}
+    assert not any(value.requires_grad for value in criterion.terms.values())
+    criterion(*batch(2.0))
+    assert (criterion.pending, criterion.step, objective.total.item()) == (2, 0, 0)
+    criterion.commit()
+    assert (criterion.pending, criterion.step, objective.total.item()) == (0, 1, 18)
+    criterion.commit()
+    assert criterion.step == 1, "nothing pending, nothing counted"
+
+
+def test_a_discarded_step_and_one_without_gradients_leave_nothing() -> None:
+    criterion, objective = toy()
+    criterion(*batch())
+    criterion.discard()
+    with torch.no_grad():
+        criterion(*batch())
+    with torch.inference_mode():
+        criterion(torch.ones(2, DIM), torch.tensor([0, 1]))
+    criterion.eval()(*batch())
+    assert criterion.pending == 0
+    criterion.train().commit()
+    assert (criterion.step, objective.total.item()) == (0, 0)
+
+
+def moving(commits: bool, discards: bool = False, accumulate: int = 1) -> list[str]:
+    """The warnings of a loop that steps three times."""
+    torch.manual_seed(0)
+    criterion, net = pm.method("proxy-anchor", classes=CLASSES, dim=DIM), nn.Linear(2, DIM)
+    criterion.bind(net)
+    optimizer = torch.optim.SGD([*net.parameters(), *criterion.parameters()], lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for _ in range(accumulate):
+                criterion(net(torch.randn(4, 2)), torch.arange(4)).backward()
+            if discards:
+                criterion.discard()
+            else:
+                optimizer.step()
+            if commits:
+                criterion.commit()
+    return [str(w.message) for w in caught if "commit" in str(w.message)]
+
+
+def test_forgetting_commit_warns_once() -> None:
+    (said,) = moving(commits=False)
+    assert said.startswith("proxy-anchor: ")
+    assert "call criterion.commit() after optimizer.step()" in said
+    assert moving(commits=True) == []
+    assert moving(commits=True, accumulate=3) == [], "many passes before one commit are no mistake"
+    assert moving(commits=False, discards=True) == []
+
+
+def test_the_warning_points_at_the_callers_line() -> None:
+    criterion = pm.method("proxy-anchor", classes=CLASSES, dim=DIM)
+    optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1)
+    criterion(torch.randn(4, DIM), torch.arange(4)).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="commit") as caught:
+        criterion(torch.randn(4, DIM), torch.arange(4))
+    assert caught[0].filename == __file__
+
+
+def test_epochs_by_the_length_of_one_or_by_saying_so() -> None:
+    criterion, objective = toy(steps_per_epoch=4)
+    for _ in range(6):
+        criterion(*batch())
+        criterion.commit()
+    assert [ctx.progress for ctx in objective.seen] == [Progress(step, step / 4) for step in range(6)]
+    criterion.epoch(7)
+    criterion(*batch())
+    assert objective.seen[-1].progress == Progress(6, 7.0), "what is said wins over what is counted"
+    criterion, objective = toy()
+    criterion(*batch())
+    assert objective.seen[-1].progress == Progress(0, None)
+    with pytest.raises(ValueError, match=r"^steps_per_epoch: got 0, wanted"):
+        toy(steps_per_epoch=0)
+
+
+def test_step_and_epoch_are_in_the_state() -> None:
+    criterion, _ = toy(steps_per_epoch=4)
+    criterion(*batch())
+    criterion.commit()
+    criterion.epoch(2)
+    criterion(*batch())
+    again, objective = toy(steps_per_epoch=4)
+    again(*batch())
+    again.load_state_dict(criterion.state_dict())
+    assert again.pending == 0, "what was pending belongs to the state that was replaced"
+    again(*batch())
+    assert objective.seen[-1].progress == Progress(1, 2.0)
+    assert objective.total.item() == 6
+
+
+def call(criterion: pm.Criterion, **given: Any) -> None:
+    images = given.get("images")
+    if "encoder" in given:
+        criterion.bind(given["encoder"])
+    if "epochs" in given:
+        criterion.epoch(given["epochs"])
+    criterion(*batch(), images=images)
+    criterion.commit()
+    criterion.boundary(given.get("validation"), given.get("pool"))
+
+
+GIVEN: dict[str, Any] = {
+    "encoder": nn.Linear(2, DIM),
+    "images": torch.zeros(2, 3, 4, 4),
+    "validation": 0.5,
+    "pool": (torch.zeros(2, DIM), torch.tensor([0, 1])),
+    "epochs": 0,
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_what_a_method_needs_is_asked_for_by_name(need: str) -> None:
+    assert GIVEN.keys() == NEEDS.keys()
+    criterion, _ = toy(need)
+    with pytest.raises(ValueError, match=rf"^toy needs {need}: .*criterion") as refused:
+        call(criterion)
+    assert NEEDS[need] in str(refused.value)
+    criterion, _ = toy(need)
+    call(criterion, **{need: GIVEN[need]})
+    criterion, _ = toy(*NEEDS)
+    with pytest.raises(ValueError, match=f"^toy needs {need}:"):
+        call(criterion, **{key: value for key, value in GIVEN.items() if key != need})
+
+
+def test_a_refused_call_leaves_nothing_pending() -> None:
+    criterion, objective = toy("images")
+    with pytest.raises(ValueError, match="images"):
+        criterion(*batch())
+    assert criterion.pending == 0
+    assert objective.seen == []
+
+
+def test_everything_that_is_given_arrives() -> None:
+    criterion, objective = toy(*NEEDS)
+    call(criterion, **GIVEN)
+    ctx, told = objective.seen[-1], objective.told[-1]
+    assert ctx.batch.images is GIVEN["images"]
+    assert ctx.encode is GIVEN["encoder"]
+    assert ctx.progress.epoch == 0
+    assert told.score == 0.5
+    vectors, labels = told.pool(5)
+    assert vectors.shape == (2, DIM)
+    assert labels.tolist() == [0, 1]
+
+
+class WithNetwork(Compare):
+    """Proxies, a network of its own, and something that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__(ProxyAnchor(), LearnedProxies(CLASSES, DIM))
+        self.cell = nn.GRUCell(DIM, DIM)
+        self.fixed = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+def test_a_network_of_the_methods_own_gets_its_own_rate() -> None:
+    criterion = pm.Criterion(WithNetwork())
+    proxies, network = criterion.param_groups(lr=1.0, network_lr=0.25)
+    assert (proxies["name"], proxies["lr"], len(proxies["params"])) == ("proxies", 1.0, 1)
+    assert (network["name"], network["lr"]) == ("criterion", 0.25)
+    assert {id(p) for p in network["params"]} == {id(p) for p in criterion.objective.cell.parameters()}
+    _, network = criterion.param_groups(lr=1.0)
+    optimizer = torch.optim.SGD(criterion.param_groups(lr=1.0), lr=0.125)
+    assert "lr" not in network
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 0.125], "else the optimiser's own"
+    assert pm.method("triplet", classes=CLASSES, dim=DIM).param_groups(lr=1.0) == []
+
+
+def test_bind_makes_the_encoder_no_part_of_the_criterion() -> None:
+    criterion, net = pm.Criterion(WithNetwork()), nn.Linear(5, 7)
+    names, groups = set(criterion.state_dict()), criterion.param_groups(lr=1.0)
+    assert criterion.bind(net) is criterion
+    assert set(criterion.state_dict()) == names
+    assert net not in list(criterion.modules())
+    for after, before in zip(criterion.param_groups(lr=1.0), groups, strict=True):
+        assert [id(p) for p in after["params"]] == [id(p) for p in before["params"]]
+    criterion.to(torch.float64)
+    assert net.weight.dtype == torch.float32
+    criterion.eval()
+    assert net.training
+    other = nn.Linear(5, 7)
+    criterion.bind(other)
+    assert criterion._encoder == [other], "bound once more, the last one counts"
+
+
+def test_a_loop_of_ones_own_learns() -> None:
+    """The lines of the README, on points of four classes turned into a space where they lie mixed."""
+    torch.manual_seed(0)
+    centres, labels = 3 * torch.randn(CLASSES, 6), torch.arange(80) % CLASSES
+    points = centres[labels] + torch.randn(80, 6)
+    net, criterion = nn.Linear(6, DIM), pm.method("mpa-ap", classes=CLASSES, dim=DIM)
+    optimizer = torch.optim.AdamW([{"params": net.parameters(), "lr": 1e-2}, *criterion.param_groups(lr=1e-1)])
+    before = pm.evaluate(net(points).detach(), labels, ("MAP@R",))["MAP@R"]
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = criterion(net(points), labels)
+        loss.backward()
+        optimizer.step()
+        criterion.commit()
+    assert criterion.step == 40
+    assert pm.evaluate(net(points).detach(), labels, ("MAP@R",))["MAP@R"] > before + 0.1
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("triplet", {}), ("proxy-anchor", {"touched": "batch"})])
+def test_forgetting_commit_is_seen_without_parameters_too(name, arguments):
+    criterion = pm.method(name, classes=3, dim=4, **arguments)
+    x, y = torch.randn(6, 4, requires_grad=True), torch.arange(6) % 3
+    for _ in range(64):
+        criterion(x, y).backward()
+    with pytest.warns(UserWarning, match="commit\\(\\) was not called"):
+        criterion(x, y)

@@ -1,0 +1,68 @@
+"""The next batch is made while a step is under way, and nothing but time depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxymetric.core.pieces import Batch
+from proxymetric.data.feeds import TrainFeed
+from training_runs import run, state
+from vptsp_steps import batch, build
+
+PROMPTED = {"encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__tuning": "vpt+bitfit"}
+SMALL = PROMPTED | {"method": "vptsp-m", "view__size": 32, "view__resize": 32, "train__warmup": 0}
+
+
+def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step before it is taken and saved."""
+    whole = TrainFeed.epoch
+
+    def broken(self: TrainFeed, number: int, start: int = 0) -> Iterator[Batch]:
+        for i, made in enumerate(whole(self, number, start), start):
+            if i == 4:
+                raise OSError("the disk is gone")
+            yield made
+
+    monkeypatch.setattr(TrainFeed, "epoch", broken)
+    with pytest.raises(OSError, match="the disk is gone"):
+        run(photos, tmp_path / "run", **SMALL, train__save_every=4)
+    assert state(tmp_path / "run")["step"] == 4
+
+
+def test_prompts_of_the_next_batch_are_on_their_way() -> None:
+    """What is expected is what is taken: the same classes in the same order."""
+    criterion, source, _ = build("ema")
+    x, y, images = batch(0)
+    criterion.expect(y)
+    assert source.prompts._ahead is not None
+    sent = source.prompts._ahead[1]
+    criterion(x, y, images=images)
+    assert source.prompts._ahead is None
+    assert next(rows for _, rows in source.prompts._taken) is sent
+
+
+def test_a_run_makes_use_of_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxymetric.sources import RowTable
+
+    expected, taken = [], []
+    expect, take = RowTable.expect, RowTable.take
+
+    def noted(self: RowTable, index: torch.Tensor, device: torch.device) -> None:
+        expected.append(index)
+        expect(self, index, device)
+
+    def used(self: RowTable, index: torch.Tensor, *args: object, **told: object) -> torch.Tensor:
+        taken.append(self._ahead is not None and torch.equal(self._ahead[0], index))
+        return take(self, index, *args, **told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RowTable, "expect", noted)
+    monkeypatch.setattr(RowTable, "take", used)
+    run(photos, tmp_path / "run", **SMALL, train__epochs=2)
+    assert taken[0] is False
+    assert sum(taken) == len(expected) == len(taken) - 2, "all but the first of an epoch"

@@ -1,0 +1,150 @@
+"""Two processes train what one does with the same global batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from groups import all_end, free_port, place
+from proxymetric.checkpoint import Checkpoint
+from proxymetric.training.process_group import ProcessGroup
+from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
+
+pytestmark = pytest.mark.usefixtures("no_page")
+STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
+"""BatchNorm of two half batches is not that of a whole one; and a rate at which rounding does not grow"""
+
+
+class Pair:
+    """Both processes of a group, as `torchrun` would start them."""
+
+    def __init__(self, words: list[str], texts: Path) -> None:
+        port, texts = free_port(), texts.with_name("text")
+        self.ranks = [Process(words, texts.with_suffix(f".{rank}"), **place(rank, 2, port)) for rank in (0, 1)]
+
+    def running(self) -> bool:
+        return all(rank.running() for rank in self.ranks)
+
+    def send(self, number: signal.Signals) -> None:
+        """To one of them only: they must agree."""
+        self.ranks[1].send(number)
+
+    def finish(self, code: int = 0) -> Pair:
+        codes = [rank.finish() for rank in self.ranks]
+        assert codes == [code, code], self.ranks[0].text() + self.ranks[1].text()
+        return self
+
+
+def close(two: Path, one: Path) -> None:
+    """The same parameters, statistics and optimiser state, up to the order in which sums were taken."""
+    found, expected = (Checkpoint.read(folder / "last.safetensors").tensors for folder in (two, one))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=2e-3, atol=2e-5, msg=name)
+    assert [r["epoch"] for r in records(two)] == [r["epoch"] for r in records(one)], "only one of them writes"
+    losses = [[record["loss"] for record in state(folder)["curve"][1:]] for folder in (two, one)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_torchrun_equals_one_process(photos: Path, tmp_path: Path) -> None:
+    # Without held-out classes: there is nothing to evaluate, and no page to wait for.
+    out, all_classes = tmp_path / "two", STILL | {"data__validation": 0.0}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    done = subprocess.run(
+        [*launcher, "-m", "proxymetric", *command(photos, out, **all_classes)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    one = run(photos, tmp_path / "one", **all_classes)
+    close(out, one.folder)
+    untrained = run(photos, tmp_path / "untrained", **all_classes | {"train__lr": 0.0})
+    first = "encoder.backbone.stages.0.0.weight"
+    before, after = (Checkpoint.read(folder / "last.safetensors").tensors[first] for folder in (untrained.folder, out))
+    assert (after - before).abs().max() > 1e-4, "it moved by more than the tolerance"
+    assert {path.name for path in out.iterdir()} == {"run.json", "result.json", "log.jsonl", "last.safetensors"}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "pairs of all ranks": {"method": "triplet"},
+    "rows that step themselves": {"loss__touched": "batch"},
+    "accumulated": {"train__accumulate": 2, "train__batch": 4},
+    "frozen": {"train__frozen": True},
+    "evaluated on the way": {"train__evaluate_steps": 3},
+    "proxies from a pool": {"method": "ccp", "train__evaluate_steps": 2, "loss__patience": 1, "train__per_class": 2},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
+    settings = STILL | KINDS[kind]
+    Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
+    close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
+
+
+def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> None:
+    """Parts of unequal size, and none at all: a batch of two has one image for each process."""
+    broken = shutil.copytree(photos, tmp_path / "photos")
+    for c in range(10):
+        (broken / f"class{c}" / "3.png").write_text("no picture")
+    settings = STILL | {"train__batch": 2, "data__validation": 0.5}
+    Pair(command(broken, tmp_path / "two", **settings), tmp_path).finish()
+    one = run(broken, tmp_path / "one", **settings)
+    assert len(one.result["bad_images"]) == 10
+    close(tmp_path / "two", one.folder)
+
+
+def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> None:
+    """With BatchNorm at work, so that what the processes know of the data differs until an evaluation."""
+    out, settings = tmp_path / "two", {"train__epochs": 1, "train__warmup": 0, "train__save_every": 1}
+    kill_in_epoch(lambda: Pair(command(photos, out, **settings), tmp_path), out, signal.SIGINT, epoch=0).finish(130)
+    assert not state(out)["done"]
+    Pair(command(photos, out, "--resume", **settings), tmp_path).finish()
+    Pair(command(photos, tmp_path / "straight", **settings), tmp_path).finish()
+    same_run(out, tmp_path / "straight")
+
+
+def _comes_and_goes(rank: int, ports: list[int]) -> None:
+    torch.set_num_threads(1)
+    for port in ports:
+        os.environ |= place(rank, 2, port)
+        # This thread keeps the interpreter until it waits for something: what is rare otherwise is not.
+        sys.setswitchinterval(60)
+        with contextlib.suppress(InterruptedError), ProcessGroup.joined() as world:
+            _agrees_to_stop(world)
+        sys.setswitchinterval(0.005)
+
+
+def _agrees_to_stop(world: ProcessGroup) -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    world.any(True)
+    raise InterruptedError(model)  # which lives on until the group was left
+
+
+def test_who_leaves_does_not_wait_for_a_thread_that_waits_for_him() -> None:
+    ports = [free_port() for _ in range(12)]
+    all_end([forks.Process(target=_comes_and_goes, args=(rank, ports)) for rank in (0, 1)])
+
+
+def test_what_one_refuses_all_refuse(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "letter.txt").write_text("mine")
+    pair = Pair(command(photos, tmp_path / "taken"), tmp_path).finish(1)
+    for rank in pair.ranks:
+        assert "is not empty and holds no run" in rank.text()
+        assert "Traceback" not in rank.text()
+    pair = Pair(command(photos, tmp_path / "odd", train__batch=7), tmp_path).finish(1)
+    assert "multiple of world (2 processes), got 7" in pair.ranks[0].text()
