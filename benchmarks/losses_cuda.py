@@ -363,7 +363,7 @@ def main() -> None:
     if options.profile:
         return profile()
     if DEVICE == "cpu" and not TINY:
-        parser.error("wanted a GPU, or --tiny")
+        parser.error("expected a GPU, or --tiny")
     import triton
 
     begun, record = time.perf_counter(), Record(options.out)

@@ -92,7 +92,7 @@ def compare_table() -> str:
 def step_table() -> str:
     """The recorded runs of benchmarks/step.py: each method's step beside Proxy-Anchor's."""
     rows = [
-        "| machine | setting | method | times Proxy-Anchor's step (lowest and highest round) | wanted |",
+        "| machine | setting | method | times Proxy-Anchor's step (lowest and highest round) | expected |",
         "|---|---|---|---|---|",
     ]
     for kind in ("cuda", "cpu"):

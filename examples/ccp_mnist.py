@@ -73,7 +73,7 @@ def three_parts(data: str, count: int, held_out: int) -> dict[str, Images]:
     if test is None and data == "digits":
         test = np.random.default_rng(0).random(len(images)) < 1 / 3
     if test is None or len(images.classes) != 10:
-        raise ValueError(f"--data: {data} opens as {images.name}; wanted a folder of MNIST's files")
+        raise ValueError(f"--data: {data} opens as {images.name}; expected a folder of MNIST's files")
     rows, test_rows = (np.random.default_rng(0).permutation(np.flatnonzero(side)) for side in (~test, test))
     held_out = min(held_out, len(rows) // 3)
     chosen = {"train": rows[held_out:][:count], "validation": rows[:held_out], "test": test_rows[:held_out]}

@@ -128,7 +128,7 @@ def test_epochs_by_the_length_of_one_or_by_saying_so() -> None:
     criterion, objective = toy()
     criterion(*batch())
     assert objective.seen[-1].progress == Progress(0, None)
-    with pytest.raises(ValueError, match=r"^steps_per_epoch: got 0, wanted"):
+    with pytest.raises(ValueError, match=r"^steps_per_epoch: got 0, expected"):
         toy(steps_per_epoch=0)
 
 

@@ -85,34 +85,34 @@ def test_defaults_are_those_of_the_signatures():
         ({"margin": 0.2}, "there is no key 'margin'; did you mean 'loss.margin'?"),
         ({"patience": 2}, "there is no key 'patience'; did you mean 'train.patience'?"),
         ({"method": "proxy-ancor"}, "there is no 'proxy-ancor'; did you mean 'proxy-anchor'?"),
-        ({"method": {"x": 1}}, "method: got {'x': 1}, wanted a name"),
-        ({"loss": 1}, "loss: got 1, wanted a table of keys: loss.KEY=VALUE"),
-        ({"seed": "7"}, "seed: got '7', wanted a whole number"),
-        ({"seed": True}, "seed: got True, wanted a whole number"),
-        ({"seed": -1}, "seed: got -1, wanted a whole number of at least 0"),
-        ({"loss": {"margin": "0.1"}}, "loss.margin: got '0.1', wanted a number"),
-        ({"loss": {"margin": True}}, "loss.margin: got True, wanted a number"),
-        ({"train": {"epochs": 2.5}}, "train.epochs: got 2.5, wanted a whole number"),
-        ({"train": {"epochs": True}}, "train.epochs: got True, wanted a whole number"),
-        ({"train": {"frozen": 1}}, "train.frozen: got 1, wanted true or false"),
-        ({"train": {"lr": "fast"}}, "train.lr: got 'fast', wanted a number or none"),
-        ({"train": {"betas": 0.9}}, "train.betas: got 0.9, wanted a list of 2 numbers"),
-        ({"train": {"betas": [0.9]}}, "train.betas: got [0.9], wanted a list of 2 numbers"),
-        ({"train": {"betas": [0.9, "b"]}}, "train.betas: got 'b', wanted a number"),
-        ({"train": {"metrics": ["R@1", 3]}}, "train.metrics: got 3, wanted text"),
+        ({"method": {"x": 1}}, "method: got {'x': 1}, expected a name"),
+        ({"loss": 1}, "loss: got 1, expected a table of keys: loss.KEY=VALUE"),
+        ({"seed": "7"}, "seed: got '7', expected a whole number"),
+        ({"seed": True}, "seed: got True, expected a whole number"),
+        ({"seed": -1}, "seed: got -1, expected a whole number of at least 0"),
+        ({"loss": {"margin": "0.1"}}, "loss.margin: got '0.1', expected a number"),
+        ({"loss": {"margin": True}}, "loss.margin: got True, expected a number"),
+        ({"train": {"epochs": 2.5}}, "train.epochs: got 2.5, expected a whole number"),
+        ({"train": {"epochs": True}}, "train.epochs: got True, expected a whole number"),
+        ({"train": {"frozen": 1}}, "train.frozen: got 1, expected true or false"),
+        ({"train": {"lr": "fast"}}, "train.lr: got 'fast', expected a number or none"),
+        ({"train": {"betas": 0.9}}, "train.betas: got 0.9, expected a list of 2 numbers"),
+        ({"train": {"betas": [0.9]}}, "train.betas: got [0.9], expected a list of 2 numbers"),
+        ({"train": {"betas": [0.9, "b"]}}, "train.betas: got 'b', expected a number"),
+        ({"train": {"metrics": ["R@1", 3]}}, "train.metrics: got 3, expected text"),
         ({"train": {"metrics": ["R@1", "mapr"]}}, "unknown metric 'mapr'; did you mean 'MAP@R'?"),
         ({"train": {"monitor": "mapr"}}, "'mapr' is not among train.metrics; did you mean 'MAP@R'?"),
-        ({"train": {"optimizer": "lion"}}, "train.optimizer: got 'lion', wanted one of adamw, adam, sgd"),
-        ({"train": {"epochs": 0}}, "train.epochs: got 0, wanted at least 1"),
-        ({"train": {"patience": 0}}, "train.patience: got 0, wanted at least 1"),
-        ({"train": {"evaluate_steps": 0}}, "train.evaluate_steps: got 0, wanted at least 1"),
-        ({"train": {"evaluate_steps": 2.5}}, "train.evaluate_steps: got 2.5, wanted a whole number or none"),
-        ({"train": {"lr": -1}}, "train.lr: got -1.0, wanted at least 0"),
-        ({"train": {"lr": float("nan")}}, "train.lr: got nan, wanted at least 0"),
-        ({"train": {"lr": float("inf")}}, "train.lr: got inf, wanted at least 0"),
-        ({"train": {"warmup": -1}}, "train.warmup: got -1, wanted at least 0"),
-        ({"train": {"clip_norm": 0}}, "train.clip_norm: got 0.0, wanted more than 0"),
-        ({"train": {"betas": [0.9, 1]}}, "train.betas: got (0.9, 1.0), wanted at least 0 and less than 1"),
+        ({"train": {"optimizer": "lion"}}, "train.optimizer: got 'lion', expected one of adamw, adam, sgd"),
+        ({"train": {"epochs": 0}}, "train.epochs: got 0, expected at least 1"),
+        ({"train": {"patience": 0}}, "train.patience: got 0, expected at least 1"),
+        ({"train": {"evaluate_steps": 0}}, "train.evaluate_steps: got 0, expected at least 1"),
+        ({"train": {"evaluate_steps": 2.5}}, "train.evaluate_steps: got 2.5, expected a whole number or none"),
+        ({"train": {"lr": -1}}, "train.lr: got -1.0, expected at least 0"),
+        ({"train": {"lr": float("nan")}}, "train.lr: got nan, expected at least 0"),
+        ({"train": {"lr": float("inf")}}, "train.lr: got inf, expected at least 0"),
+        ({"train": {"warmup": -1}}, "train.warmup: got -1, expected at least 0"),
+        ({"train": {"clip_norm": 0}}, "train.clip_norm: got 0.0, expected more than 0"),
+        ({"train": {"betas": [0.9, 1]}}, "train.betas: got (0.9, 1.0), expected at least 0 and less than 1"),
         ({"data": {"cache": "memry"}}, "data.cache: got 'memry'; did you mean 'memory'?"),
         ({"data": {"workers": -2}}, "data.workers: got -2"),
     ],
@@ -145,13 +145,13 @@ def test_set_takes_spaces_tables_and_the_last_word():
 
 @pytest.mark.parametrize("text", ["loss.margin", "", "loss"])
 def test_set_without_a_value_is_refused(text):
-    with pytest.raises(ValueError, match=r"wanted table.key=value, such as loss.margin=0.2"):
+    with pytest.raises(ValueError, match=r"expected table.key=value, such as loss.margin=0.2"):
         settings([text])
 
 
 @pytest.mark.parametrize("texts", [["loss=1", "loss.margin=0.2"], ["loss.margin=0.2", "loss=1"]])
 def test_a_value_never_hides_a_table(texts):
-    with pytest.raises(ValueError, match=r"^loss: got .* wanted a table or a value, not both"):
+    with pytest.raises(ValueError, match=r"^loss: got .* expected a table or a value, not both"):
         settings(texts)
 
 

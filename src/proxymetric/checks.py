@@ -11,25 +11,25 @@ def above_zero(**numbers: float) -> None:
     >>> above_zero(scale=-1)
     Traceback (most recent call last):
     ...
-    ValueError: scale: got -1, wanted a number above 0
+    ValueError: scale: got -1, expected a number above 0
     """
     for name, value in numbers.items():
         if not _is_number(value) or not value > 0:
-            raise ValueError(f"{name}: got {value!r}, wanted a number above 0")
+            raise ValueError(f"{name}: got {value!r}, expected a number above 0")
 
 
 def number(**numbers: float) -> None:
     """Each must be a finite number."""
     for name, value in numbers.items():
         if not _is_number(value):
-            raise ValueError(f"{name}: got {value!r}, wanted a number")
+            raise ValueError(f"{name}: got {value!r}, expected a number")
 
 
 def at_least_zero(**numbers: float) -> None:
     """Each must be a finite number of at least 0."""
     for name, value in numbers.items():
         if not _is_number(value) or value < 0:
-            raise ValueError(f"{name}: got {value!r}, wanted a number of at least 0")
+            raise ValueError(f"{name}: got {value!r}, expected a number of at least 0")
 
 
 def whole_number(least: int = 0, **numbers: int) -> None:
@@ -38,11 +38,11 @@ def whole_number(least: int = 0, **numbers: int) -> None:
     >>> whole(1, patience=2.5)
     Traceback (most recent call last):
     ...
-    ValueError: patience: got 2.5, wanted a whole number of at least 1
+    ValueError: patience: got 2.5, expected a whole number of at least 1
     """
     for name, value in numbers.items():
         if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
+            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
 
 
 def _is_number(value: object) -> bool:

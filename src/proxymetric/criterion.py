@@ -54,7 +54,7 @@ class Criterion(nn.Module):
         self.needs = frozenset(needs)
         assert self.needs <= NEEDS.keys(), self.needs
         if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise ValueError(f"steps_per_epoch: got {steps_per_epoch}, wanted a whole number of at least 1")
+            raise ValueError(f"steps_per_epoch: got {steps_per_epoch}, expected a whole number of at least 1")
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
         self.terms: dict[str, Tensor] = {}
@@ -197,7 +197,7 @@ class Criterion(nn.Module):
         if made:
             raise ValueError(
                 f"bind: {self.name} makes parameters for this encoder ({', '.join(sorted(made))}), and the groups of "
-                "param_groups are without them; wanted criterion.bind(encoder) before criterion.param_groups(...)"
+                "param_groups are without them; expected criterion.bind(encoder) before criterion.param_groups(...)"
             )
         return self
 
@@ -233,7 +233,7 @@ class Criterion(nn.Module):
         when it is needed; or the embeddings and labels of all training images as two tensors.
         """
         if self._pending:
-            raise ValueError("boundary: a step is still pending; wanted commit() or discard() before it")
+            raise ValueError("boundary: a step is still pending; expected commit() or discard() before it")
         if "validation" in self.needs and score is None:
             self._lacks("validation")
         if "pool" in self.needs and pool is None:
@@ -334,21 +334,22 @@ class Criterion(nn.Module):
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
             raise ValueError(
-                f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, wanted floats (batch, dim)"
+                f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, expected floats (batch, dim)"
             )
         if self.objective.dim is not None and embeddings.shape[1] != self.objective.dim:
-            raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, wanted dim={self.objective.dim}")
+            raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, expected dim={self.objective.dim}")
         if labels.shape != embeddings.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(
                 f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
-                f"wanted {len(embeddings)} whole numbers, one for each embedding"
+                f"expected {len(embeddings)} whole numbers, one for each embedding"
             )
         if self.careful and self.objective.classes is not None and len(labels):
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.objective.classes:
                 wrong = low if low < 0 else high
                 raise ValueError(
-                    f"labels: got {wrong}, wanted 0 to {self.objective.classes - 1} (classes={self.objective.classes})"
+                    f"labels: got {wrong}, expected 0 to {self.objective.classes - 1} "
+                    f"(classes={self.objective.classes})"
                 )
 
     def _lacks(self, need: str) -> None:

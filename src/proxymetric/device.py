@@ -16,9 +16,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device: got {name!r}, wanted auto, cpu, cuda or cuda:0") from None
+        raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: {name} was asked for, but no CUDA device can be used here; wanted cpu or auto")
+        raise ValueError(f"device: {name} was asked for, but no CUDA device can be used here; expected cpu or auto")
     return device
 
 

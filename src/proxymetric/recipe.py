@@ -67,7 +67,9 @@ class DataOptions:
         if self.cache not in CACHES:
             raise ValueError(f"data.cache: got {self.cache!r}{_nearest(self.cache, CACHES)}")
         if self.workers < -1:
-            raise ValueError(f"data.workers: got {self.workers}, wanted a number of processes, or -1 to leave it to us")
+            raise ValueError(
+                f"data.workers: got {self.workers}, expected a number of processes, or -1 to leave it to us"
+            )
 
 
 @dataclass(frozen=True)
@@ -135,14 +137,14 @@ class TrainOptions:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not least <= value < math.inf:
-                    raise ValueError(f"train.{name}: got {value}, wanted at least {least}")
+                    raise ValueError(f"train.{name}: got {value}, expected at least {least}")
         for name in ("decay_by", "clip_value", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"train.{name}: got {value}, wanted more than 0")
+                raise ValueError(f"train.{name}: got {value}, expected more than 0")
         for name, values in (("momentum", (self.momentum,)), ("betas", self.betas)):
             if not all(0 <= value < 1 for value in values):
-                raise ValueError(f"train.{name}: got {getattr(self, name)}, wanted at least 0 and less than 1")
+                raise ValueError(f"train.{name}: got {getattr(self, name)}, expected at least 0 and less than 1")
         for name, known in (
             ("optimizer", ("adamw", "adam", "sgd")),
             ("proxy_optimizer", (None, "rowwise-adagrad")),
@@ -153,7 +155,7 @@ class TrainOptions:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"train.{name}: got {getattr(self, name)!r}, wanted one of {', '.join(map(str, known))}"
+                    f"train.{name}: got {getattr(self, name)!r}, expected one of {', '.join(map(str, known))}"
                 )
         if self.monitor not in self.metrics:
             raise ValueError(
@@ -209,7 +211,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in layer.items():
             before = result.get(key, {})
             if isinstance(value, Mapping) != isinstance(before, Mapping) and before != {}:
-                raise ValueError(f"{key}: got {before!r} and {value!r}, wanted a table or a value, not both")
+                raise ValueError(f"{key}: got {before!r} and {value!r}, expected a table or a value, not both")
             result[key] = _laid_over(before, value) if isinstance(value, Mapping) else value
     return result
 
@@ -247,7 +249,7 @@ def settings(pairs: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         texts = list(pairs)
         for text in texts:
             if "=" not in text:
-                raise ValueError(f"--set: got {text!r}, wanted table.key=value, such as loss.margin=0.2")
+                raise ValueError(f"--set: got {text!r}, expected table.key=value, such as loss.margin=0.2")
         pairs = {key.strip(): _value(text.strip()) for key, _, text in (text.partition("=") for text in texts)}
     for key, value in pairs.items():
         table, *rest = key.split(".", 2)
@@ -275,11 +277,11 @@ def check(raw: Mapping[str, Any]) -> Recipe:
 
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, Mapping):
-            raise ValueError(f"{name}: got {table!r}, wanted a table of keys: {name}.KEY=VALUE")
+            raise ValueError(f"{name}: got {table!r}, expected a table of keys: {name}.KEY=VALUE")
     tables: dict[str, dict[str, Any]] = {name: dict(raw.get(name, {})) for name in TABLES}
     method = raw.get("method", "proxy-anchor")
     if not isinstance(method, str):
-        raise ValueError(f"method: got {method!r}, wanted a name, such as 'proxy-anchor'")
+        raise ValueError(f"method: got {method!r}, expected a name, such as 'proxy-anchor'")
     builders: dict[str, Callable[..., Any]] = {
         "data": DataOptions, "view": TrainView, "encoder": build, "loss": lookup(method), "train": TrainOptions
     }  # fmt: skip
@@ -291,7 +293,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             raise ValueError(f"recipe: there is no key {key!r}{_nearest_table(key, builders)}")
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed: got {seed!r}, wanted a whole number of at least 0")
+        raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     encoder["tuning"] = complete_tuning(encoder["tuning"], TUNINGS)
     named = tables["view"].pop("name", None)
@@ -375,7 +377,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
                 return value
         elif kind is Path and isinstance(value, str):
             return value
-    raise ValueError(f"{name}: got {value!r}, wanted {' or '.join(_in_words(option) for option in options)}")
+    raise ValueError(f"{name}: got {value!r}, expected {' or '.join(_in_words(option) for option in options)}")
 
 
 def _in_words(hint: Any) -> str:

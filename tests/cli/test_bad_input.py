@@ -167,11 +167,11 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
     [
         (("--set", "loss.margn=0.2"), ("loss.margn", "did you mean 'margin'?")),
         (("--set", "margin=0.2"), ("'margin'", "did you mean 'loss.margin'?")),
-        (("--set", "loss.margin=small"), ("loss.margin: got 'small', wanted a number",)),
-        (("--set", "loss.margin"), ("got 'loss.margin', wanted table.key=value",)),
-        (("--set", "train.epochs=1.5"), ("train.epochs: got 1.5, wanted a whole number",)),
-        (("--lr", "-1"), ("train.lr: got -1.0, wanted at least 0",)),
-        (("--epochs", "0"), ("train.epochs: got 0, wanted at least 1",)),
+        (("--set", "loss.margin=small"), ("loss.margin: got 'small', expected a number",)),
+        (("--set", "loss.margin"), ("got 'loss.margin', expected table.key=value",)),
+        (("--set", "train.epochs=1.5"), ("train.epochs: got 1.5, expected a whole number",)),
+        (("--lr", "-1"), ("train.lr: got -1.0, expected at least 0",)),
+        (("--epochs", "0"), ("train.epochs: got 0, expected at least 1",)),
         (("--dim", "0"), ("dim", "0")),
         (("--size", "0"), ("size", "0")),
         (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
@@ -183,7 +183,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),
         (("--set", "train.per_class=5"), ("per_class", "batch 16", "5")),
         (("--device", "gpu"), ("device: got 'gpu'", "cuda")),
-        (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is wanted")),
+        (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is expected")),
         (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
         (("--recipe", "gone.toml"), ("recipe: there is no file gone.toml",)),
         (("--resume", "--overwrite"), ("resume, overwrite: got both",)),
@@ -207,7 +207,7 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
     [
         ("[loss]\nmargn = 0.2\n", "loss.margn: there is no such key; did you mean 'margin'?"),
         ("[los]\nmargin = 0.2\n", "there is no key 'los'; did you mean 'loss'?"),
-        ("[loss]\nmargin = '0.2'\n", "loss.margin: got '0.2', wanted a number"),
+        ("[loss]\nmargin = '0.2'\n", "loss.margin: got '0.2', expected a number"),
         ("[loss\n", "mine.toml is not valid TOML"),
     ],
 )
@@ -219,7 +219,9 @@ def test_a_mistake_in_a_recipe_file(photos, tmp_path, content, said):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there(photos, tmp_path, run):
-    refused(train(photos, tmp_path / "new", "--device", "cuda"), "device: cuda", "no CUDA device", "wanted cpu or auto")
+    refused(
+        train(photos, tmp_path / "new", "--device", "cuda"), "device: cuda", "no CUDA device", "expected cpu or auto"
+    )
     assert not (tmp_path / "new").exists()
     refused(proxymetric("evaluate", run, "--device", "cuda"), "no CUDA device")
 
@@ -345,7 +347,7 @@ def test_overwrite_leaves_strangers_files(photos, run):
 @pytest.mark.parametrize("below", [".", "deeper"])
 def test_out_that_is_a_file(photos, tmp_path, below):
     (tmp_path / "run").write_text("a file")
-    refused(train(photos, tmp_path / "run" / below), f"out: {tmp_path / 'run'} is a file", "wanted a folder")
+    refused(train(photos, tmp_path / "run" / below), f"out: {tmp_path / 'run'} is a file", "expected a folder")
     assert (tmp_path / "run").read_text() == "a file"
 
 

@@ -176,7 +176,7 @@ def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
 
 def test_evaluate_refuses(run, photos):
     refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "unknown metric 'map'", "did you mean 'MAP@R'?")
-    refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "wanted --split all")
+    refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "expected --split all")
     refused(proxymetric("evaluate", run, "--split", "tests"), "split: got 'tests'", "all, test")
     refused(proxymetric("evaluate", run, "--which", "first"), "which: got 'first'", "'best'")
     refused(proxymetric("evaluate", run, "--distance", "l1"), "distance", "l1", "cosine")
@@ -249,7 +249,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
     refused(proxymetric("query", run, tmp_path / "gone", image), "there is no folder", "gone")
     refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors is no file that")
-    refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, wanted at least 1")
+    refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
     refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
     out = tmp_path / "x.safetensors"

@@ -40,13 +40,13 @@ def test_numbers_as_people_type_them(text):
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-3", "2.5", "1e99999999", "nan", "inf", "5 million", "5MM", "0x10"])
 def test_what_is_no_whole_number_is_refused(text):
-    with pytest.raises(ValueError, match=r"classes: got .* wanted a whole number from 1 to 10\^12"):
+    with pytest.raises(ValueError, match=r"classes: got .* expected a whole number from 1 to 10\^12"):
         count("classes", text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1e-10", "nan", "80GB", "1e999999999"])
 def test_what_is_no_memory_is_refused(text):
-    with pytest.raises(ValueError, match=r"memory: got .* wanted a number of GB above 0"):
+    with pytest.raises(ValueError, match=r"memory: got .* expected a number of GB above 0"):
         gigabytes("memory", text)
 
 
@@ -64,12 +64,12 @@ def test_what_is_no_memory_is_refused(text):
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
         (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "cannot be divided")),
         (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "nearest is 'proxy-anchor'")),
-        (("--method", "triplet"), ("method: triplet", "has no proxies", "wanted one of proxy-anchor")),
+        (("--method", "triplet"), ("method: triplet", "has no proxies", "expected one of proxy-anchor")),
         (("--method", "proxy-isa"), ("method: proxy-isa", "plan its base")),
-        (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "wanted 1")),
+        (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
         (
             ("--device", "NVIDIA H20"),
-            ("device: got 'NVIDIA H20'", "wanted one of H200, cpu", "nearest is 'NVIDIA H200'"),
+            ("device: got 'NVIDIA H20'", "expected one of H200, cpu", "nearest is 'NVIDIA H200'"),
         ),
         (("--devices", "2000"), ("devices: got 2000", "1000 classes")),
         (("--devices", "8", "--batch", "4"), ("batch: got 4", "each of the 8 devices")),

@@ -72,10 +72,10 @@ def test_stanford_online_products_broken(tmp_path: Path) -> None:
     good = (tmp_path / "Ebay_train.txt").read_text()
     file = tmp_path / "Ebay_train.txt"
     file.write_text(good.replace(SOP + "\n", ""))
-    with pytest.raises(ValueError, match=r"wanted the header 'image_id class_id .*got '1 1 1 bicycle_final/1_0.JPG'"):
+    with pytest.raises(ValueError, match=r"expected the header 'image_id class_id .*got '1 1 1 bicycle_final/1_0.JPG'"):
         open_data(tmp_path)
     file.write_text(good + "5 x 1 a.jpg\n")
-    with pytest.raises(ValueError, match=r"Ebay_train.txt, line 6: wanted .* got '5 x 1 a.jpg'"):
+    with pytest.raises(ValueError, match=r"Ebay_train.txt, line 6: expected .* got '5 x 1 a.jpg'"):
         open_data(tmp_path)
     file.write_text(good + "5 11 1 cabinet_final/11_0.JPG\n")
     with pytest.raises(ValueError, match=r"1 classes for the training and for the test, first 'cabinet 11'"):
@@ -150,13 +150,13 @@ def test_in_shop_broken(tmp_path: Path) -> None:
     file.write_text(good.replace("image_name item_id", "image_name"))
     with pytest.raises(ValueError, match="holds images of one class only"):
         open_data(tmp_path)
-    with pytest.raises(ValueError, match=r"wanted the header .* got 'image_name evaluation_status'; lists of other"):
+    with pytest.raises(ValueError, match=r"expected the header .* got 'image_name evaluation_status'; lists of other"):
         open_data(tmp_path, layout="in-shop")
     file.write_text(good.replace("8\n", "9\n", 1))
     with pytest.raises(ValueError, match=r"announces 9 images on line 1 and lists 8; is the file complete"):
         open_data(tmp_path)
     file.write_text(good.replace(" query", " val"))
-    with pytest.raises(ValueError, match=r"line 4: wanted an image, an item and one of train, query, gallery"):
+    with pytest.raises(ValueError, match=r"line 4: expected an image, an item and one of train, query, gallery"):
         open_data(tmp_path)
     file.write_text(good.replace(" query", " gallery"))
     with pytest.raises(ValueError, match="lists no image of the query"):
@@ -165,7 +165,7 @@ def test_in_shop_broken(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="for the training and for the test, first 'id_00000001'"):
         open_data(tmp_path)
     file.write_text("")
-    with pytest.raises(ValueError, match="wanted the header"):
+    with pytest.raises(ValueError, match="expected the header"):
         open_data(tmp_path, layout="in-shop")
     file.unlink()
     with pytest.raises(ValueError, match="not laid out as In-Shop"):
@@ -188,7 +188,7 @@ def test_inaturalist(tmp_path: Path, place: str, labelled: bool) -> None:
     assert shown(images, tmp_path)[:3] == [train[2], train[3], train[0]]
     lines(tmp_path / place / "Inaturalist_test_set1.txt", "3305/a.jpg")
     with pytest.raises(
-        ValueError, match=r"Inaturalist_test_set1.txt, line 1: wanted a path such as .*got '3305/a.jpg'"
+        ValueError, match=r"Inaturalist_test_set1.txt, line 1: expected a path such as .*got '3305/a.jpg'"
     ):
         open_data(tmp_path)
     (tmp_path / place / "Inaturalist_test_set1.txt").unlink()

@@ -129,7 +129,7 @@ def test_cub_lists_that_disagree(tmp_path):
     with pytest.raises(ValueError, match="first image 12 with class '9'"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text("nonsense\n")
-    with pytest.raises(ValueError, match="line 1: wanted a number, a space and a name"):
+    with pytest.raises(ValueError, match="line 1: expected a number, a space and a name"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text(labels)
     (tmp_path / "images" / "002.Bird_2" / "1.jpg").unlink()

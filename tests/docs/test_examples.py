@@ -102,7 +102,7 @@ def test_the_picture_of_projections(tmp_path):
 
 
 def test_wrong_data_is_answered_in_a_sentence(tmp_path, photos):
-    for data, said in ((tmp_path / "nowhere", "there is no folder"), (photos, "wanted a folder of MNIST's files")):
+    for data, said in ((tmp_path / "nowhere", "there is no folder"), (photos, "expected a folder of MNIST's files")):
         answer = example("ccp_mnist", "--data", data, "--out", tmp_path / "out")
         assert answer.returncode not in (0, None)
         assert said in answer.stderr
@@ -150,8 +150,8 @@ def test_every_class_has_its_colour(tmp_path):
 
 
 def test_stages_that_cannot_be_drawn(tmp_path):
-    with pytest.raises(ValueError, match="stages: got none, wanted at least one"):
+    with pytest.raises(ValueError, match="stages: got none, expected at least one"):
         draw_projections(tmp_path / "a.png", [])
-    with pytest.raises(ValueError, match=r"'before' has points \(60, 3\) for 60 labels, wanted \(N, 2\)"):
+    with pytest.raises(ValueError, match=r"'before' has points \(60, 3\) for 60 labels, expected \(N, 2\)"):
         draw_projections(tmp_path / "a.png", [stage(points=np.zeros((60, 3)))])
     assert not list(tmp_path.iterdir())

@@ -212,13 +212,13 @@ def test_a_pair_loss_refuses_a_weighting_by_name():
 @pytest.mark.parametrize(
     ("name", "arguments", "named"),
     [
-        ("proxy-nca++", {"temperature": 0}, "temperature: got 0, wanted a number above 0"),
+        ("proxy-nca++", {"temperature": 0}, "temperature: got 0, expected a number above 0"),
         ("multi-similarity", {"alpha": 0.0}, "alpha: got 0.0"),
         ("proxy-anchor", {"scale": "x"}, "scale: got 'x'"),
         ("proxy-anchor", {"scale": -1.0}, "scale: got -1.0"),
-        ("mpa", {"tau": -1.0}, "tau: got -1.0, wanted a number of at least 0"),
+        ("mpa", {"tau": -1.0}, "tau: got -1.0, expected a number of at least 0"),
         ("soft-triple", {"margin": float("nan")}, "margin: got nan"),
-        ("arcface", {"margin": 4.0}, "margin: got 4.0, wanted radians"),
+        ("arcface", {"margin": 4.0}, "margin: got 4.0, expected radians"),
         ("triplet", {"margin": 0}, "margin: got 0"),
     ],
 )

@@ -123,7 +123,7 @@ def test_an_empty_cluster_is_put_on_the_item_farthest_from_its_centre() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"clusters": 0}, "clusters: got 0, wanted from 1 to the 4 items"),
+        ({"clusters": 0}, "clusters: got 0, expected from 1 to the 4 items"),
         ({"clusters": 5}, "clusters: got 5"),
         ({"iterations": 0}, "iterations: got 0"),
         ({"distance": "cosinus"}, "did you mean 'cosine'"),

@@ -46,23 +46,23 @@ def test_no_names() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embeddings": VECTORS[0]}, r"embeddings: got shape \(2,\), wanted two axes"),
+        ({"embeddings": VECTORS[0]}, r"embeddings: got shape \(2,\), expected two axes"),
         ({"embeddings": VECTORS[:0], "labels": []}, r"embeddings: got shape \(0, 2\), which is empty"),
         ({"embeddings": VECTORS[:, :0]}, r"embeddings: got shape \(4, 0\), which is empty"),
         ({"embeddings": VECTORS > 0}, "embeddings: got torch.bool"),
         ({"embeddings": "photos"}, "embeddings: got str"),
         ({"labels": [0, 0, 1]}, "labels: got 3 for 4 embeddings"),
-        ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), wanted one axis"),
+        ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), expected one axis"),
         ({"labels": []}, "labels: got none"),
-        ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, wanted whole numbers"),
+        ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, expected whole numbers"),
         ({"labels": ["a", "a", "b", "b"]}, "labels: got list that cannot be read as an array of whole numbers"),
         ({"labels": [0, 1, 2, 3]}, "labels: none of the 4 queries has an item of its class"),
         ({"gallery": VECTORS}, "gallery_labels: got None"),
         ({"gallery_labels": LABELS}, "gallery: got None"),
         ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),
-        ({"gallery": torch.ones(1, 3), "gallery_labels": [0]}, "gallery: got 3 dimensions, wanted the 2"),
+        ({"gallery": torch.ones(1, 3), "gallery_labels": [0]}, "gallery: got 3 dimensions, expected the 2"),
         ({"gallery": VECTORS, "gallery_labels": [7] * 4}, "labels: none of the 4 queries"),
-        ({"distance": "cosin"}, "distance: got 'cosin', wanted one of cosine, euclidean; did you mean 'cosine'"),
+        ({"distance": "cosin"}, "distance: got 'cosin', expected one of cosine, euclidean; did you mean 'cosine'"),
         ({"block": 0}, "block: got 0"),
     ],
 )
@@ -83,9 +83,9 @@ def test_rows_that_are_not_finite_are_counted() -> None:
 
 def test_a_ranking_that_is_too_short_is_refused() -> None:
     short = rank(VECTORS, LABELS, k=1)
-    with pytest.raises(ValueError, match="ranking: got 1 results a query, wanted 2 for R@2"):
+    with pytest.raises(ValueError, match="ranking: got 1 results a query, expected 2 for R@2"):
         scores(short, ["R@1", "R@2"])
-    with pytest.raises(ValueError, match="wanted 3 for MAP@R"):
+    with pytest.raises(ValueError, match="expected 3 for MAP@R"):
         per_query(rank(VECTORS, [0] * 4, k=2), "MAP@R")
     with pytest.raises(ValueError, match="k: got 0"):
         rank(VECTORS, LABELS, k=0)

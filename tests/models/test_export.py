@@ -243,10 +243,10 @@ def test_bad_input_writes_nothing(run, tmp_path):
     refused(proxymetric("export", run), "nothing to write")
     refused(proxymetric("export", run, "--torch", there), "exists already", "--overwrite")
     refused(proxymetric("export", run, "--torch", tmp_path / "folder.pt2", "--overwrite"), "is a folder")
-    refused(proxymetric("export", run, "--torch", tmp_path / "a.onnx"), "wanted a name that ends in .pt2")
-    refused(proxymetric("export", run, "--slim", tmp_path / "a.pt"), "wanted a name that ends in .safetensors")
+    refused(proxymetric("export", run, "--torch", tmp_path / "a.onnx"), "expected a name that ends in .pt2")
+    refused(proxymetric("export", run, "--slim", tmp_path / "a.pt"), "expected a name that ends in .safetensors")
     refused(proxymetric("export", run, "--slim", run / "best.safetensors", "--overwrite"), "checkpoint of a run")
-    refused(proxymetric("export", run, "--torch", new, "--input", "int8"), "wanted uint8 or float")
+    refused(proxymetric("export", run, "--torch", new, "--input", "int8"), "expected uint8 or float")
     refused(proxymetric("export", run, "--torch", new, "--which", "first"), "which: got 'first'")
     assert bytes_of(tmp_path) == before
     assert bytes_of(run) == own

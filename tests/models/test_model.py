@@ -75,14 +75,14 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        ("a.jpg", r"images: got a single one, wanted a list"),
-        (Path("a.jpg"), r"images: got a single one, wanted a list"),
-        (Image.new("RGB", (8, 8)), r"images: got a single one, wanted a list"),
-        ([3], r"images\[0\]: got int, wanted a path or a PIL image"),
-        (torch.zeros(3, 32, 32), r"images: got a tensor of shape \(3, 32, 32\), wanted \(N, 3, H, W\)"),
-        (torch.zeros(2, 1, 32, 32), r"wanted \(N, 3, H, W\)"),
-        (torch.full((1, 3, 32, 32), 200.0), r"images: got floats from 200 to 200, wanted them in \[0, 1\]"),
-        (torch.full((1, 3, 32, 32), -2.0), r"wanted them in \[0, 1\]"),
+        ("a.jpg", r"images: got a single one, expected a list"),
+        (Path("a.jpg"), r"images: got a single one, expected a list"),
+        (Image.new("RGB", (8, 8)), r"images: got a single one, expected a list"),
+        ([3], r"images\[0\]: got int, expected a path or a PIL image"),
+        (torch.zeros(3, 32, 32), r"images: got a tensor of shape \(3, 32, 32\), expected \(N, 3, H, W\)"),
+        (torch.zeros(2, 1, 32, 32), r"expected \(N, 3, H, W\)"),
+        (torch.full((1, 3, 32, 32), 200.0), r"images: got floats from 200 to 200, expected them in \[0, 1\]"),
+        (torch.full((1, 3, 32, 32), -2.0), r"expected them in \[0, 1\]"),
     ],
 )
 def test_embed_refuses_what_is_no_list_of_images(run, images, said):

@@ -246,7 +246,7 @@ def uses_twice_and_goes_back_again(problem: Problem, impl: str, reduction: str, 
 def refuses_a_second_derivative(problem: Problem, impl: str, reduction: str, kind: torch.dtype) -> None:
     x = problem.x.to(kind, copy=True).requires_grad_()
     total = problem.made(reduction, x, problem.p.to(kind), impl)[1].sum()
-    with pytest.raises(RuntimeError, match=r"no second derivative; wanted .*using\('plain'\)"):
+    with pytest.raises(RuntimeError, match=r"no second derivative; expected .*using\('plain'\)"):
         torch.autograd.grad(total, x, create_graph=True)
 
 
@@ -435,7 +435,7 @@ def test_every_proxy_method_goes_through_the_reductions(name):
 
 def test_names_come_from_one_table():
     assert list(IMPLS) == ["plain", "chunked", "triton"]
-    said = "impl: got 'chunky', wanted one of plain, chunked, triton, auto"
+    said = "impl: got 'chunky', expected one of plain, chunked, triton, auto"
     with pytest.raises(ValueError, match=said), using("chunky"):
         pass
 
@@ -443,9 +443,9 @@ def test_names_come_from_one_table():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"budget": -1}, "budget: got -1, wanted a whole number of at least 0"),
+        ({"budget": -1}, "budget: got -1, expected a whole number of at least 0"),
         ({"budget": 1.5}, "budget: got 1.5"),
-        ({"rows": 0}, "rows: got 0, wanted a whole number of at least 1"),
+        ({"rows": 0}, "rows: got 0, expected a whole number of at least 1"),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(wrong, said):

@@ -423,14 +423,14 @@ def test_tensors_of_several_devices_are_refused(which):
         positive, negative = problem.weight
         problem.weight = PairWeights(positive, StepFunction(*(each.to(other) for each in negative)))
     for reduction in REDUCTIONS:
-        with pytest.raises(ValueError, match=f"device: queries are on {DEVICE}.*on {other}; wanted all on one"):
+        with pytest.raises(ValueError, match=f"device: queries are on {DEVICE}.*on {other}; expected all on one"):
             problem.made(reduction, problem.x.float(), problem.p.float(), "triton")
 
 
 def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
     monkeypatch.setattr(triton_reductions, "interpreting", lambda: False)
     problem = Problem(0, 5, 7, 1, 3)
-    with pytest.raises(ValueError, match="impl: 'triton' wants tensors on cuda, got some on cpu; wanted 'chunked'"):
+    with pytest.raises(ValueError, match="impl: 'triton' wants tensors on cuda, got some on cpu; expected 'chunked'"):
         problem.made("mean_over_batch", problem.x.float(), problem.p.float(), "triton")
 
 

@@ -90,7 +90,7 @@ def steps(curve: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         ({"train__evaluate_steps": 3}, [(0, 0), (3, 0.375), (6, 0.75), (9, 1.125), (12, 1.5), (15, 1.875), (16, 2)]),
         ({"train__evaluate_steps": 4}, [(0, 0), (4, 0.5), (8, 1), (12, 1.5), (16, 2)]),

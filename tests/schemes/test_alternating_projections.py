@@ -254,7 +254,7 @@ def test_small_classes_repeat_and_missing_ones_keep_their_proxies() -> None:
 
 
 def test_all_training_embeddings_serve_as_a_pool() -> None:
-    """Two tensors instead of a function: as many random ones of each class as are wanted, anew each time."""
+    """Two tensors instead of a function: as many random ones of each class as are expected, anew each time."""
     toy = Toy(pool=1, start="zero")
     x, y = samples(5, 40)
     assert pool_from(x[:18], y[:18])(5)[1].bincount().tolist() == y[:18].bincount().clamp(max=5).tolist()
@@ -368,15 +368,15 @@ def test_what_is_forgotten_is_said() -> None:
     with pytest.raises(ValueError, match=r"ccp needs encoder: criterion.bind\(encoder\) before the first step"):
         toy.criterion(toy.encoder(x), y)
     toy.criterion.bind(toy.encoder)
-    with pytest.raises(ValueError, match="boundary: the first proxies are picked there; wanted one call before"):
+    with pytest.raises(ValueError, match="boundary: the first proxies are picked there; expected one call before"):
         toy.criterion(toy.encoder(x), y)
     with pytest.raises(ValueError, match=r"ccp needs validation: criterion.boundary"):
         toy.criterion.boundary(pool=toy.pool)
     with pytest.raises(ValueError, match=r"ccp needs pool: criterion.boundary"):
         toy.criterion.boundary(0.0)
-    with pytest.raises(ValueError, match=r"pool: got embeddings \(8, 5\) and 8 labels, wanted \(n, 3\)"):
+    with pytest.raises(ValueError, match=r"pool: got embeddings \(8, 5\) and 8 labels, expected \(n, 3\)"):
         toy.criterion.boundary(0.0, lambda count: (x, y))
-    with pytest.raises(ValueError, match="pool: got labels from 1 to 4, wanted 0 to 3"):
+    with pytest.raises(ValueError, match="pool: got labels from 1 to 4, expected 0 to 3"):
         toy.criterion.boundary(0.0, lambda count: (x[:, :D], y + 1))
     toy.criterion.boundary(0.0, toy.pool)
     toy.encoder.bias = nn.Parameter(torch.zeros(D).double())
@@ -388,11 +388,11 @@ def test_what_is_forgotten_is_said() -> None:
     ("arguments", "message"),
     [
         ({"lam": -1.0}, "lam: got -1.0"),
-        ({"patience": 0}, "patience: got 0, wanted a whole number of at least 1"),
-        ({"anchor": "first"}, "anchor: got 'first', wanted one of last, best"),
-        ({"start": "ones"}, "start: got 'ones', wanted one of random, zero"),
+        ({"patience": 0}, "patience: got 0, expected a whole number of at least 1"),
+        ({"anchor": "first"}, "anchor: got 'first', expected one of last, best"),
+        ({"start": "ones"}, "start: got 'ones', expected one of random, zero"),
         ({"roll_back": True}, "roll_back: got true with anchor='last'"),
-        ({"pool": 7}, "pool: got 7, wanted at least the 8 proxies of a class, or 1"),
+        ({"pool": 7}, "pool: got 7, expected at least the 8 proxies of a class, or 1"),
         ({"normalise": "l1"}, "normalise: got 'l1'"),
     ],
 )

@@ -121,8 +121,8 @@ def test_a_foreign_file_is_refused(kind, tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda i: i.search(i.vectors[:1], k=0), "k: got 0, wanted at least 1"),
-        (lambda i: i.search(torch.ones(1, 5)), r"queries: got a tensor of shape \(1, 5\), wanted \(Q, 6\)"),
+        (lambda i: i.search(i.vectors[:1], k=0), "k: got 0, expected at least 1"),
+        (lambda i: i.search(torch.ones(1, 5)), r"queries: got a tensor of shape \(1, 5\), expected \(Q, 6\)"),
         (lambda i: i.search(torch.ones(6)), r"queries: got a tensor of shape \(6,\)"),
         (lambda i: i.search(i.vectors[:2], own=["a"]), "own: got 1 names for 2 queries"),
         (lambda i: Index(i.vectors, ["a"]), "names: got 1 for 50 vectors"),

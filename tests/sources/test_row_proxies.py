@@ -68,7 +68,7 @@ def test_only_what_was_drawn_moves_and_all_of_it() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, 2, True, "some"])
 def test_what_touched_may_be(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"touched: got .*, wanted 'all', 'batch' or a share"):
+    with pytest.raises(ValueError, match=r"touched: got .*, expected 'all', 'batch' or a share"):
         pm.method("proxy-anchor", classes=C, dim=D, touched=wrong)
 
 

@@ -126,7 +126,7 @@ def test_rows_that_a_table_does_not_have(index: list[int]) -> None:
 
 @pytest.mark.parametrize("index", [torch.tensor([True, False, True]), torch.tensor([[0], [1]]), torch.tensor([0.0])])
 def test_what_is_no_index_of_rows(index: torch.Tensor) -> None:
-    with pytest.raises(IndexError, match=r"index: got torch.* of shape .* wanted whole numbers"):
+    with pytest.raises(IndexError, match=r"index: got torch.* of shape .* expected whole numbers"):
         RowTable(torch.zeros(3, 2), host=True).take(index)
 
 

@@ -391,19 +391,19 @@ def test_proxies_from_the_encoder_itself_with_and_without_gradient(kind: str) ->
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ("vptsp-g", {"accumulate": "ema"}, "accumulate: got 'ema', wanted one of gru, .*; vptsp-m has that"),
-        ("vptsp-m", {"accumulate": "gru"}, "accumulate: got 'gru', wanted one of ema, ema-mean; vptsp-g has that"),
-        ("vptsp-g", {"accumulate": "grU"}, "accumulate: got 'grU', wanted one of gru, gru-tanh"),
-        ("vptsp-g", {"a": 1.5}, "a: got 1.5, wanted at most 1"),
-        ("vptsp-g", {"dropout": 1.0}, "dropout: got 1.0, wanted less than 1"),
-        ("vptsp-m", {"lam": 1.5}, "lam: got 1.5, wanted at most 1"),
-        ("vptsp-g", {"prompts": 0}, "prompts: got 0, wanted a whole number of at least 1"),
-        ("vptsp-g", {"depth": 0}, "depth: got 0, wanted a whole number of at least 1"),
-        ("vptsp-g", {"depth": 3}, "depth: got 3, wanted at most 2, the blocks of this encoder"),
-        ("vptsp-g", {"step": -1}, "step: got -1, wanted a number of at least 0"),
-        ("vptsp-g", {"source": "x"}, "source: got 'x', wanted one of prompts, sample, encoder, fixed_encoder"),
-        ("vptsp-g", {"class_prompts": "x"}, "class_prompts: got 'x', wanted one of only, with_shared"),
-        ("vptsp-g", {"normalise_every": "x"}, "normalise_every: got 'x', wanted one of step, batch"),
+        ("vptsp-g", {"accumulate": "ema"}, "accumulate: got 'ema', expected one of gru, .*; vptsp-m has that"),
+        ("vptsp-m", {"accumulate": "gru"}, "accumulate: got 'gru', expected one of ema, ema-mean; vptsp-g has that"),
+        ("vptsp-g", {"accumulate": "grU"}, "accumulate: got 'grU', expected one of gru, gru-tanh"),
+        ("vptsp-g", {"a": 1.5}, "a: got 1.5, expected at most 1"),
+        ("vptsp-g", {"dropout": 1.0}, "dropout: got 1.0, expected less than 1"),
+        ("vptsp-m", {"lam": 1.5}, "lam: got 1.5, expected at most 1"),
+        ("vptsp-g", {"prompts": 0}, "prompts: got 0, expected a whole number of at least 1"),
+        ("vptsp-g", {"depth": 0}, "depth: got 0, expected a whole number of at least 1"),
+        ("vptsp-g", {"depth": 3}, "depth: got 3, expected at most 2, the blocks of this encoder"),
+        ("vptsp-g", {"step": -1}, "step: got -1, expected a number of at least 0"),
+        ("vptsp-g", {"source": "x"}, "source: got 'x', expected one of prompts, sample, encoder, fixed_encoder"),
+        ("vptsp-g", {"class_prompts": "x"}, "class_prompts: got 'x', expected one of only, with_shared"),
+        ("vptsp-g", {"normalise_every": "x"}, "normalise_every: got 'x', expected one of step, batch"),
         ("vptsp-g", {"positive_norm": "x"}, "positive_norm: got 'x'"),
     ],
 )
@@ -416,10 +416,10 @@ def test_encoders_and_batches_that_do_not_suit_are_refused() -> None:
     criterion = pm.method("vptsp-g", classes=C, dim=D)
     with pytest.raises(ValueError, match=r"^encoder: Linear has no features"):
         criterion.bind(nn.Linear(PIXELS, D))
-    with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; wanted a vision transformer"):
+    with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; expected a vision transformer"):
         criterion.bind(build_encoder("small", dim=D, size=16))
     criterion.bind(Toy())
-    with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), wanted"):
+    with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), expected"):
         criterion.bind(Toy(width=7))
     bare = Criterion(Compare(ProxyAnchor(), SemanticProxies(C, D)))
     x, y, images = (part.float() if part.is_floating_point() else part for part in batch(0))

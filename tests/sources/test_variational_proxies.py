@@ -378,12 +378,12 @@ def test_resumes_to_the_bit_after_newton_steps() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"base": "mpa"}, "newton_steps: got 10, but MPA offers no closed-form curvature; wanted 0"),
+        ({"base": "mpa"}, "newton_steps: got 10, but MPA offers no closed-form curvature; expected 0"),
         ({"base": "triplet", "newton_steps": 0}, "base: got 'triplet', which has no proxies"),
-        ({"gradient_steps": 2}, "gradient_steps: got 2 beside newton_steps=10, wanted one kind"),
+        ({"gradient_steps": 2}, "gradient_steps: got 2 beside newton_steps=10, expected one kind"),
         ({"tau": 0.0}, "tau: got 0 with Newton steps"),
         ({"tau": -1.0}, "tau: got -1.0"),
-        ({"prior_lag": 0}, "prior_lag: got 0, wanted a whole number of at least 1"),
+        ({"prior_lag": 0}, "prior_lag: got 0, expected a whole number of at least 1"),
         ({"sample": False, "init": "zero"}, "init: got 'zero' without noise"),
         ({"init": "kaimin"}, "init: got 'kaimin'"),
         ({"floor": 0.0}, "floor: got 0.0"),

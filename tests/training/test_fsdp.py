@@ -120,11 +120,11 @@ def test_asked_to_stop_it_goes_on_bit_for_bit(photos: Path, tmp_path: Path) -> N
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "warm-up": ({"warmup": 2}, "proxy-anchor", r"train\.warmup=2: .*; wanted 0$"),
-    "fp16": ({"amp": "fp16"}, "proxy-anchor", r"train\.amp='fp16': .*; wanted 'bf16' or 'off'$"),
-    "frozen": ({"frozen": True}, "proxy-anchor", r"train\.frozen: .*; wanted 'ddp'$"),
-    "compile": ({"compile": True}, "proxy-anchor", r"train\.compile, .*; wanted 'ddp'$"),
-    "ccp": ({}, "ccp", r"a method that looks into the encoder's weights or runs it itself; wanted 'ddp'$"),
+    "warm-up": ({"warmup": 2}, "proxy-anchor", r"train\.warmup=2: .*; expected 0$"),
+    "fp16": ({"amp": "fp16"}, "proxy-anchor", r"train\.amp='fp16': .*; expected 'bf16' or 'off'$"),
+    "frozen": ({"frozen": True}, "proxy-anchor", r"train\.frozen: .*; expected 'ddp'$"),
+    "compile": ({"compile": True}, "proxy-anchor", r"train\.compile, .*; expected 'ddp'$"),
+    "ccp": ({}, "ccp", r"a method that looks into the encoder's weights or runs it itself; expected 'ddp'$"),
     "vptsp": ({}, "vptsp-g", r"a method that looks into"),
     "moco": ({}, "moco", r"a method that looks into"),
 }
@@ -141,7 +141,7 @@ def test_what_does_not_go_together_is_refused(kind: str) -> None:
 
 
 def test_refusals_reach_people(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.parallel: got 'zero', wanted one of ddp, fsdp"):
+    with pytest.raises(ValueError, match=r"train\.parallel: got 'zero', expected one of ddp, fsdp"):
         TrainOptions(parallel="zero")
     for more, sentence in (
         ({"train__warmup": 1}, "train.parallel: got 'fsdp' with train.warmup=1"),

@@ -318,13 +318,13 @@ def test_resumes_to_the_bit_with_a_half_full_queue_and_with_a_full_one(begun: in
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"volume": 1.0}, "volume: got 1.0, wanted a number above 1"),
-        ({"h": 0}, "h: got 0, wanted a number above 0"),
+        ({"volume": 1.0}, "volume: got 1.0, expected a number above 1"),
+        ({"h": 0}, "h: got 0, expected a number above 0"),
         ({"memory": 0}, "memory: got 0"),
         ({"tau": -1.0}, "tau: got -1.0"),
         ({"filter_epoch": -1}, "filter_epoch: got -1"),
-        ({"positive": "E"}, "positive: got 'E', wanted one of none, 1/E, nu, sigma"),
-        ({"negative": 1}, "negative: got 1, wanted one of"),
+        ({"positive": "E"}, "positive: got 'E', expected one of none, 1/E, nu, sigma"),
+        ({"negative": 1}, "negative: got 1, expected one of"),
         ({"base": "triplet"}, "base: got 'triplet', which has no proxies"),
     ],
 )

@@ -105,7 +105,7 @@ def query(
     from proxymetric.search import Index
 
     if k < 1:
-        raise ValueError(f"k: got {k}, wanted at least 1")
+        raise ValueError(f"k: got {k}, expected at least 1")
     terminal = Terminal()
     model = _loaded(run, which, device, weights)
     wanted = model.embed(image)

@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     def of(classes: int, rank: int, size: int, group: Any = None) -> Shard:
         """The part of process `rank` among `size`; parts differ by one class at most."""
         if classes < size:
-            raise ValueError(f"classes: got {classes} for {size} processes, wanted one for each at least")
+            raise ValueError(f"classes: got {classes} for {size} processes, expected one for each at least")
         return Shard(rank * classes // size, (rank + 1) * classes // size, classes, group)
 
 

@@ -89,7 +89,7 @@ class References(NamedTuple):
         The reductions in `ops` do without this copy, which matters where there are very many rows.
         """
         if self.shard is not None:
-            raise ValueError("shard: this loss wants all references at once; wanted one that is written on `ops`")
+            raise ValueError("shard: this loss wants all references at once; expected one that is written on `ops`")
         vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
         return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
 
@@ -192,7 +192,7 @@ class Energy(NamedTuple):
         """
         if not hasattr(self.loss, "closed_forms"):
             raise ValueError(
-                f"newton_steps: {type(self.loss).__name__} offers no closed-form curvature; wanted a loss that does "
+                f"newton_steps: {type(self.loss).__name__} offers no closed-form curvature; expected a loss that does "
                 "(ProxyAnchor), or newton_steps=0, which trains mu and sigma by gradient"
             )
         of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
@@ -231,7 +231,7 @@ class Source(nn.Module):
         return False
 
     def look(self, labels: Tensor, mine: slice) -> SecondPass:
-        """The second look that is wanted; the rows `mine` are those of this process.
+        """The second look that is expected; the rows `mine` are those of this process.
 
         Asked before the step, so that whoever runs the encoder can take both looks in one pass. labels (B,) of all
         processes, in host memory where they can be had there.
@@ -304,7 +304,7 @@ class Compare(Objective):
     ) -> None:
         super().__init__()
         if normalise not in NORMALISATIONS:
-            raise ValueError(f"normalise: got {normalise!r}, wanted one of {', '.join(NORMALISATIONS)}")
+            raise ValueError(f"normalise: got {normalise!r}, expected one of {', '.join(NORMALISATIONS)}")
         self.loss = loss
         self.source = source
         self.weighting = weighting

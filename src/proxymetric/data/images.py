@@ -193,7 +193,7 @@ def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
     if isinstance(image, str | Path):
         return read_image(image)
     if not isinstance(image, Image.Image):
-        raise ValueError(f"{title}: got {type(image).__name__}, wanted a path or a PIL image")
+        raise ValueError(f"{title}: got {type(image).__name__}, expected a path or a PIL image")
     try:
         return as_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # one that was opened but not decoded yet

@@ -108,7 +108,7 @@ class BNInception(nn.Module):
         if not block.one:
             if x.shape[2] % 2 or x.shape[3] % 2:
                 raise ValueError(
-                    f"{name} halves a map of {x.shape[2]} x {x.shape[3]}, and even sides are wanted: "
+                    f"{name} halves a map of {x.shape[2]} x {x.shape[3]}, and even sides are expected: "
                     "images of 32 k - 1 to 32 k + 6 pixels a side, such as 224 or 227"
                 )
             return torch.cat([three, double, _halved(x)], 1)

@@ -99,7 +99,7 @@ class Encoder(nn.Module):
 
     def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
-            raise ValueError(f"prompts: a ViT is wanted for them; this backbone is a {type(self.backbone).__name__}")
+            raise ValueError(f"prompts: a ViT is expected for them; this backbone is a {type(self.backbone).__name__}")
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
         found = (compiled or self._pooled)(images, towers)
         # What is exported has batches of any size: nothing may be asked of it that a number would answer.
@@ -138,11 +138,11 @@ class Encoder(nn.Module):
     def normalise(self, images: Tensor) -> Tensor:
         """`(x - mean) / std`, x in [0, 1]; uint8 is divided by 255."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have shape {tuple(images.shape)}; (B, 3, H, W) is wanted")
+            raise ValueError(f"images have shape {tuple(images.shape)}; (B, 3, H, W) is expected")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}; uint8 in 0..255 or floats in [0, 1] are wanted")
+            raise ValueError(f"images are {images.dtype}; uint8 in 0..255 or floats in [0, 1] are expected")
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "Encoder":
@@ -266,17 +266,17 @@ def build(
     _choice("head_init", head_init, HEAD_INITS)
     tuning = complete_tuning(tuning, TUNINGS)
     if size < 1:
-        raise ValueError(f"size={size}; the side of the images in pixels is wanted")
+        raise ValueError(f"size={size}; the side of the images in pixels is expected")
     if not gem_p > 0:
-        raise ValueError(f"gem_p={gem_p}; a number above 0 is wanted, 3 is usual")
+        raise ValueError(f"gem_p={gem_p}; a number above 0 is expected, 3 is usual")
     if learn_p and pooling != "gem":
-        raise ValueError(f"learn_p=True has no meaning with pooling={pooling!r}; pooling='gem' is wanted")
+        raise ValueError(f"learn_p=True has no meaning with pooling={pooling!r}; pooling='gem' is expected")
     if layer_norm and head == "none":
-        raise ValueError("layer_norm=True stands before a linear head; head='linear' is wanted, got head='none'")
+        raise ValueError("layer_norm=True stands before a linear head; head='linear' is expected, got head='none'")
     if head_init != "kaiming" and head == "none":
-        raise ValueError(f"head_init={head_init!r} is for a linear head; head='linear' is wanted, got head='none'")
+        raise ValueError(f"head_init={head_init!r} is for a linear head; head='linear' is expected, got head='none'")
     if bn_eps is not None and not bn_eps > 0:
-        raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is wanted")
+        raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is expected")
 
     needs = Needs() if weights is None else Needs.of(weights)
     if weights is not None:
@@ -292,11 +292,11 @@ def build(
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eps = bn_eps
     if checkpointing not in (False, True, "mlp"):
-        raise ValueError(f"checkpointing={checkpointing!r}; True, False or 'mlp' is wanted")
+        raise ValueError(f"checkpointing={checkpointing!r}; True, False or 'mlp' is expected")
     if checkpointing and not is_vit(base.module):
         raise ValueError(
             f"checkpointing={checkpointing} runs a timm VisionTransformer block by block, and {backbone!r} is a "
-            f"{type(base.module).__name__}; checkpointing=False is wanted"
+            f"{type(base.module).__name__}; checkpointing=False is expected"
         )
     if checkpointing == "mlp" and not has_plain_blocks(base.module):
         kind = type(base.module.blocks[0]).__name__
@@ -305,10 +305,10 @@ def build(
     if head == "none" and dim not in (None, width):
         raise ValueError(
             f"dim={dim}, but with head='none' the vectors are the {width} features of {backbone!r}: "
-            f"dim=None or {width} is wanted"
+            f"dim=None or {width} is expected"
         )
     if head == "linear" and (dim is None or dim < 1):
-        raise ValueError(f"dim={dim}; with head='linear' the number of dimensions of the vectors is wanted")
+        raise ValueError(f"dim={dim}; with head='linear' the number of dimensions of the vectors is expected")
     dim = width if dim is None else dim
     config = {
         "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
@@ -331,7 +331,7 @@ def _colours(
     if asked is None:
         return own
     if len(asked) != 3 or not all(0 <= value <= 1 for value in asked) or (name == "std" and not all(asked)):
-        raise ValueError(f"{name}={tuple(asked)}; three numbers in [0, 1] are wanted, above 0 for std")
+        raise ValueError(f"{name}={tuple(asked)}; three numbers in [0, 1] are expected, above 0 for std")
     red, green, blue = asked
     return red, green, blue
 
@@ -420,4 +420,4 @@ def _choice(argument: str, got: str, known: tuple[str, ...]) -> None:
     if got not in known:
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.3)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{argument}={got!r}{hint}; one of {', '.join(known)} is wanted")
+        raise ValueError(f"{argument}={got!r}{hint}; one of {', '.join(known)} is expected")

@@ -99,7 +99,7 @@ def _settings(view: Any) -> str:
         told = "{}"
     if told == "{}":
         raise ValueError(
-            f"view={view!r} does not tell its settings; an EvalView or another object with plain attributes is wanted"
+            f"view={view!r} does not tell its settings; an EvalView or another object with plain attributes is expected"
         )
     return f"{type(view).__name__} {told}"
 
@@ -169,7 +169,7 @@ def _names(images: "ImageSet") -> list[str]:
 
 
 def _read(place: Path, wanted: set[str]) -> dict[str, Tensor]:
-    """The rows of all files under `place` that are among `wanted`; a damaged file counts as not there."""
+    """The rows of all files under `place` that are among `expected`; a damaged file counts as not there."""
     from safetensors import SafetensorError, safe_open
 
     rows: dict[str, Tensor] = {}

@@ -69,7 +69,7 @@ def last_tokens(
         tokens: what `first_tokens` gave.
         tuning: what is put before, into and beside the blocks.
         towers: the prompts of each; the result has the rows of the first tower, then those of the second.
-        wanted: only so many of the first tokens need be right; the others may be missing. None: all.
+        expected: only so many of the first tokens need be right; the others may be missing. None: all.
         checkpointing: True: keep the tokens between blocks alone for the backward pass, and compute the rest again
             there; "mlp": do so with the hidden layer of each MLP.
     """
@@ -107,7 +107,7 @@ def run_block(
         fronts: for each tower the tokens (B, n, D) before its own, or None; they are not in the result.
         beside: modules that change what the MLP adds.
         plain: block and attention are timm's plain ones, so that tokens can be keys without being queries.
-        wanted: the result may be that of so many of the first tokens alone.
+        expected: the result may be that of so many of the first tokens alone.
         again: the hidden layer of the MLP is not kept for the backward pass but computed once more.
         kind: of 16 bits, in which a compiled step computes; norms and GELUs keep less then. None: the modules are run.
     """
@@ -234,10 +234,10 @@ def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
     if isinstance(prompts, Tensor) or len(prompts) > blocks:
         got = f"a tensor {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} of them"
         raise ValueError(
-            f"prompts: got {got}; a sequence of at most {blocks} is wanted, one tensor or None for each block"
+            f"prompts: got {got}; a sequence of at most {blocks} is expected, one tensor or None for each block"
         )
     batch, _, width = tokens.shape
     for i, own in enumerate(prompts):
         if own is not None and (own.ndim != 3 or own.shape[0] != batch or own.shape[2] != width):
-            raise ValueError(f"prompts[{i}] has shape {tuple(own.shape)}; ({batch}, n, {width}) is wanted")
+            raise ValueError(f"prompts[{i}] has shape {tuple(own.shape)}; ({batch}, n, {width}) is expected")
     return Tower(prompts, tower.shared)

@@ -81,10 +81,10 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
     )
     if path.suffix.lower() in PICKLES:
         raise ValueError(
-            f"weights={str(file)!r} is a pickle, which could run code; a .safetensors file is wanted. {convert}"
+            f"weights={str(file)!r} is a pickle, which could run code; a .safetensors file is expected. {convert}"
         )
     if not path.is_file():
-        raise ValueError(f"weights={str(file)!r}: no such file; the path of a .safetensors file is wanted")
+        raise ValueError(f"weights={str(file)!r}: no such file; the path of a .safetensors file is expected")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:

@@ -66,7 +66,7 @@ class MarginContrastive:
         above_zero(margin=self.margin)
         at_least_zero(positive_margin=self.positive_margin)
         if self.averaging not in ("nonzero", "all"):
-            raise ValueError(f"averaging: got {self.averaging!r}, wanted 'nonzero' or 'all'")
+            raise ValueError(f"averaging: got {self.averaging!r}, expected 'nonzero' or 'all'")
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         unweighted(self, weight)

@@ -66,7 +66,7 @@ class ArcFace:
         above_zero(scale=self.scale)
         at_least_zero(margin=self.margin)
         if self.margin >= math.pi:
-            raise ValueError(f"margin: got {self.margin}, wanted radians below pi")
+            raise ValueError(f"margin: got {self.margin}, expected radians below pi")
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         if refs.per_class != 1:

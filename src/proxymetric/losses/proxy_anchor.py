@@ -45,7 +45,7 @@ class ProxyAnchor:
         above_zero(scale=self.scale)
         number(margin=self.margin)
         if self.positive_norm not in ("present", "all"):
-            raise ValueError(f"positive_norm: got {self.positive_norm!r}, wanted 'present' or 'all'")
+            raise ValueError(f"positive_norm: got {self.positive_norm!r}, expected 'present' or 'all'")
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull = Line(-self.scale, self.scale * self.margin)

@@ -42,7 +42,7 @@ class SoftTriple:
         above_zero(scale=self.scale)
         number(margin=self.margin)
         if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction: got {self.reduction!r}, wanted 'mean' or 'sum'")
+            raise ValueError(f"reduction: got {self.reduction!r}, expected 'mean' or 'sum'")
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own = Line(self.scale, -self.scale * self.margin)

@@ -113,10 +113,10 @@ def breakdown(
     wanted = [parse(name) for name in names(metrics)]
     for metric in wanted:
         if metric.whole:
-            raise ValueError(f"metrics: got {metric.name}, which has no value for a query; wanted others")
+            raise ValueError(f"metrics: got {metric.name}, which has no value for a query; expected others")
     for name, number in (("worst", worst), ("pairs", pairs)):
         if number < 0:
-            raise ValueError(f"{name}: got {number}, wanted from 0")
+            raise ValueError(f"{name}: got {number}, expected from 0")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
     wrong: Counter[tuple[int, int]] = Counter()
     known = torch.cat([task.labels, task.item_labels]).unique()

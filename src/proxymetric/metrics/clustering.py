@@ -54,9 +54,9 @@ def kmeans(
     check_distance(distance)
     vectors = as_vectors("embeddings", embeddings, device)
     if not isinstance(clusters, int) or not 1 <= clusters <= len(vectors):
-        raise ValueError(f"clusters: got {clusters!r}, wanted from 1 to the {len(vectors)} items")
+        raise ValueError(f"clusters: got {clusters!r}, expected from 1 to the {len(vectors)} items")
     if iterations < 1:
-        raise ValueError(f"iterations: got {iterations}, wanted from 1")
+        raise ValueError(f"iterations: got {iterations}, expected from 1")
     with full_precision(vectors.device.type):
         space = SPACES[distance](vectors, vectors)
         # Up to a shift and a scale, which change no cluster.
@@ -168,7 +168,7 @@ def mutual_information(a: Labels, b: Labels) -> float:
     """
     first, second = as_labels("a", a), as_labels("b", b)
     if len(first) != len(second):
-        raise ValueError(f"b: got {len(second)} labels, wanted the {len(first)} of a")
+        raise ValueError(f"b: got {len(second)} labels, expected the {len(first)} of a")
     one, other = (each.unique(return_inverse=True)[1] for each in (first, second.to(first.device)))
     both = (one * (int(other.max()) + 1) + other).unique(return_counts=True)[1]
     parts_of = (torch.bincount(one), torch.bincount(other), both)

@@ -64,11 +64,11 @@ def inter_class_distance(
     6.0
     """
     if of not in ("items", "means"):
-        raise ValueError(f"of: got {of!r}, wanted 'items' or 'means'")
+        raise ValueError(f"of: got {of!r}, expected 'items' or 'means'")
     space, classes = _prepared(embeddings, labels, distance, device)
     count, sizes = len(classes), torch.bincount(classes)
     if len(sizes) < 2:
-        raise ValueError("labels: got one class, wanted at least two to measure between")
+        raise ValueError("labels: got one class, expected at least two to measure between")
     with full_precision(classes.device.type):
         if of == "means":
             means = torch.zeros(len(sizes), space.dim, dtype=torch.float64, device=classes.device)

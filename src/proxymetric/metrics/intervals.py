@@ -51,20 +51,20 @@ def interval(
     """
     numbers = np.asarray(values.cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
     if numbers.ndim != 1 or len(numbers) == 0:
-        raise ValueError(f"values: got shape {numbers.shape}, wanted one axis with at least one value")
+        raise ValueError(f"values: got shape {numbers.shape}, expected one axis with at least one value")
     if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, wanted a share between 0 and 1")
+        raise ValueError(f"level: got {level}, expected a share between 0 and 1")
     if repeats < 1:
-        raise ValueError(f"repeats: got {repeats}, wanted from 1")
+        raise ValueError(f"repeats: got {repeats}, expected from 1")
     sums: np.ndarray = numbers
     sizes: np.ndarray = np.ones(len(numbers))
     if groups is not None:
         inverse = as_labels("groups", groups).cpu().unique(return_inverse=True)[1].numpy()
         if len(inverse) != len(numbers):
-            raise ValueError(f"groups: got {len(inverse)} for {len(numbers)} values, wanted one for each")
+            raise ValueError(f"groups: got {len(inverse)} for {len(numbers)} values, expected one for each")
         sums, sizes = np.bincount(inverse, numbers), np.bincount(inverse)
     if len(sums) < 2:
-        raise ValueError(f"{'values' if groups is None else 'groups'}: got one, wanted at least two to draw from")
+        raise ValueError(f"{'values' if groups is None else 'groups'}: got one, expected at least two to draw from")
     draw = np.random.default_rng(seed)
     means = []
     for start in range(0, repeats, step := max(1, DRAWS // len(sums))):
@@ -100,11 +100,13 @@ def estimate(
     {'R@1': Estimate(value=0.75, low=0.5, high=1.0)}
     """
     if by not in ("class", "query"):
-        raise ValueError(f"by: got {by!r}, wanted 'class' or 'query'")
+        raise ValueError(f"by: got {by!r}, expected 'class' or 'query'")
     wanted = [parse(name) for name in names(metrics)]
     for metric in wanted:
         if metric.whole:
-            raise ValueError(f"metrics: got {metric.name}, which is no mean over queries; wanted others, or `evaluate`")
+            raise ValueError(
+                f"metrics: got {metric.name}, which is no mean over queries; expected others, or `evaluate`"
+            )
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
     found = of_queries(task, wanted)
     groups = task.labels.cpu()[found.queries] if by == "class" else None

@@ -66,7 +66,7 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
     """
     listed = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     if not listed:
-        raise ValueError(f"metrics: got no name; wanted at least one of {_FORMS}")
+        raise ValueError(f"metrics: got no name; expected at least one of {_FORMS}")
     return tuple(parse(name).name for name in listed)
 
 

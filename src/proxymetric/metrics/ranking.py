@@ -55,7 +55,7 @@ class Search:
         return len(self.item_labels) - self.leave_one_out
 
     def run(self, wanted: Tensor, *, only_hits: bool = False) -> Iterator[Found]:
-        """The first `wanted` (N,) results of each query that has something to find, similar numbers together.
+        """The first `expected` (N,) results of each query that has something to find, similar numbers together.
 
         only_hits: the hits are exact, but neighbours that are all hits or all misses may stand in another order.
         """
@@ -134,10 +134,10 @@ def search(
     """Check the arguments of `rank` and `evaluate`."""
     check_distance(distance)
     if block is not None and (not isinstance(block, int) or block < 1):
-        raise ValueError(f"block: got {block!r}, wanted a number of queries from 1, or None to choose it")
+        raise ValueError(f"block: got {block!r}, expected a number of queries from 1, or None to choose it")
     if (gallery is None) != (gallery_labels is None):
         missing = "gallery_labels" if gallery_labels is None else "gallery"
-        raise ValueError(f"{missing}: got None, wanted both gallery and gallery_labels, or neither")
+        raise ValueError(f"{missing}: got None, expected both gallery and gallery_labels, or neither")
     vectors = as_vectors("embeddings", embeddings, device)
     query_labels = as_labels("labels", labels, "embeddings", vectors)
     if gallery is None or gallery_labels is None:
@@ -146,7 +146,7 @@ def search(
     items = as_vectors("gallery", gallery, vectors.device)
     item_labels = as_labels("gallery_labels", gallery_labels, "gallery", items)
     if items.shape[1] != vectors.shape[1]:
-        raise ValueError(f"gallery: got {items.shape[1]} dimensions, wanted the {vectors.shape[1]} of the embeddings")
+        raise ValueError(f"gallery: got {items.shape[1]} dimensions, expected the {vectors.shape[1]} of the embeddings")
     relevant = count_relevant(query_labels, item_labels)
     return Search(vectors, items, query_labels, item_labels, relevant, False, distance, block)
 
@@ -173,7 +173,7 @@ def rank(
     Args:
         embeddings: (N, D), any float or integer type; need not have unit length.
         labels: (N,) whole numbers.
-        k: results wanted, from 1; by default as many as the largest class can fill, which P@R and MAP@R need.
+        k: results expected, from 1; by default as many as the largest class can fill, which P@R and MAP@R need.
         gallery: (G, D), in the same space.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
@@ -188,7 +188,7 @@ def rank(
     ([0, 1], 2)
     """
     if k is not None and (not isinstance(k, int) or k < 1):
-        raise ValueError(f"k: got {k!r}, wanted a number of results from 1, or None for the largest class")
+        raise ValueError(f"k: got {k!r}, expected a number of results from 1, or None for the largest class")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
     queries = (task.relevant > 0).nonzero().flatten().cpu()
     width = k or max(1, int(task.relevant.max()))

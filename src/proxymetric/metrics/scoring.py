@@ -42,12 +42,14 @@ def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[
     wanted = [parse(name) for name in names(metrics)]
     for metric in wanted:
         if metric.whole:
-            raise ValueError(f"metrics: got {metric.name}, which is of embeddings, not of a ranking; wanted `evaluate`")
+            raise ValueError(
+                f"metrics: got {metric.name}, which is of embeddings, not of a ranking; expected `evaluate`"
+            )
     width = ranking.hits.shape[1]
     for metric in wanted:
         depth = int(ranking.relevant.max()) if metric.cutoff is None and len(ranking.relevant) else metric.cutoff or 1
         if depth > width:
-            raise ValueError(f"ranking: got {width} results a query, wanted {depth} for {metric.name}")
+            raise ValueError(f"ranking: got {width} results a query, expected {depth} for {metric.name}")
     rows = max(1, 2**22 // width)
     parts = [
         [_score(metric, hits, relevant) for metric in wanted]
@@ -159,4 +161,4 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
 
 
 def _nobody(queries: int) -> str:
-    return f"labels: none of the {queries} queries has an item of its class to find; wanted at least one that has"
+    return f"labels: none of the {queries} queries has an item of its class to find; expected at least one that has"

@@ -79,9 +79,9 @@ def export(
     {PosixPath('birds.safetensors'): 'what was trained of ...'}
     """
     if not files:
-        raise ValueError("nothing to write: --torch FILE.pt2, --onnx FILE.onnx or --slim FILE.safetensors is wanted")
+        raise ValueError("nothing to write: --torch FILE.pt2, --onnx FILE.onnx or --slim FILE.safetensors is expected")
     if takes not in INPUTS:
-        raise ValueError(f"input: got {takes!r}, wanted {' or '.join(INPUTS)}")
+        raise ValueError(f"input: got {takes!r}, expected {' or '.join(INPUTS)}")
     targets = {kind: _target(kind, Path(file), overwrite) for kind, file in files.items()}
     if "onnx" in targets:
         _need("onnx", "onnxscript")
@@ -188,13 +188,13 @@ def _shapes(model: Model, takes: str) -> str:
 def _target(kind: str, file: Path, overwrite: bool) -> Path:
     """Refuse a name that does not suit, a file that exists, and a run's own checkpoint."""
     if kind not in SUFFIXES:
-        raise ValueError(f"files: got {kind!r}, wanted {', '.join(SUFFIXES)}")
+        raise ValueError(f"files: got {kind!r}, expected {', '.join(SUFFIXES)}")
     if file.suffix != SUFFIXES[kind]:
-        raise ValueError(f"--{kind}: got {file}, wanted a name that ends in {SUFFIXES[kind]}")
+        raise ValueError(f"--{kind}: got {file}, expected a name that ends in {SUFFIXES[kind]}")
     if file.is_dir():
-        raise ValueError(f"--{kind}: {file} is a folder; the name of a file is wanted")
+        raise ValueError(f"--{kind}: {file} is a folder; the name of a file is expected")
     if file.name in ("best.safetensors", "last.safetensors") and (file.parent / "run.json").is_file():
-        raise ValueError(f"--{kind}: {file} is the checkpoint of a run, which stays whole; another name is wanted")
+        raise ValueError(f"--{kind}: {file} is the checkpoint of a run, which stays whole; another name is expected")
     if file.exists() and not overwrite:
         raise ValueError(f"--{kind}: {file} exists already; --overwrite replaces it")
     return file

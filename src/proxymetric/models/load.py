@@ -60,7 +60,7 @@ def load(
     about = described(run)
     files = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
     if which not in files:
-        raise ValueError(f"which: got {which!r}, wanted 'best', 'last' or 'chosen'")
+        raise ValueError(f"which: got {which!r}, expected 'best', 'last' or 'chosen'")
     if is_refitted(run, which):
         run, which = run / "refit", "last"
         about = described(run)

@@ -84,11 +84,11 @@ class Model:
         progress: called with (done, total).
         """
         if errors not in ("raise", "skip"):
-            raise ValueError(f"errors: got {errors!r}, wanted 'raise' or 'skip'")
+            raise ValueError(f"errors: got {errors!r}, expected 'raise' or 'skip'")
         if batch < 1:
-            raise ValueError(f"batch: got {batch}, wanted at least 1")
+            raise ValueError(f"batch: got {batch}, expected at least 1")
         if isinstance(images, str | Path) or hasattr(images, "convert"):
-            raise ValueError("images: got a single one, wanted a list of paths or images: embed([image])")
+            raise ValueError("images: got a single one, expected a list of paths or images: embed([image])")
         if isinstance(images, Tensor):
             _check_pixels(images)
         elif not isinstance(images, Sized):
@@ -131,11 +131,11 @@ class Model:
 def _check_pixels(images: Tensor) -> None:
     """Refuse a tensor that is no batch of images as the encoder wants them: it normalises them itself."""
     if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images: got a tensor of shape {tuple(images.shape)}, wanted (N, 3, H, W)")
+        raise ValueError(f"images: got a tensor of shape {tuple(images.shape)}, expected (N, 3, H, W)")
     if images.is_floating_point() and len(images):
         low, high = images.min().item(), images.max().item()
         if not -0.25 <= low <= high <= 1.25:  # resizing may overshoot a little
-            raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, wanted them in [0, 1], or uint8")
+            raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, expected them in [0, 1], or uint8")
 
 
 def embedded(labels: Sequence[int] | np.ndarray, kept: Sequence[int]) -> Tensor:

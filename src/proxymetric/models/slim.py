@@ -57,7 +57,7 @@ def load_slim(file: Path, weights: str | Path | None, place: torch.device) -> Mo
     about = slim.state
     if about.get("format") != SLIM:
         raise ValueError(
-            f"run: {file} is not what `export --slim` wrote; such a file, or the folder of a run, is wanted"
+            f"run: {file} is not what `export --slim` wrote; such a file, or the folder of a run, is expected"
         )
     config = about["encoder"]
     encoder = build(**config)
@@ -69,7 +69,7 @@ def load_slim(file: Path, weights: str | Path | None, place: torch.device) -> Mo
             named = f" ({about['weights']})" if about["weights"] else ""
             raise ValueError(
                 f"{source} are not the weights of {config['backbone']!r} that {file} was trained on{named}: their "
-                f"sha256 differs; weights=FILE with those is wanted"
+                f"sha256 differs; weights=FILE with those is expected"
             )
     elif weights is not None:
         raise ValueError(f"weights: {file} holds the whole encoder, backbone included; leave weights= out")

@@ -122,7 +122,7 @@ class Made(NamedTuple):
     """(len(own_rows), D) which it is"""
 
     def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Those of `up` times the one and `down` times the other, in the queries and in the vectors, as are wanted."""
+        """Those of `up` times the one and `down` times the other, in queries and in vectors, where expected."""
         in_queries, in_vectors = None, self.in_vectors
         if self.in_queries is not None:
             in_queries = up * self.in_queries[0] + down * self.in_queries[1]
@@ -268,5 +268,5 @@ def once() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: the chunked reductions have no second derivative; "
-            "wanted `with proxymetric.ops.using('plain'):` around the loss"
+            "expected `with proxymetric.ops.using('plain'):` around the loss"
         )

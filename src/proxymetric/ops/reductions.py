@@ -72,12 +72,12 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
     ('chunked', 0)
     """
     if impl is not None and impl not in (*IMPLS, "auto"):
-        raise ValueError(f"impl: got {impl!r}, wanted one of {', '.join(IMPLS)}, auto")
+        raise ValueError(f"impl: got {impl!r}, expected one of {', '.join(IMPLS)}, auto")
     if impl == "triton" and not installed():
         raise ValueError("impl: got 'triton', which wants the package of that name: pip install 'proxymetric[triton]'")
     for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
         if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
+            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
     told: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
     now = _setting.get()._replace(**{name: value for name, value in told.items() if value is not None})
     token = _setting.set(now)

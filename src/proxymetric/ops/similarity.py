@@ -20,9 +20,9 @@ class Similarity(NamedTuple):
 
     def check(self) -> Similarity:
         if self.kind not in ("soft", "max", "mean"):
-            raise ValueError(f"similarity: got {self.kind!r}, wanted 'soft', 'max' or 'mean'")
+            raise ValueError(f"similarity: got {self.kind!r}, expected 'soft', 'max' or 'mean'")
         if not self.gamma > 0:
-            raise ValueError(f"gamma: got {self.gamma}, wanted a number above 0")
+            raise ValueError(f"gamma: got {self.gamma}, expected a number above 0")
         return self
 
     def __call__(self, grouped: Tensor, dim: int = -1) -> Tensor:

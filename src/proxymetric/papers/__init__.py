@@ -65,7 +65,7 @@ def lookup(name: str) -> Method:
     """The catalogue's row of that name, or a sentence with the nearest right one."""
     if name not in CATALOGUE:
         near = difflib.get_close_matches(str(name).lower().replace("_", "-"), CATALOGUE, 1, 0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"wanted one of {', '.join(CATALOGUE)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CATALOGUE)}"
         raise ValueError(f"method: there is no {name!r}; {hint}")
     return CATALOGUE[name]
 

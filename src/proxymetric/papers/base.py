@@ -16,7 +16,7 @@ def named(base: Base) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a base."""
     arguments = {"method": base} if isinstance(base, str) else dict(base) if isinstance(base, dict) else {}
     if "method" not in arguments or {"classes", "dim"} & set(arguments):
-        raise ValueError(f"base: got {base!r}, wanted a method's name, or a table with the key method")
+        raise ValueError(f"base: got {base!r}, expected a method's name, or a table with the key method")
     return arguments.pop("method"), arguments
 
 
@@ -27,7 +27,7 @@ def base_objective(base: Base, classes: int, dim: int, **advised: object) -> Com
     name, arguments = named(_told(base, advised))
     objective = method(name, classes=classes, dim=dim, **arguments).objective
     if not isinstance(objective, Compare):
-        raise ValueError(f"base: {name} is built around another method already; wanted a single loss")
+        raise ValueError(f"base: {name} is built around another method already; expected a single loss")
     return objective
 
 

@@ -56,11 +56,11 @@ def ccp(
     at_least_zero(in_batch=in_batch, memory_weight=memory_weight)
     told = named(base)[1].get("normalise", normalise)
     if told != normalise:
-        raise ValueError(f"base: got normalise={told!r} there and {normalise!r} here; wanted it here alone")
+        raise ValueError(f"base: got normalise={told!r} there and {normalise!r} here; expected it here alone")
     first = base_objective(base, classes, dim, per_class=per_class)
     source = LearnedProxies(classes, dim, per_class) if first.source.classes is None else first.source
     if not source.seats:
-        raise ValueError(f"base: the proxies of {base!r} cannot be re-picked; wanted touched='all'")
+        raise ValueError(f"base: the proxies of {base!r} cannot be re-picked; expected touched='all'")
     if in_batch or memory:
         compares_with_rows(first.loss, dim)
     parts: dict[str, tuple[float, Objective]] = {

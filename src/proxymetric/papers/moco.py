@@ -29,6 +29,6 @@ def moco(
     if objective.weighting is not None:
         raise ValueError(
             f"base: got {base!r}, which would count the queue's samples anew at every step; "
-            "wanted a method without a weighting"
+            "expected a method without a weighting"
         )
     return MomentumQueue(objective, dim, memory, momentum)

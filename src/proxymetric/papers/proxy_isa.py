@@ -49,9 +49,9 @@ def proxy_isa(
     """
     first = base_objective(base, classes, dim)
     if first.source.classes is None:
-        raise ValueError(f"base: got {base!r}, which has no proxies; wanted a proxy method, such as 'proxy-anchor'")
+        raise ValueError(f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'")
     if first.weighting is not None:
-        raise ValueError(f"base: got {base!r}, whose pairs are weighted already; wanted a method without a weighting")
+        raise ValueError(f"base: got {base!r}, whose pairs are weighted already; expected a method without a weighting")
     weighting = InformativeSamples(
         classes,
         dim,

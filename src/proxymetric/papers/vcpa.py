@@ -64,19 +64,21 @@ def vcpa(
         first = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
     else:
         if (scale, margin) != (32.0, 0.1):
-            raise ValueError("scale, margin: they are Proxy-Anchor's own here; beside a base, wanted in its table")
+            raise ValueError("scale, margin: they are Proxy-Anchor's own here; beside a base, expected in its table")
         first = base_objective(base, classes, dim)
         if first.source.classes is None:
-            raise ValueError(f"base: got {base!r}, which has no proxies; wanted a proxy method, such as 'proxy-anchor'")
+            raise ValueError(
+                f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'"
+            )
         if "images" in base_needs(base):
-            raise ValueError(f"base: got {base!r}, whose proxies are made of the images; wanted another method")
+            raise ValueError(f"base: got {base!r}, whose proxies are made of the images; expected another method")
         if hasattr(first.source, "uncertainty"):
-            raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; wanted another method")
+            raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; expected another method")
         _leaves_proxies_to_us(base, per_class=per_class, init=init, touched="all")
     if newton_steps and not hasattr(first.loss, "closed_forms"):
         raise ValueError(
             f"newton_steps: got {newton_steps}, but {type(first.loss).__name__} offers no closed-form curvature; "
-            "wanted 0, which trains mu and sigma by gradient"
+            "expected 0, which trains mu and sigma by gradient"
         )
     terms = [term for term in (first.regulariser, None if source.settles else source.divergence) if term is not None]
     regulariser = terms[0] if len(terms) == 1 else Together(tuple(terms)) if terms else None
@@ -88,7 +90,7 @@ def _leaves_proxies_to_us(base: Base, **ours: object) -> None:
     name, told = named(base)
     for key, own in ours.items():
         if told.get(key, own) != own:
-            raise ValueError(f"base: {name} got {key}={told[key]!r}, but its proxies are vcpa's; wanted {key} there")
+            raise ValueError(f"base: {name} got {key}={told[key]!r}, but its proxies are vcpa's; expected {key} there")
     if isinstance(told.get("base"), str | dict):
         _leaves_proxies_to_us(told["base"], **ours)
 

@@ -110,4 +110,4 @@ def vptsp_g(
 def _one_of(accumulate: str, known: Sequence[str], other: str) -> None:
     if accumulate not in known:
         hint = f"; {other} has that" if accumulate in (*MOVING, *LEARNED) else ""
-        raise ValueError(f"accumulate: got {accumulate!r}, wanted one of {', '.join(known)}{hint}")
+        raise ValueError(f"accumulate: got {accumulate!r}, expected one of {', '.join(known)}{hint}")

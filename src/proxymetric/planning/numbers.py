@@ -19,11 +19,11 @@ def count(name: str, text: str) -> int:
     >>> count("classes", "5 million")
     Traceback (most recent call last):
     ...
-    ValueError: classes: got '5 million', wanted a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M
+    ValueError: classes: got '5 million', expected a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M
     """
     value = _decimal(text)
     if value is None or not 1 <= value <= MOST or value != value.to_integral_value():
-        raise ValueError(f"{name}: got {text!r}, wanted a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M")
+        raise ValueError(f"{name}: got {text!r}, expected a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M")
     return int(value)
 
 
@@ -35,7 +35,7 @@ def gigabytes(name: str, text: str) -> int:
     """
     value = _decimal(text)
     if value is None or not Decimal("1e-9") <= value <= MOST:
-        raise ValueError(f"{name}: got {text!r}, wanted a number of GB above 0, such as 80")
+        raise ValueError(f"{name}: got {text!r}, expected a number of GB above 0, such as 80")
     return int(value * 10**9)
 
 
@@ -59,7 +59,7 @@ def share(name: str, text: str) -> float | str:
     if value is None:
         return text
     if not 0 < value < 1:
-        raise ValueError(f"{name}: got {text!r}, wanted a number above 0 and below 1")
+        raise ValueError(f"{name}: got {text!r}, expected a number above 0 and below 1")
     return float(value)
 
 
@@ -73,17 +73,17 @@ def figure(value: float) -> str:
 
 
 def known(name: str, value: str, wanted: Iterable[str]) -> str:
-    """`value`, if it is one of the wanted; else a refusal that names the nearest.
+    """`value`, if it is one of the expected; else a refusal that names the nearest.
 
     >>> known("dtype", "bf16", ("float32", "bfloat16"))
     Traceback (most recent call last):
     ...
-    ValueError: dtype: got 'bf16', wanted one of float32, bfloat16; nearest is 'bfloat16'
+    ValueError: dtype: got 'bf16', expected one of float32, bfloat16; nearest is 'bfloat16'
     """
     wanted = tuple(wanted)
     if value not in wanted:
         raise ValueError(
-            f"{name}: got {value!r}, wanted one of {', '.join(wanted)}; nearest is {nearest(value, wanted)!r}"
+            f"{name}: got {value!r}, expected one of {', '.join(wanted)}; nearest is {nearest(value, wanted)!r}"
         )
     return value
 

@@ -89,7 +89,7 @@ def machine(name: str) -> Machine:
             return row
     names = [*machines(), *(row.short for row in machines().values())]
     raise ValueError(
-        f"device: got {name!r}, wanted one of {', '.join(row.short for row in machines().values())}; "
+        f"device: got {name!r}, expected one of {', '.join(row.short for row in machines().values())}; "
         f"nearest is {nearest(name, names)!r}"
     )
 

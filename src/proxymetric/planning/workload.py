@@ -95,7 +95,7 @@ class Workload:
             1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class
         )
         if self.method in APART:
-            raise ValueError(f"method: {self.method} {APART[self.method]}; wanted one of {', '.join(METHODS)}")
+            raise ValueError(f"method: {self.method} {APART[self.method]}; expected one of {', '.join(METHODS)}")
         known("method", self.method, METHODS)
         known("dtype", self.dtype, BYTES)
         known("optimizer", self.optimizer, OPTIMIZERS)
@@ -105,19 +105,21 @@ class Workload:
         if isinstance(self.touched, str):
             known("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
         elif not 0 < self.touched < 1:
-            raise ValueError(f"touched: got {self.touched}, wanted 'all', 'batch' or a number above 0 and below 1")
+            raise ValueError(f"touched: got {self.touched}, expected 'all', 'batch' or a number above 0 and below 1")
         if self.touched != "all" and self.devices > 1:
             raise ValueError(
                 f"devices: got {self.devices} with touched {self.touched}, whose proxies cannot be divided; "
-                "wanted 1, or touched all"
+                "expected 1, or touched all"
             )
         if self.per_class > 1 and not self.kind.several:
-            raise ValueError(f"per_class: got {self.per_class}, but a class of {self.method} has one proxy; wanted 1")
+            raise ValueError(f"per_class: got {self.per_class}, but a class of {self.method} has one proxy; expected 1")
         if self.devices > self.classes:
-            raise ValueError(f"devices: got {self.devices}, wanted at most one for each of the {self.classes} classes")
+            raise ValueError(
+                f"devices: got {self.devices}, expected at most one for each of the {self.classes} classes"
+            )
         if self.devices > self.batch:
             raise ValueError(
-                f"batch: got {self.batch}, wanted one embedding at least for each of the {self.devices} devices: "
+                f"batch: got {self.batch}, expected one embedding at least for each of the {self.devices} devices: "
                 "it is the batch of all of them together"
             )
 

@@ -41,7 +41,7 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
 
     Args:
         ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
-        count: rows wanted, from 1; fewer come back where there are fewer queries.
+        count: rows expected, from 1; fewer come back where there are fewer queries.
         seed: which of each part is drawn.
 
     >>> hits = torch.tensor([[False], [True], [True], [False]])
@@ -51,7 +51,7 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
     [True, False]
     """  # noqa: E501
     if count < 1:
-        raise ValueError(f"count: got {count}, wanted a number of queries from 1")
+        raise ValueError(f"count: got {count}, expected a number of queries from 1")
     reach = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
     quality = per_query(reach, "MAP@R")["MAP@R"].numpy()
     order = np.argsort(-quality, kind="stable")

@@ -62,12 +62,12 @@ def draw_projections(path: str | Path, stages: Sequence[Stage], names: Sequence[
     b'PNG'
     """
     if not stages:
-        raise ValueError("stages: got none, wanted at least one")
+        raise ValueError("stages: got none, expected at least one")
     for stage in stages:
         if stage.points.ndim != 2 or stage.points.shape[1] != 2 or len(stage.points) != len(stage.labels):
             shape = stage.points.shape
             raise ValueError(
-                f"stages: {stage.title!r} has points {shape} for {len(stage.labels)} labels, wanted (N, 2)"
+                f"stages: {stage.title!r} has points {shape} for {len(stage.labels)} labels, expected (N, 2)"
             )
     names = [str(c) for c in range(len(stages[0].proxies))] if names is None else names
     figure = _figure(stages, names)

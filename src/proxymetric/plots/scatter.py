@@ -56,11 +56,11 @@ def tsne(
     marks = torch.as_tensor(labels).cpu().numpy()
     if vectors.ndim != 2 or len(vectors) == 0 or len(vectors) != len(marks):
         raise ValueError(
-            f"embeddings: got shape {tuple(vectors.shape)} for {len(marks)} labels, wanted a row for each label"
+            f"embeddings: got shape {tuple(vectors.shape)} for {len(marks)} labels, expected a row for each label"
         )
     for name, value in (("limit", limit), ("classes", classes)):
         if value < 1:
-            raise ValueError(f"{name}: got {value}, wanted a number from 1")
+            raise ValueError(f"{name}: got {value}, expected a number from 1")
     draw = np.random.default_rng(seed)
     present = np.unique(marks)
     chosen = np.sort(draw.permutation(present)[:classes])

@@ -24,10 +24,12 @@ def evaluation_set(
     it has not seen, and all classes of any other data. which: the model, as for `load`. A slim file knows of no data.
     """
     if part not in PARTS:
-        raise ValueError(f"split: got {part!r}, wanted one of {', '.join(PARTS)}")
+        raise ValueError(f"split: got {part!r}, expected one of {', '.join(PARTS)}")
     if Path(run).is_file():
         if data is None or part not in ("auto", "all"):
-            raise ValueError(f"data: {run} does not say what it was trained on; wanted --data, and all of its classes")
+            raise ValueError(
+                f"data: {run} does not say what it was trained on; expected --data, and all of its classes"
+            )
         return open_data(data, layout), ""
     about = described(run)
     options = about["recipe"]["data"]
@@ -48,7 +50,7 @@ def evaluation_set(
             return images, "all of them trained on"
     chosen: ImageSet | None = getattr(parts, part)
     if chosen is None:
-        raise ValueError(f"split: {images.name} has no {part} classes; wanted --split all")
+        raise ValueError(f"split: {images.name} has no {part} classes; expected --split all")
     seen = part == "train" or (part == "validation" and refitted)
     if own and part == "test" and about["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"

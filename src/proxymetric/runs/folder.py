@@ -70,9 +70,9 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
         raise ValueError("resume, overwrite: got both; --resume goes on with a run, --overwrite starts it anew")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise ValueError(f"out: {place} is a file, wanted a folder for the run")
+        raise ValueError(f"out: {place} is a file, expected a folder for the run")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"out: nothing can be written in {place}; wanted a folder of your own")
+        raise ValueError(f"out: nothing can be written in {place}; expected a folder of your own")
     holds_run = (folder / "run.json").is_file()
     if holds_run and not (resume or overwrite):
         raise ValueError(
@@ -80,7 +80,7 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
             "or --out with another folder"
         )
     if not holds_run and folder.is_dir() and set(folder.iterdir()) - set(_leftovers(folder)):
-        raise ValueError(f"out: {folder} is not empty and holds no run; wanted a new folder")
+        raise ValueError(f"out: {folder} is not empty and holds no run; expected a new folder")
     return stored(folder) if resume else None
 
 

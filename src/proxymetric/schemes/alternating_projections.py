@@ -62,19 +62,19 @@ class AlternatingProjections(Objective):
         at_least_zero(lam=lam, first_lam=lam if first_lam is None else first_lam)
         for name, value, known in (("anchor", anchor, ("last", "best")), ("start", start, ("random", "zero"))):
             if value not in known:
-                raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+                raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
         whole_number(1, patience=patience, pool=pool)
         if roll_back and anchor != "best":
             raise ValueError(
-                "roll_back: got true with anchor='last', where there is nothing to go back to; wanted 'best'"
+                "roll_back: got true with anchor='last', where there is nothing to go back to; expected 'best'"
             )
         seated = [module for module in objective.modules() if isinstance(module, Source) and module.seats]
         if len(seated) != 1:
-            raise ValueError(f"objective: got {len(seated)} sources whose proxies can be re-picked, wanted one")
+            raise ValueError(f"objective: got {len(seated)} sources whose proxies can be re-picked, expected one")
         self.seats = seated[0].seats
         if pool != 1 and pool < self.seats:
             raise ValueError(
-                f"pool: got {pool}, wanted at least the {self.seats} proxies of a class, or 1 for random ones"
+                f"pool: got {pool}, expected at least the {self.seats} proxies of a class, or 1 for random ones"
             )
         self.objective, self.normalise = objective, objective.normalise
         self.classes, self.dim = objective.classes, objective.dim
@@ -107,11 +107,11 @@ class AlternatingProjections(Objective):
 
     def forward(self, ctx: Context) -> Outcome:
         if not self.problem:
-            raise ValueError("boundary: the first proxies are picked there; wanted one call before the first step")
+            raise ValueError("boundary: the first proxies are picked there; expected one call before the first step")
         outcome: Outcome = self.objective(ctx)
         lam = self.first_lam if self.problem <= 1 else self.lam
         if lam and not self._encoder:
-            raise ValueError("bind: the proximal term needs the encoder's parameters; wanted bind(encoder) before")
+            raise ValueError("bind: the proximal term needs the encoder's parameters; expected bind(encoder) before")
         moving = list(self._beside(self.theta))
         if not lam or not moving:
             return outcome
@@ -125,7 +125,7 @@ class AlternatingProjections(Objective):
             return
         self.moved = float((self._source[0].seated() - self.picked).norm() / self.picked.norm().clamp(min=1e-12))
         if run.score is None:
-            raise ValueError("score: alternating projections wait for it to stop improving; wanted a number")
+            raise ValueError("score: alternating projections wait for it to stop improving; expected a number")
         if run.score > self.best_score + GAIN:
             self.best_score, self.stale = run.score, 0
             if self.anchor == "best":
@@ -140,7 +140,7 @@ class AlternatingProjections(Objective):
     def _project(self, pool: Pool | None) -> None:
         """Take what the problem ended with as theta* and rho*, pick new proxies, and begin the next problem."""
         if pool is None:
-            raise ValueError("pool: new proxies are picked from it; wanted embeddings of training images")
+            raise ValueError("pool: new proxies are picked from it; expected embeddings of training images")
         source, first = self._source[0], self.problem == 0
         if self.anchor == "best" and not first:
             for name, value in self.theta.named_buffers():
@@ -173,11 +173,11 @@ class AlternatingProjections(Objective):
         if embeddings.shape != (len(labels), self.rho.shape[1]) or not len(labels):
             raise ValueError(
                 f"pool: got embeddings {tuple(embeddings.shape)} and {len(labels)} labels, "
-                f"wanted (n, {self.rho.shape[1]}) and n of them"
+                f"expected (n, {self.rho.shape[1]}) and n of them"
             )
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise ValueError(
-                f"pool: got labels from {int(labels.min())} to {int(labels.max())}, wanted 0 to {self.classes - 1}"
+                f"pool: got labels from {int(labels.min())} to {int(labels.max())}, expected 0 to {self.classes - 1}"
             )
         vectors = embeddings.to(self.rho)
         labels = labels.to(vectors.device)
@@ -208,7 +208,7 @@ class AlternatingProjections(Objective):
             if name not in known:
                 raise ValueError(
                     f"bind: {name[:-1].replace('/', '.')} has become trainable since; "
-                    "wanted bind(encoder) with all that will be trained"
+                    "expected bind(encoder) with all that will be trained"
                 )
             yield value, known[name]
 

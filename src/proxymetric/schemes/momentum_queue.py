@@ -25,7 +25,7 @@ class MomentumQueue(Objective):
         super().__init__()
         at_least_zero(momentum=momentum)
         if momentum > 1:
-            raise ValueError(f"momentum: got {momentum}, wanted at most 1")
+            raise ValueError(f"momentum: got {momentum}, expected at most 1")
         self.objective, self.momentum = objective, momentum
         self.normalise, self.classes, self.dim = objective.normalise, objective.classes, dim
         self.queue = Queue(size, dim)
@@ -46,7 +46,7 @@ class MomentumQueue(Objective):
     def forward(self, ctx: Context) -> Outcome:
         batch = ctx.batch
         if not self._theta:
-            raise ValueError("bind: the momentum encoder is a copy of the encoder; wanted bind(encoder) before")
+            raise ValueError("bind: the momentum encoder is a copy of the encoder; expected bind(encoder) before")
         stored, of = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
         together = Batch(None, torch.cat([batch.labels, of]))
         embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
@@ -55,7 +55,7 @@ class MomentumQueue(Objective):
             return outcome
         if batch.images is None:
             raise ValueError(
-                "images: the momentum encoder embeds them; wanted criterion(embeddings, labels, images=...)"
+                "images: the momentum encoder embeds them; expected criterion(embeddings, labels, images=...)"
             )
         with torch.no_grad():
             keys: Tensor = self.encoder(batch.images)

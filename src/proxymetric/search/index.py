@@ -26,9 +26,9 @@ class Index:
 
     def __init__(self, vectors: Tensor, names: Sequence[str], model: str = "") -> None:
         if vectors.ndim != 2:
-            raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, wanted (N, D)")
+            raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
         if len(vectors) != len(names):
-            raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, wanted one for each")
+            raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
         self.vectors, self.names, self.model = vectors, list(names), model
 
     def __len__(self) -> int:
@@ -44,14 +44,15 @@ class Index:
         [[('y', 0.0)], [('y', 1.0)]]
         """
         if k < 1:
-            raise ValueError(f"k: got {k}, wanted at least 1")
+            raise ValueError(f"k: got {k}, expected at least 1")
         if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
             raise ValueError(
-                f"queries: got a tensor of shape {tuple(queries.shape)}, wanted (Q, {self.vectors.shape[1]}) as in the "
+                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
+                f"the "
                 "index; was it embedded by another model?"
             )
         if own is not None and len(own) != len(queries):
-            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, wanted one for each")
+            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
         scores = unit(queries) @ unit(self.vectors).T
         if own is not None:
             places = [str(Path(name).resolve()) for name in self.names]

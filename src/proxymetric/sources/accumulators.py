@@ -63,7 +63,7 @@ class EMA(Cell):
         super().__init__()
         at_least_zero(lam=lam)
         if lam > 1:
-            raise ValueError(f"lam: got {lam}, wanted at most 1")
+            raise ValueError(f"lam: got {lam}, expected at most 1")
         self.lam = lam
 
     def step(self, state: Tensor, read: Tensor) -> Tensor:
@@ -182,5 +182,5 @@ def accumulator(name: str, dim: int, lam: float = 0.8) -> Cell:
     2
     """
     if name not in ACCUMULATORS:
-        raise ValueError(f"accumulate: got {name!r}, wanted one of {', '.join(ACCUMULATORS)}")
+        raise ValueError(f"accumulate: got {name!r}, expected one of {', '.join(ACCUMULATORS)}")
     return ACCUMULATORS[name](dim, lam)

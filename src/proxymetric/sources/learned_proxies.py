@@ -32,7 +32,7 @@ def initial(classes: int, dim: int, per_class: int, init: str) -> Tensor:
     whole_number(1, classes=classes, dim=dim, per_class=per_class)
     if init not in INITIALISATIONS:
         near = difflib.get_close_matches(init, INITIALISATIONS, 1) or [next(iter(INITIALISATIONS))]
-        raise ValueError(f"init: got {init!r}, wanted one of {', '.join(INITIALISATIONS)}; nearest is {near[0]!r}")
+        raise ValueError(f"init: got {init!r}, expected one of {', '.join(INITIALISATIONS)}; nearest is {near[0]!r}")
     return INITIALISATIONS[init](classes * per_class, dim)
 
 

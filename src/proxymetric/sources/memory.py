@@ -23,7 +23,7 @@ class Memory(Queue, Source):
     def __init__(self, size: int, dim: int, start: int = 0, normalise: str = "l2") -> None:
         super().__init__(size, dim)
         if start < 0:
-            raise ValueError(f"start: got {start}, wanted a number of steps from 0")
+            raise ValueError(f"start: got {start}, expected a number of steps from 0")
         self.start, self.normalise, self.dim = start, normalise, dim
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:

@@ -57,7 +57,7 @@ class RowTable(nn.Module):
     ) -> None:
         super().__init__()
         if rate not in ("proxies", "network"):
-            raise ValueError(f"rate: got {rate!r}, wanted 'proxies' or 'network'")
+            raise ValueError(f"rate: got {rate!r}, expected 'proxies' or 'network'")
         self.rate, self.host = rate, host
         self.register_buffer("values", values.detach().clone(memory_format=torch.contiguous_format))
         self.register_buffer("average", values.new_empty(0))
@@ -80,7 +80,7 @@ class RowTable(nn.Module):
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
         """Step as this optimiser would: a trainer calls it with the run's own. The state of another one is dropped."""
         if optimizer not in STATE:
-            raise ValueError(f"optimizer: got {optimizer!r}, wanted one of {', '.join(STATE)}")
+            raise ValueError(f"optimizer: got {optimizer!r}, expected one of {', '.join(STATE)}")
         self.optimizer, self.betas = optimizer, betas
         self.weight_decay, self.momentum = weight_decay, momentum
         for name in ("average", "square"):
@@ -285,7 +285,7 @@ def _write(table: Tensor, index: Tensor, rows: Tensor) -> None:
 def _checked(table: Tensor, index: Tensor) -> np.ndarray:
     places = index.numpy()
     if places.ndim != 1 or places.dtype.kind != "i":
-        raise IndexError(f"index: got {index.dtype} of shape {tuple(index.shape)}, wanted whole numbers (n,)")
+        raise IndexError(f"index: got {index.dtype} of shape {tuple(index.shape)}, expected whole numbers (n,)")
     if len(places) and not 0 <= places.min() <= places.max() < len(table):
         raise IndexError(f"index: got rows {places.min()} to {places.max()} of a table that has {len(table)}")
     return places

@@ -137,11 +137,11 @@ class SemanticProxies(Source):
         at_least_zero(a=a, dropout=dropout, step=step)
         for name, value, most in (("a", a, a <= 1), ("dropout", dropout, dropout < 1)):
             if not most:
-                raise ValueError(f"{name}: got {value}, wanted {'at most' if name == 'a' else 'less than'} 1")
+                raise ValueError(f"{name}: got {value}, expected {'at most' if name == 'a' else 'less than'} 1")
         whole_number(1, prompts=prompts, depth=1 if depth is None else depth)
         for name, word in (("source", source), ("class_prompts", class_prompts), ("normalise_every", normalise_every)):
             if word not in CHOICES[name]:
-                raise ValueError(f"{name}: got {word!r}, wanted one of {', '.join(CHOICES[name])}")
+                raise ValueError(f"{name}: got {word!r}, expected one of {', '.join(CHOICES[name])}")
         self.classes, self.dim, self.a = classes, dim, a
         self.most, self.depth, self.less = prompts, depth, step
         self.shared = class_prompts == "with_shared"
@@ -170,7 +170,7 @@ class SemanticProxies(Source):
         assert self.dim is not None
         sizes = _sizes(encoder, self.source == "prompts")
         if self.met is not None and self.met != sizes:
-            raise ValueError(f"encoder: got one of {sizes} (features, blocks, width), wanted {self.met} as at first")
+            raise ValueError(f"encoder: got one of {sizes} (features, blocks, width), expected {self.met} as at first")
         if self.met is not None:
             return
         self.met = features, blocks, width = sizes
@@ -182,7 +182,7 @@ class SemanticProxies(Source):
             return
         deep = blocks if self.depth is None else self.depth
         if deep > blocks:
-            raise ValueError(f"depth: got {deep}, wanted at most {blocks}, the blocks of this encoder")
+            raise ValueError(f"depth: got {deep}, expected at most {blocks}, the blocks of this encoder")
         self.per_block = [max(self.most - self.less * i, 0) if i < deep else 0 for i in range(blocks)]
         # Xavier-normal of a (C, m, W) tensor, as released: the more classes, the smaller.
         spread = math.sqrt(2 / ((self.most + self.classes) * width))
@@ -286,7 +286,7 @@ class SemanticProxies(Source):
             return ctx.embeddings.detach().to(self.stored)
         images, encoder = ctx.batch.images, ctx.encode
         if self.head is None or encoder is None:
-            raise ValueError("encoder: semantic proxies see images through it; wanted criterion.bind(encoder) first")
+            raise ValueError("encoder: semantic proxies see images through it; expected criterion.bind(encoder) first")
         if images is None or len(images) != len(ctx.batch.labels):
             raise ValueError(
                 f"images: got {'none' if images is None else len(images)} for {len(ctx.batch.labels)} labels; semantic "
@@ -352,14 +352,15 @@ def _sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
     blocks, width = getattr(backbone, "blocks", None), getattr(backbone, "embed_dim", None)
     if not hasattr(encoder, "features") or not hasattr(encoder, "width"):
         raise ValueError(
-            f"encoder: {type(encoder).__name__} has no features(images, prompts=..., shared=...) and width; wanted an "
+            f"encoder: {type(encoder).__name__} has no features(images, prompts=..., shared=...) and width; expected "
+            "an "
             "encoder of this package, or source='encoder', which takes the embeddings as they are"
         )
     if blocks is not None and isinstance(width, int) and getattr(encoder, "is_vit", True):
         return int(encoder.width), len(blocks), width
     if prompted:
         raise ValueError(
-            f"encoder: {type(backbone).__name__} takes no prompts; wanted a vision transformer, such as "
+            f"encoder: {type(backbone).__name__} takes no prompts; expected a vision transformer, such as "
             "vit_small_patch16_224, or source='sample'"
         )
     return int(encoder.width), 0, 0

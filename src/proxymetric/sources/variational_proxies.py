@@ -77,17 +77,17 @@ class VariationalProxies(Source):
         above_zero(floor=floor, gradient_lr=gradient_lr)
         if newton_steps and gradient_steps:
             raise ValueError(
-                f"gradient_steps: got {gradient_steps} beside newton_steps={newton_steps}, wanted one kind"
+                f"gradient_steps: got {gradient_steps} beside newton_steps={newton_steps}, expected one kind"
             )
         if newton_steps and not tau + damping:
-            raise ValueError("tau: got 0 with Newton steps, wanted it above 0, or a damping above 0")
+            raise ValueError("tau: got 0 with Newton steps, expected it above 0, or a damping above 0")
         whole_number(1, prior_lag=prior_lag)
         if (halving or damping) and not newton_steps:
             raise ValueError("halving, damping: they belong to Newton steps, and newton_steps is 0")
         if init is None:
             init = "zero" if sample else "kaiming"
         if init == "zero" and not sample:
-            raise ValueError("init: got 'zero' without noise, where no two classes differ; wanted 'kaiming'")
+            raise ValueError("init: got 'zero' without noise, where no two classes differ; expected 'kaiming'")
         self.classes, self.dim, self.per_class, self.seats = classes, dim, per_class, per_class
         self.tau, self.newton_steps, self.sample, self.prior_lag = tau, newton_steps, sample, prior_lag
         self.gradient_steps, self.gradient_lr = gradient_steps, gradient_lr

@@ -27,7 +27,9 @@ def warm_up(options: TrainOptions, optimizer: torch.optim.Optimizer, epoch: int,
         return ""
     which = "epoch 1 warms" if options.warmup == 1 else f"epochs 1 to {options.warmup} warm"
     said = f"{which} up: only head and proxies move (train.warmup={options.warmup})"
-    return said if options.warmup < epochs else f"{said}, and there are no more: wanted more epochs, or train.warmup=0"
+    return (
+        said if options.warmup < epochs else f"{said}, and there are no more: expected more epochs, or train.warmup=0"
+    )
 
 
 def trained_groups(optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -101,11 +101,13 @@ def divide(encoder: Encoder) -> None:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     except ImportError:
         raise ValueError(
-            f"train.parallel: 'fsdp' needs torch 2.6 or newer, and this is {torch.__version__}; wanted 'ddp'"
+            f"train.parallel: 'fsdp' needs torch 2.6 or newer, and this is {torch.__version__}; expected 'ddp'"
         ) from None
     single = next((name for name, p in encoder.named_parameters() if not p.ndim), None)
     if single is not None:
-        raise ValueError(f"train.parallel: got 'fsdp', but {single} is one number and cannot be divided; wanted 'ddp'")
+        raise ValueError(
+            f"train.parallel: got 'fsdp', but {single} is one number and cannot be divided; expected 'ddp'"
+        )
     device = next(encoder.parameters()).device
     mesh = torch.distributed.init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     encoder.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -122,7 +124,7 @@ def divide(encoder: Encoder) -> None:
     except (RuntimeError, ValueError, NotImplementedError) as error:
         backbone = encoder.config["backbone"]
         raise ValueError(
-            f"train.parallel: got 'fsdp', but {backbone} cannot be divided ({error}); wanted 'ddp'"
+            f"train.parallel: got 'fsdp', but {backbone} cannot be divided ({error}); expected 'ddp'"
         ) from error
 
 

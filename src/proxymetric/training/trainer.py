@@ -80,14 +80,14 @@ class Trainer:
         self.optimizer = make_optimizer(learner, options)
         self.sharded = ShardedState(learner, self.optimizer)
         if self.sharded.parts and options.amp == "fp16":
-            raise ValueError("train.amp: got 'fp16' with train.shard, whose parts would scale apart; wanted 'bf16'")
+            raise ValueError("train.amp: got 'fp16' with train.shard, whose parts would scale apart; expected 'bf16'")
         if options.compile and not learner.frozen:
             # What is recorded uses its memory again: gradients that pile up or travel must not lie there.
             learner.encoder.compile_steps(device.type == "cuda" and options.accumulate == 1 and world.size == 1)
         only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
         if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
             raise ValueError(
-                f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; wanted 0"
+                f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; expected 0"
             )
         self.precision = autocast_type(options.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)

@@ -74,10 +74,10 @@ class InformativeSamples(Weighting):
         at_least_zero(k=k, lam=lam, tau=tau, memory_epoch=memory_epoch, filter_epoch=filter_epoch)
         number(initial_hardness=initial_hardness, volume=volume)
         if not volume > 1:
-            raise ValueError(f"volume: got {volume}, wanted a number above 1")
+            raise ValueError(f"volume: got {volume}, expected a number above 1")
         for name, penalty in (("positive", positive), ("negative", negative)):
             if penalty not in PENALTIES:
-                raise ValueError(f"{name}: got {penalty!r}, wanted one of {', '.join(PENALTIES)}")
+                raise ValueError(f"{name}: got {penalty!r}, expected one of {', '.join(PENALTIES)}")
         self.volume, self.h, self.k, self.lam, self.tau = volume, h, k, lam, tau
         self.memory_epoch, self.filter_epoch = memory_epoch, filter_epoch
         self.positive, self.negative, self.of_class = positive, negative, of_class.check()
@@ -91,12 +91,12 @@ class InformativeSamples(Weighting):
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         if refs.per_class is None:
             raise ValueError(
-                "weighting: informative samples are judged by their class's proxies; wanted a proxy method"
+                "weighting: informative samples are judged by their class's proxies; expected a proxy method"
             )
         epoch = ctx.progress.epoch
         if epoch is None:
             raise ValueError(
-                "weighting: its memory and filter start by epochs; wanted steps_per_epoch=... or criterion.epoch(i)"
+                "weighting: its memory and filter start by epochs; expected steps_per_epoch=... or criterion.epoch(i)"
             )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels = ctx.batch.labels

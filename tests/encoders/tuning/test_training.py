@@ -229,7 +229,7 @@ def test_what_is_no_vit_is_told_what_it_can_do(backbone: str, tuning: str) -> No
         ({"tuning": {"prompts": 3}}, "a table with a name"),
         ({"tuning": {"name": "vpt", "promts": 3}}, "tuning 'vpt' has no argument 'promts'; did you mean 'prompts'"),
         ({"tuning": {"name": "linear", "rank": 3}}, "tuning 'linear' has no argument 'rank'; it has none"),
-        ({"tuning": {"name": "vpt", "prompts": 2.5}}, "prompts=2.5 .* a whole number is wanted"),
+        ({"tuning": {"name": "vpt", "prompts": 2.5}}, "prompts=2.5 .* a whole number is expected"),
         ({"tuning": {"name": "vpt", "prompts": True}}, "prompts=True"),
         ({"tuning": {"name": "vpt", "prompts": -1}}, "prompts=-1"),
         ({"tuning": {"name": "vpt", "step": -1}}, "step=-1"),
@@ -249,7 +249,7 @@ def test_what_is_no_vit_is_told_what_it_can_do(backbone: str, tuning: str) -> No
         ({"backbone": "vit_small_patch16_dinov3", "checkpointing": True}, "checkpointing=True .* is a Eva"),
         ({"backbone": "vit_base_patch16_rpn_224", "checkpointing": "mlp"}, "not ResPostBlock; True suits it"),
         ({"checkpointing": "all"}, "checkpointing='all'; True, False or 'mlp'"),
-        ({"mean": (124.0, 116.0, 104.0)}, "mean=.*three numbers in .0, 1. are wanted"),
+        ({"mean": (124.0, 116.0, 104.0)}, "mean=.*three numbers in .0, 1. are expected"),
         ({"std": (0.2, 0.2)}, "std=.*three numbers"),
         ({"std": (0.2, 0.0, 0.2)}, "above 0 for std"),
     ],
@@ -269,7 +269,7 @@ def test_prompts_that_do_not_suit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             encoder.features(pictures(), prompts)
-    with pytest.raises(ValueError, match="a ViT is wanted"):
+    with pytest.raises(ValueError, match="a ViT is expected"):
         build("small", dim=8, size=32).features(pictures(), [])
 
 
@@ -285,7 +285,7 @@ def test_a_recipe_names_a_tuning() -> None:
     assert check(said) == {"name": "lora", "rank": 4, "alpha": 8.0, "layers": "qkv"}
     with pytest.raises(ValueError, match="did you mean 'rank'"):
         check({"name": "lora", "rnk": 4})
-    with pytest.raises(ValueError, match=r"encoder\.tuning: got 3, wanted text or a table"):
+    with pytest.raises(ValueError, match=r"encoder\.tuning: got 3, expected text or a table"):
         check(3)
     assert check("linear", frozen=True) == "linear"
     for tuning in ("bitfit", "vpt"):

@@ -130,7 +130,7 @@ def _numbered_lines(file: Path) -> dict[int, str]:
         if not number:
             continue
         if not number.isdigit() or not rest.strip():
-            raise ValueError(f"{file}, line {at}: wanted a number, a space and a name, got {line!r}")
+            raise ValueError(f"{file}, line {at}: expected a number, a space and a name, got {line!r}")
         lines[int(number)] = rest.strip()
     return lines
 

@@ -36,14 +36,15 @@ def read(root: Path) -> ImageSet:
     if len(lines) < 2 or lines[1][1] != _HEADER:
         got = " ".join(lines[1][1]) if len(lines) > 1 else ""
         raise ValueError(
-            f"{file}: wanted the header {' '.join(_HEADER)!r} on line 2, got {got!r}; lists of other benchmarks have "
+            f"{file}: expected the header {' '.join(_HEADER)!r} on line 2, got {got!r}; lists of other benchmarks have "
             "the same name"
         )
     rows = []
     for at, words in lines[2:]:
         if len(words) != len(_HEADER) or words[2] not in _STATUS:
             raise ValueError(
-                f"{file}, line {at}: wanted an image, an item and one of {', '.join(_STATUS)}, got {' '.join(words)!r}"
+                f"{file}, line {at}: expected an image, an item and one of {', '.join(_STATUS)}, "
+                f"got {' '.join(words)!r}"
             )
         rows.append(Row(words[0], words[1], test=words[2] != "train", gallery=words[2] == "gallery"))
     said = lines[0][1][0]

@@ -36,7 +36,7 @@ def read(root: Path) -> ImageSet:
             path = PurePosixPath(words[0])
             if len(words) > 2 or len(path.parts) < 3:
                 raise ValueError(
-                    f"{folder / name}, line {at}: wanted a path such as train_val2018/Aves/3305/0b1f.jpg, "
+                    f"{folder / name}, line {at}: expected a path such as train_val2018/Aves/3305/0b1f.jpg, "
                     f"got {' '.join(words)!r}"
                 )
             rows.append(Row(words[0], words[1] if len(words) == 2 else "/".join(path.parts[-3:-1]), test))

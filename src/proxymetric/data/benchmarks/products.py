@@ -34,10 +34,10 @@ def read(root: Path) -> ImageSet:
         lines = lines_of(root / name)
         if not lines or lines[0][1] != _HEADER:
             got = " ".join(lines[0][1]) if lines else ""
-            raise ValueError(f"{root / name}: wanted the header {' '.join(_HEADER)!r} on line 1, got {got!r}")
+            raise ValueError(f"{root / name}: expected the header {' '.join(_HEADER)!r} on line 1, got {got!r}")
         for at, words in lines[1:]:
             if len(words) != len(_HEADER) or not words[1].isdigit():
-                raise ValueError(f"{root / name}, line {at}: wanted {' '.join(_HEADER)!r}, got {' '.join(words)!r}")
+                raise ValueError(f"{root / name}, line {at}: expected {' '.join(_HEADER)!r}, got {' '.join(words)!r}")
             number, thing = int(words[1]), Path(words[3]).parent.name.removesuffix("_final")
             numbered.append((number, Row(words[3], names.setdefault(number, f"{thing} {number}"), test)))
     numbered.sort(key=lambda row: row[0])

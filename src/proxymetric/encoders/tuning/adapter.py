@@ -50,9 +50,9 @@ class Adapter(Tuning):
         super().__init__(backbone)
         blocks = upto("blocks", blocks, len(backbone.blocks))
         if bottleneck < 1:
-            raise ValueError(f"bottleneck={bottleneck} of tuning 'adapter'; a whole number of at least 1 is wanted")
+            raise ValueError(f"bottleneck={bottleneck} of tuning 'adapter'; a whole number of at least 1 is expected")
         if not 0 < scale < math.inf:
-            raise ValueError(f"scale={scale} of tuning 'adapter'; a number above 0 is wanted")
+            raise ValueError(f"scale={scale} of tuning 'adapter'; a number above 0 is expected")
         kind = type(backbone.blocks[0])
         if kind.forward is not Block.forward:
             raise ValueError(

@@ -41,5 +41,5 @@ def upto(name: str, asked: int | None, blocks: int) -> int:
     if asked is None:
         return blocks
     if not 1 <= asked <= blocks:
-        raise ValueError(f"{name}={asked}; the backbone has {blocks} blocks, 1 to {blocks} of them are wanted")
+        raise ValueError(f"{name}={asked}; the backbone has {blocks} blocks, 1 to {blocks} of them are expected")
     return asked

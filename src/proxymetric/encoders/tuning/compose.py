@@ -59,7 +59,7 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
     given = {"name": tuning} if isinstance(tuning, str) else dict(tuning)
     name = given.pop("name", None)
     if not isinstance(name, str):
-        raise ValueError(f"tuning={tuning!r}; a name, or a table with a name, is wanted: {', '.join(known)}")
+        raise ValueError(f"tuning={tuning!r}; a name, or a table with a name, is expected: {', '.join(known)}")
     names = _names(name, known)
     arguments = {key: parameter for each in names for key, parameter in _arguments(known[each]).items()}
     for key, value in given.items():
@@ -130,7 +130,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return option(value)
         else:
             words.append("a whole number" if option is int else "a number")
-    raise ValueError(f"{name}={value!r} of a tuning; {' or '.join(words)} is wanted")
+    raise ValueError(f"{name}={value!r} of a tuning; {' or '.join(words)} is expected")
 
 
 def _near(word: str, known: Iterable[str]) -> str:

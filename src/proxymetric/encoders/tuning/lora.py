@@ -36,9 +36,9 @@ class LoRA(Tuning):
     ) -> None:
         super().__init__(backbone)
         if rank < 1:
-            raise ValueError(f"rank={rank} of tuning 'lora'; a whole number of at least 1 is wanted")
+            raise ValueError(f"rank={rank} of tuning 'lora'; a whole number of at least 1 is expected")
         if not 0 < alpha < math.inf:
-            raise ValueError(f"alpha={alpha} of tuning 'lora'; a number above 0 is wanted")
+            raise ValueError(f"alpha={alpha} of tuning 'lora'; a number above 0 is expected")
         self.blocks = nn.ModuleList()
         for block in backbone.blocks:
             attention: Any = getattr(block, "attn", None)

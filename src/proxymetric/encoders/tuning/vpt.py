@@ -36,7 +36,7 @@ class VPT(Tuning):
         depth = upto("depth", depth, len(backbone.blocks))
         for name, value in (("prompts", prompts), ("step", step)):
             if value < 0:
-                raise ValueError(f"{name}={value} of tuning 'vpt'; a whole number of at least 0 is wanted")
+                raise ValueError(f"{name}={value} of tuning 'vpt'; a whole number of at least 0 is expected")
         counts = [max(prompts - step * i, 0) for i in range(depth)]
         self.tokens = nn.ParameterList(
             nn.init.xavier_normal_(torch.empty(1, prompts, backbone.embed_dim))[0, :n].clone() for n in counts if n

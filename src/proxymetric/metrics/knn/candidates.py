@@ -17,7 +17,7 @@ class Pool:
     and listed in `crowded`, so that the pool stays small.
 
     Args:
-        k: (R,) results wanted, 0 for rows that are no query.
+        k: (R,) results expected, 0 for rows that are no query.
         slack: (R,) float32.
         limit: entries held before the pool is cleared of what has fallen below the bar.
     """

@@ -291,4 +291,4 @@ def check_distance(name: str) -> None:
     """Refuse a distance there is not."""
     if name not in SPACES:
         near = difflib.get_close_matches(str(name), SPACES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"distance: got {name!r}, wanted one of {', '.join(SPACES)}; did you mean {near!r}?")
+        raise ValueError(f"distance: got {name!r}, expected one of {', '.join(SPACES)}; did you mean {near!r}?")

@@ -45,7 +45,7 @@ class Searcher:
     block: int | None
 
     def run(self, wanted: Tensor) -> Iterator[Best]:
-        """The first `wanted` (N,) items of each query; queries that want 0 are left out."""
+        """The first `expected` (N,) items of each query; queries that want 0 are left out."""
         few = (wanted > 0) & (wanted * SHARE <= len(self.listed)) & (self.space.dim < 2**20)  # beyond: no bound
         many = (wanted > 0) & ~few
         room = max(MEMORY, self.space.items.vectors.numel() * 2) // ENTRY
@@ -133,7 +133,7 @@ class Searcher:
         return pool
 
     def _settled(self, pool: Pool, queries: Tensor) -> Best:
-        """What the pool holds, settled and cut to what was wanted."""
+        """What the pool holds, settled and cut to what was expected."""
         counts, starts = pool.extent
         near = torch.zeros(len(pool.rows), dtype=torch.bool, device=queries.device)
         gap = pool.values[:-1] - pool.values[1:]
@@ -177,7 +177,7 @@ class Searcher:
         return Best(queries, wanted, items[torch.arange(width, device=items.device) < wanted[:, None]])
 
     def _until_parted(self, scores: Tensor, wanted: Tensor, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest scores of each row, their columns, and the score (n, 1) below which none can be wanted."""
+        """The largest scores of each row, their columns, and the score (n, 1) below which none can be expected."""
         deepest, width = int(wanted.max()), scores.shape[1]
         depth = min(width, deepest + 16 + deepest // 8)
         while True:

@@ -66,13 +66,15 @@ def over_classes(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
 def _check(queries: Tensor, task: Problem) -> None:
     """Kernels are given addresses: what lies elsewhere would end the process, or worse."""
     if not queries.is_cuda and not interpreting():
-        raise ValueError(f"impl: 'triton' wants tensors on cuda, got some on {queries.device}; wanted 'chunked' there")
+        raise ValueError(
+            f"impl: 'triton' wants tensors on cuda, got some on {queries.device}; expected 'chunked' there"
+        )
     rules = () if task.weight is None else (*task.weight.positive, *task.weight.negative)
     for each in (task.labels, task.refs.labels, task.refs.vectors, *rules):
         if each.device != queries.device:
             raise ValueError(
                 f"device: queries are on {queries.device}, their labels, references or weights on {each.device}; "
-                "wanted all on one"
+                "expected all on one"
             )
 
 
