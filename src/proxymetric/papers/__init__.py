@@ -1,57 +1,50 @@
 """The catalogue: one paper per file, one line per method.
 
-To add a method, write its file in this folder and add its line to `_PLACES`: the name, and where the function is.
+To add a method, write its file in this folder and add its line to `CATALOGUE`: its name, and "file:function".
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from proxymetric.criterion import Criterion
 from proxymetric.papers.about import About, Method
 from proxymetric.papers.base import base_of
+from proxymetric.registry import load_registry
 from proxymetric.signatures import did_you_mean, one_of
 
-_PLACES = {
-    "proxy-anchor": "proxy_anchor:proxy_anchor",
-    "proxy-nca": "proxy_nca:proxy_nca",
-    "proxy-nca++": "proxy_nca:proxy_nca_pp",
-    "norm-softmax": "margin_softmax:norm_softmax",
-    "cosface": "margin_softmax:cosface",
-    "arcface": "margin_softmax:arcface",
-    "soft-triple": "soft_triple:soft_triple",
-    "mpa": "mpa:mpa",
-    "mpa-dw": "mpa:mpa_dw",
-    "mpa-ap": "mpa:mpa_ap",
-    "contrastive": "contrastive:contrastive",
-    "margin-contrastive": "contrastive:margin_contrastive",
-    "triplet": "triplet:triplet",
-    "multi-similarity": "multi_similarity:multi_similarity",
-    "circle": "circle:circle",
-    "proxy-isa": "proxy_isa:proxy_isa",
-    "vcpa": "vcpa:vcpa",
-    "vptsp-m": "vptsp:vptsp_m",
-    "vptsp-g": "vptsp:vptsp_g",
-    "ccp": "ccp:ccp",
-    "xbm": "xbm:xbm",
-    "moco": "moco:moco",
-}
-"""name -> module of this folder and function in it"""
+CATALOGUE: dict[str, Method] = load_registry(
+    "proxymetric.papers",
+    {
+        "proxy-anchor": "proxy_anchor:proxy_anchor",
+        "proxy-nca": "proxy_nca:proxy_nca",
+        "proxy-nca++": "proxy_nca:proxy_nca_pp",
+        "norm-softmax": "margin_softmax:norm_softmax",
+        "cosface": "margin_softmax:cosface",
+        "arcface": "margin_softmax:arcface",
+        "soft-triple": "soft_triple:soft_triple",
+        "mpa": "mpa:mpa",
+        "mpa-dw": "mpa:mpa_dw",
+        "mpa-ap": "mpa:mpa_ap",
+        "contrastive": "contrastive:contrastive",
+        "margin-contrastive": "contrastive:margin_contrastive",
+        "triplet": "triplet:triplet",
+        "multi-similarity": "multi_similarity:multi_similarity",
+        "circle": "circle:circle",
+        "proxy-isa": "proxy_isa:proxy_isa",
+        "vcpa": "vcpa:vcpa",
+        "vptsp-m": "vptsp:vptsp_m",
+        "vptsp-g": "vptsp:vptsp_g",
+        "ccp": "ccp:ccp",
+        "xbm": "xbm:xbm",
+        "moco": "moco:moco",
+    },
+)
+"""name -> the function that builds the method; its row is the attribute `about`"""
 
 __all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "needs", "options", "rows"]
-
-
-def _load(place: str) -> Method:
-    """The function at "module:function"."""
-    module, function = place.split(":")
-    return cast(Method, getattr(importlib.import_module(f"proxymetric.papers.{module}"), function))
-
-
-CATALOGUE: dict[str, Method] = {name: _load(place) for name, place in _PLACES.items()}
-"""name -> the function that builds the method; its row is the attribute `about`"""
 
 
 def methods() -> list[str]:
