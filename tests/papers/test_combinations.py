@@ -11,6 +11,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from catalogue import IN_BATCH, PLANNED, REDUCTIONS, WEIGHTED
 from groups import together
 from oracles import isa as oracle
 from oracles import losses
@@ -33,12 +34,11 @@ def isa(base: object) -> tuple[str, dict[str, Any]]:
 
 
 COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"proxy-isa on {name}": isa(name)
-    for name in ("proxy-nca", "proxy-nca++", "norm-softmax", "cosface", "soft-triple", "mpa", "mpa-dw", "mpa-ap")
+    f"proxy-isa on {name}": isa(name) for name in PLANNED if name in WEIGHTED
 }
 COMBINATIONS |= {
     f"ccp on {name}": ("ccp", CCP | {"base": name})
-    for name in ("contrastive", "margin-contrastive", "multi-similarity", "proxy-anchor", "mpa")
+    for name in (*IN_BATCH, REDUCTIONS["batch", False], REDUCTIONS["batch", True])
 }
 COMBINATIONS |= {
     "proxy-isa on vcpa": isa(VCPA),
