@@ -18,8 +18,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
 from proxymetric.core.second_pass import ClassPrompts
-from proxymetric.encoders import Encoder, build, low_memory, vit
+from proxymetric.encoders import TUNINGS, Encoder, build, low_memory, vit
 from proxymetric.encoders.vit import first_tokens
+from scale_shift import ScaleShift
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
 WIDTH = 24
@@ -243,7 +244,7 @@ def test_what_is_not_compiled_keeps_no_sums(
     encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
     stir(encoder.tuning)
     found, bytes_kept = kept(encoder)
-    for module in ("lean", "vit"):
+    for module in ("low_memory", "vit"):
         monkeypatch.setattr(f"proxymetric.encoders.{module}.in_parts", lambda *given: False)
     modules, bytes_of_modules = kept(encoder)
     for got, want in zip(found, modules, strict=True):
@@ -278,3 +279,51 @@ def test_a_compiled_step_with_checkpointing_keeps_the_tokens_between_blocks(monk
     assert error(result, exact) < 1.25 * error(wanted, exact)
     rows, tokens = 8, 5
     assert sum(each.numel() >= rows * tokens * encoder.width for each in found) == 2
+
+
+@pytest.mark.parametrize(
+    ("tuning", "checkpointing", "compiled"),
+    [("ssf", False, True), ("ssf", "mlp", False), ("vpt+ssf", False, True), ("vpt+ssf", False, False)],
+)
+def test_a_tuning_that_hooks_norms_takes_part_in_16_bit_steps(
+    tuning: str, checkpointing: bool | str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters change the features, and their gradients are as exact as those of the other parameters."""
+    two_blocks(monkeypatch)
+    monkeypatch.setitem(TUNINGS, "ssf", ScaleShift)
+    torch.manual_seed(0)
+    encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
+    stir(encoder.tuning)
+    exact = one_tower(copy.deepcopy(encoder).double(), None)
+    result = one_tower(pressed(encoder) if compiled else encoder)
+    assert len(result) == len(exact), "every trained parameter has a gradient"
+    torch.testing.assert_close(result[0].double(), exact[0], rtol=0.05, atol=0.05)
+    assert error(result, exact) < 0.03
+
+
+def one_tower(encoder: Encoder, kind: torch.dtype | None = torch.bfloat16) -> list[Tensor]:
+    """The features of a plain pass, and the gradients of all parameters that have one."""
+    with torch.autocast("cpu", kind, enabled=kind is not None):
+        features = encoder.features(pictures(4))
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(features, parameters, drawn(5, *features.shape).to(features), allow_unused=True)
+    return [features.detach(), *(gradient for gradient in gradients if gradient is not None)]
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit"])
+def test_hooks_inside_a_block_run_in_every_kind_of_step(
+    tuning: str, register: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_blocks(monkeypatch)
+    encoder = build(**TINY_VIT, tuning=tuning)
+    for place in ("norm1", "norm2", "mlp", "mlp.act", "attn", "attn.qkv"):
+        calls: list[str] = []
+        module = encoder.backbone.blocks[0].get_submodule(place)
+        hook = getattr(module, register)(lambda *given, place=place: calls.append(place))
+        for kind in (None, torch.bfloat16):
+            monkeypatch.setattr(vit, "short", lambda x: kind)  # noqa: B023  as it is in a compiled step
+            calls.clear()
+            one_tower(encoder)
+            assert calls, f"the hook of {place} with 16-bit functions of type {kind}"
+        hook.remove()

@@ -22,7 +22,6 @@ from proxymetric.encoders.weights import WeightReport, load_backbone
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
-PARTS = ("head", "prompts", "adapters", "lora", "biases", "backbone", "pooling")
 SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps", "stride")
 
 
@@ -374,14 +373,14 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
 
 
 def tuned_parameters(encoder: Encoder) -> dict[str, int]:
-    """How many parameters of each part are trained: head, prompts, adapters, lora, biases, backbone, pooling.
+    """Count the trained parameters of each part: "head", the `part` of each tuning, and "pooling".
 
-    A warm-up that holds some of them still does not change the count.
+    A warm-up that freezes some of them for a while does not change the counts. Parts without parameters are left out.
 
     >>> tuned_parameters(build("small", dim=8, size=32, tuning="bitfit"))  # the biases of its BatchNorm
     {'head': 2056, 'biases': 480}
     """
-    counts = dict.fromkeys(PARTS, 0)
+    counts = dict.fromkeys(("head", *(tuning.part for tuning in encoder.tuning.parts()), "pooling"), 0)
     for name, parameter in encoder.named_parameters():
         if (part := encoder.part_of(name)) is not None:
             counts[part] += parameter.numel()

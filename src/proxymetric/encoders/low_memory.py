@@ -6,7 +6,7 @@ Of the tokens before the second norm of a block, the sum of those before the fir
 two parts are enough: the first is kept already, and the other has 16 bits. They are added once more, to the last bit.
 
 A compiled step can do with less still: a norm with its own unit result in 16 bits, and a GELU with its slope in a byte,
-which adds little to the rounding of 16 bits (`tests/test_lean.py` says how much it may). Both are kept as whole
+which adds little to the rounding of 16 bits (`tests/encoders/test_low_memory.py` has the bound). Both are kept as whole
 numbers: a compiler that sees a float shortened and made long again may do neither (torch before 2.13) and keep it long.
 The forward pass is that of the modules. A compiler makes one kernel of each; without one they would be many, so the
 modules themselves are run then, and where nothing is computed in 16 bits.
@@ -36,14 +36,14 @@ def short(x: Tensor) -> torch.dtype | None:
 
 def normed(norm: Any, x: Tensor, kind: torch.dtype | None) -> Tensor:
     """`norm(x)`; kind: of 16 bits, in which a compiled step computes. None: the module is run."""
-    if kind is None or not _over_rows(norm):
+    if kind is None or not _is_plain_layer_norm(norm):
         return norm(x)
     return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
 
 
 def in_parts(norm: Any, x: Tensor, change: Tensor) -> bool:
     """Whether `x` and `change` are less to keep than their sum, which `norm` is to see, and that is not compiled."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _over_rows(norm):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_plain_layer_norm(norm):
         return False
     # A gradient of x means that the norm before has kept it.
     return x.requires_grad and x.dtype == norm.weight.dtype == torch.float32 and change.dtype.itemsize == 2
@@ -57,13 +57,22 @@ def added(norm: Any, x: Tensor, change: Tensor, kind: torch.dtype | None) -> tup
     return total, normed(norm, total, kind)
 
 
-def _over_rows(norm: Any) -> bool:
-    return isinstance(norm, nn.LayerNorm) and norm.bias is not None and len(norm.normalized_shape) == 1
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling `module` also runs hooks, which a function in place of the call would leave out."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks)
+
+
+def _is_plain_layer_norm(norm: Any) -> bool:
+    """Whether `norm` is a LayerNorm over the last dimension, with a bias and without hooks."""
+    if not isinstance(norm, nn.LayerNorm) or norm.bias is None:
+        return False
+    return len(norm.normalized_shape) == 1 and not has_hooks(norm)
 
 
 def activated(act: nn.Module, x: Tensor, kind: torch.dtype | None) -> Tensor:
     """`act(x)`; kind: as in `normed`."""
-    if kind is None or not isinstance(act, nn.GELU) or act.approximate != "none":
+    if kind is None or not isinstance(act, nn.GELU) or act.approximate != "none" or has_hooks(act):
         return act(x)
     return Gelu.apply(x)
 
@@ -115,7 +124,7 @@ class Added(torch.autograd.Function):
     def backward(ctx: Any, of_total: Tensor, of_y: Tensor) -> Any:
         x, change, weight, bias, mean, scale = ctx.saved_tensors
         _, _, by_weight, by_bias, _ = ctx.needs_input_grad
-        # Without the weight's gradient, CUDA may have none for the bias: tuning/biases.py.
+        # Without the weight's gradient, CUDA may have none for the bias: tuning/bias_gradients.py.
         of_x, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
             of_y, x + change, weight.shape, mean, scale, weight, bias, [True, by_weight, by_weight and by_bias]
         )

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from proxymetric.core.second_pass import ClassPrompts
-from proxymetric.encoders.low_memory import activated, added, in_parts, normed, short
+from proxymetric.encoders.low_memory import activated, added, has_hooks, in_parts, normed, short
 from proxymetric.encoders.tuning import ComposedTuning
 
 Prompts = Sequence[Tensor | None]
@@ -153,7 +153,7 @@ def _hidden(mlp: Any, x: Tensor, kind: torch.dtype | None) -> Tensor:
     """`mlp(x)`."""
     from timm.layers import Mlp
 
-    if type(mlp) is not Mlp or kind is None:
+    if type(mlp) is not Mlp or kind is None or has_hooks(mlp):
         return mlp(x)
     return mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(activated(mlp.act, mlp.fc1(x), kind)))))
 
@@ -163,7 +163,10 @@ def has_plain_blocks(vit: Any) -> bool:
     from timm.models.vision_transformer import Attention, Block
 
     return all(
-        type(block).forward is Block.forward and type(block.attn) is Attention and block.attn.fused_attn
+        type(block).forward is Block.forward
+        and type(block.attn) is Attention
+        and block.attn.fused_attn
+        and not has_hooks(block.attn)
         for block in vit.blocks
     )
 
@@ -207,7 +210,7 @@ def _projected(qkv: Any, asking: Tensor, rows: Tensor) -> list[Tensor]:
 
     Three products instead of one of three times the width: their gradients need not be put together first.
     """
-    if qkv._forward_hooks:  # LoRA adds to all three
+    if has_hooks(qkv):  # LoRA's hook adds to all three
         return [qkv(asking).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
     biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
     parts = zip((asking, rows, rows), qkv.weight.chunk(3), biases, strict=True)
