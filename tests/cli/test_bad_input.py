@@ -62,7 +62,9 @@ def unreadable(file: Path, how: str) -> Path:
 def test_an_empty_folder(tmp_path):
     (tmp_path / "data").mkdir()
     answer = train(tmp_path / "data", tmp_path / "run")
-    refused(answer, f"{tmp_path / 'data'} holds no labelled images", "one folder for each class", "CLASS/photo.jpg")
+    refused(
+        answer, f"data: got {tmp_path / 'data'} with no labelled images", "one folder for each class", "CLASS/photo.jpg"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -176,14 +178,14 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--size", "0"), ("size", "0")),
         (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
         (("--method", "proxyanchor"), ("there is no 'proxyanchor'", "did you mean 'proxy-anchor'?")),
-        (("--backbone", "resnet_50"), ("backbone='resnet_50' is not known", "resnet50")),
+        (("--backbone", "resnet_50"), ("backbone: got 'resnet_50'", "resnet50")),
         (("--set", "train.metrics=['R@1', 'MAP']"), ("unknown metric 'MAP'", "did you mean 'MAP@R'?")),
         (("--set", "train.monitor=R@2"), ("train.monitor", "'R@2'", "did you mean 'R@1'?")),
-        (("--set", "view.crop=centre"), ("crop must be one of random-resized, random, none, got 'centre'",)),
+        (("--set", "view.crop=centre"), ("crop: got 'centre', expected one of random-resized, random, none",)),
         (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),
-        (("--set", "train.per_class=5"), ("per_class", "batch 16", "5")),
+        (("--set", "train.per_class=5"), ("per_class: got 5", "batch=16")),
         (("--device", "gpu"), ("device: got 'gpu'", "cuda")),
-        (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is expected")),
+        (("--weights", "weights.pth"), ("weights.pth", "pickle", "expected a .safetensors file")),
         (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
         (("--recipe", "gone.toml"), ("recipe: there is no file gone.toml",)),
         (("--resume", "--overwrite"), ("resume, overwrite: got both",)),
@@ -258,7 +260,7 @@ def test_a_checkpoint_of_another_backbone(run):
     [
         (lambda about: about.pop("view"), "it lacks view"),
         (lambda about: about["encoder"].update(colour="red"), "colour"),
-        (lambda about: about["encoder"].update(backbone="smal"), "backbone='smal' is not known"),
+        (lambda about: about["encoder"].update(backbone="smal"), "backbone: got 'smal'"),
     ],
 )
 def test_a_run_file_that_was_edited(run, damage, said):

@@ -80,8 +80,8 @@ def test_a_gelu_and_its_slope() -> None:
     y, slope = slopes(gelu, low_memory.Gelu.apply, x, torch.ones_like(x))
     assert torch.equal(y, gelu(x))
     exact = slopes(gelu, gelu, x.double(), torch.ones_like(x))[1]
-    assert exact.min() > low_memory.LOW
-    assert exact.max() < low_memory.HIGH
+    assert exact.min() > low_memory.MIN_SLOPE
+    assert exact.max() < low_memory.MAX_SLOPE
     assert (slope - exact).abs().max() < 1 / 400
 
 
@@ -161,7 +161,7 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
         return [first, *(step(loaded(encoder, other)) for other in encoders[1:])], number
 
     found, bytes_kept = steps()
-    monkeypatch.setattr(vit, "short", lambda x: None)
+    monkeypatch.setattr(vit, "compiled_16_bit_dtype", lambda x: None)
     modules, bytes_of_modules = steps()
     assert all(torch.equal(got[0], want[0]) for got, want in zip(found, modules, strict=True))
     assert sum(map(error, found, exact)) < 1.25 * sum(map(error, modules, exact))
@@ -208,8 +208,8 @@ def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> 
     x, change = drawn(2, 5, 7, WIDTH).float().requires_grad_(), drawn(3, 5, 7, WIDTH).to(kind).requires_grad_()
     wanted = [x, change, *(p for p in norm.parameters() if p.requires_grad)]
     backs = [drawn(i, 5, 7, WIDTH).float() for i in (4, 5)]
-    assert low_memory.in_parts(norm, x, change)
-    found = low_memory.added(norm, x, change, None)
+    assert low_memory.keeps_summands(norm, x, change)
+    found = low_memory.add_and_norm(norm, x, change, None)
     total = x + change
     for got, want in zip(found, (total, norm(total)), strict=True):
         assert torch.equal(got, want)
@@ -225,13 +225,13 @@ def test_where_the_sum_is_no_more_to_keep_than_its_parts() -> None:
     norm, x = nn.LayerNorm(WIDTH), drawn(2, 5, WIDTH).float()
     short = x.bfloat16().requires_grad_()
     with torch.no_grad():
-        assert not low_memory.in_parts(norm, x, short)
-    assert not low_memory.in_parts(norm, x, short), "nobody keeps an x without a gradient"
+        assert not low_memory.keeps_summands(norm, x, short)
+    assert not low_memory.keeps_summands(norm, x, short), "nobody keeps an x without a gradient"
     x.requires_grad_()
-    assert low_memory.in_parts(norm, x, short)
-    assert not low_memory.in_parts(norm, x, x)
-    assert not low_memory.in_parts(norm, short, short)
-    assert not low_memory.in_parts(nn.Identity(), x, short)
+    assert low_memory.keeps_summands(norm, x, short)
+    assert not low_memory.keeps_summands(norm, x, x)
+    assert not low_memory.keeps_summands(norm, short, short)
+    assert not low_memory.keeps_summands(nn.Identity(), x, short)
 
 
 @pytest.mark.parametrize("checkpointing", [False, "mlp"])
@@ -245,7 +245,7 @@ def test_what_is_not_compiled_keeps_no_sums(
     stir(encoder.tuning)
     found, bytes_kept = kept(encoder)
     for module in ("low_memory", "vit"):
-        monkeypatch.setattr(f"proxymetric.encoders.{module}.in_parts", lambda *given: False)
+        monkeypatch.setattr(f"proxymetric.encoders.{module}.keeps_summands", lambda *given: False)
     modules, bytes_of_modules = kept(encoder)
     for got, want in zip(found, modules, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -318,11 +318,11 @@ def test_hooks_inside_a_block_run_in_every_kind_of_step(
     two_blocks(monkeypatch)
     encoder = build(**TINY_VIT, tuning=tuning)
     for place in ("norm1", "norm2", "mlp", "mlp.act", "attn", "attn.qkv"):
-        calls: list[str] = []
+        calls: list[object] = []
         module = encoder.backbone.blocks[0].get_submodule(place)
-        hook = getattr(module, register)(lambda *given, place=place: calls.append(place))
+        hook = getattr(module, register)(lambda *given, calls=calls: calls.append(given))
         for kind in (None, torch.bfloat16):
-            monkeypatch.setattr(vit, "short", lambda x: kind)  # noqa: B023  as it is in a compiled step
+            monkeypatch.setattr(vit, "compiled_16_bit_dtype", lambda x: kind)  # noqa: B023  (a compiled step has a type)
             calls.clear()
             one_tower(encoder)
             assert calls, f"the hook of {place} with 16-bit functions of type {kind}"
