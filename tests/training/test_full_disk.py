@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_while_training(photos, tmp_path):
     assert set(after) == set(filling.saved), "no half-written file is left"
     assert pm.load(tmp_path / "run").dim == 8
     again = pm.train(photos, out=tmp_path / "run", settings=TWO, resume=True)
-    assert again.result["curve"] == whole.result["curve"]
+    assert again.result.curve == whole.result.curve
     assert again.scores == whole.scores
 
 

@@ -1,4 +1,4 @@
-"""The verb that runs many runs: study."""
+"""The verb that trains many runs: study."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    short_help="Compare methods over data, protocols and seeds.",
+    short_help="Compare methods on data sets, protocols and seeds.",
     epilog=example(
         "proxymetric study studies/glyphs.toml --dry-run",
         "proxymetric study studies/glyphs.toml --jobs 2 --minutes 9 --archive glyphs.tar.gz",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from proxymetric.core.pieces import NORMALISATIONS
 from proxymetric.encoders import Encoder
 from proxymetric.files import replacing
-from proxymetric.models.load import described, load
+from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
 from proxymetric.models.slim import write_slim
 
@@ -85,7 +85,7 @@ def export(
     targets = {kind: _target(kind, Path(file), overwrite) for kind, file in files.items()}
     if "onnx" in targets:
         _need("onnx", "onnxscript")
-    about = described(run)
+    about = read_run(run)
     model = load(run, which, "cpu")
     said: dict[Path, str] = {}
     if "slim" in targets:

@@ -11,7 +11,7 @@ from proxymetric.files import read_json
 from proxymetric.models.model import Model
 
 
-def described(run: str | Path) -> dict[str, Any]:
+def read_run(run: str | Path) -> dict[str, Any]:
     """What `run.json` says of a run."""
     run = Path(run)
     if not (run / "run.json").is_file():
@@ -57,13 +57,13 @@ def load(
         if which != "best":
             raise ValueError(f"which: got {which!r}, but {run} holds one model; leave it out")
         return load_slim(run, weights, place)
-    about = described(run)
+    about = read_run(run)
     files = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
     if which not in files:
         raise ValueError(f"which: got {which!r}, expected 'best', 'last' or 'chosen'")
     if is_refitted(run, which):
         run, which = run / "refit", "last"
-        about = described(run)
+        about = read_run(run)
     file = run / files[which]
     if not file.is_file() and which == "best":
         file = run / files["last"]

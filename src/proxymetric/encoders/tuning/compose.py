@@ -2,7 +2,6 @@
 
 import difflib
 import inspect
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxymetric.encoders.tuning.base import Tuning
+from proxymetric.signatures import fit
 
 
 class ComposedTuning(nn.ModuleDict):
@@ -66,7 +66,7 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
         if key not in arguments:
             takes = f"it has {', '.join(arguments)}" if arguments else "it has none"
             raise ValueError(f"tuning {'+'.join(names)!r} has no argument {key!r}; {_near(key, arguments) or takes}")
-        given[key] = _fitted(key, value, arguments[key][0])
+        given[key] = fit(f"tuning.{key}", value, arguments[key][0])
     table = {key: given.get(key, default) for key, (_, default) in arguments.items()}
     return {"name": "+".join(names), **table} if table else "+".join(names)
 
@@ -108,29 +108,6 @@ def _arguments(kind: type[Tuning]) -> dict[str, tuple[Any, Any]]:
     hints = typing.get_type_hints(kind.__init__)
     parameters = inspect.signature(kind).parameters
     return {key: (hints[key], parameter.default) for key, parameter in parameters.items() if key != "backbone"}
-
-
-def _fitted(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotation wants it; a whole number passes for a float."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    words = []
-    for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            choices = typing.get_args(option)
-            if value in choices:
-                return value
-            words.append(f"one of {', '.join(choices)}")
-        elif option is type(None):
-            if value is None or str(value).lower() == "none":
-                return None
-            words.append("none")
-        elif isinstance(value, bool):
-            words.append("a number")
-        elif isinstance(value, option) or (option is float and isinstance(value, int)):
-            return option(value)
-        else:
-            words.append("a whole number" if option is int else "a number")
-    raise ValueError(f"{name}={value!r} of a tuning; {' or '.join(words)} is expected")
 
 
 def _near(word: str, known: Iterable[str]) -> str:
