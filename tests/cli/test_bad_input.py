@@ -183,6 +183,11 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),
         (("--set", "train.per_class=5"), ("per_class", "batch 16", "5")),
         (("--device", "gpu"), ("device: got 'gpu'", "cuda")),
+        (
+            ("--device", "mps"),
+            ("device: got 'mps', expected auto, cpu, cuda or cuda:0", "Apple's GPU lacks the float64"),
+        ),
+        (("--device", "meta"), ("device: got 'meta', expected auto, cpu, cuda or cuda:0",)),
         (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is expected")),
         (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
         (("--recipe", "gone.toml"), ("recipe: got 'gone.toml', expected a TOML file or the name of a shipped recipe",)),
@@ -220,7 +225,10 @@ def test_a_mistake_in_a_recipe_file(photos, tmp_path, content, said):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there(photos, tmp_path, run):
     refused(
-        train(photos, tmp_path / "new", "--device", "cuda"), "device: cuda", "no CUDA device", "expected cpu or auto"
+        train(photos, tmp_path / "new", "--device", "cuda"),
+        "device: got 'cuda:0'",
+        "no CUDA device",
+        "expected cpu or auto",
     )
     assert not (tmp_path / "new").exists()
     refused(proxymetric("evaluate", run, "--device", "cuda"), "no CUDA device")

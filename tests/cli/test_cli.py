@@ -248,7 +248,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     image = next(photos.rglob("*.png"))
     refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
     refused(proxymetric("query", run, tmp_path / "gone", image), "there is no folder", "gone")
-    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors is no file that")
+    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
     refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")

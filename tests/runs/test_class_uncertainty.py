@@ -126,8 +126,11 @@ def doubting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CATALOGUE, "doubting", build)
 
 
-STILL: dict[str, Any] = {"method": "doubting", "train__lr": 0.0, "encoder__freeze_bn": True, "train__epochs": 2}
-"""no score changes, so that the first epoch is chosen and the last one differs from it in its doubts alone"""
+STILL: dict[str, Any] = {
+    "method": "doubting", "encoder__freeze_bn": True, "train__epochs": 2, "train__lr": 1e-2, "train__warmup": 0,
+    "train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-30,
+}  # fmt: skip
+"""only the first epoch changes weights, so that it is chosen, and the last one differs from it in its doubts alone"""
 
 
 def expected(tensors: dict[str, Tensor], seen: ImageSet, vectors: Tensor) -> tuple[np.ndarray, float]:

@@ -63,12 +63,15 @@ def test_the_untrained_model_is_a_candidate(letters, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "paper"}, r"protocol: got 'paper'; did you mean 'papers'\?"),
+        (
+            {"protocol": "paper"},
+            r"protocol: got 'paper', expected one of held-out, last, papers; did you mean 'papers'\?",
+        ),
         ({"protocol": "papers", "train__refit": True}, "train.refit: got true with protocol 'papers'"),
         ({"protocol": "papers", "data__test": "none"}, "chooses the epoch on the test classes, but photos has none"),
         ({"protocol": "last", "method": "ccp"}, "got 'ccp', which needs held-out classes during the whole training"),
-        ({"data__fraction": 0.0}, "data.fraction: got 0.0, expected a share above 0"),
-        ({"data__wrong_labels": 1.0}, "data.wrong_labels: got 1.0, expected a share"),
+        ({"data__fraction": 0.0}, "data.fraction: got 0.0, expected a number above 0"),
+        ({"data__wrong_labels": 1.0}, "data.wrong_labels: got 1.0, expected a number of at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(photos: Path, tmp_path: Path, settings, message):

@@ -18,7 +18,7 @@ from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.sources import LearnedProxies
 from proxymetric.training.log import Log
-from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, state
+from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 CHOICES = {name: {"method": name} for name in CATALOGUE}
@@ -160,6 +160,37 @@ def test_a_key_that_there_was_not_yet_had_its_default(again: Path, few: Path) ->
     with pytest.raises(ValueError, match=r"got train.compile=True, expected False as"):
         run(few, again, resume=True, **SHORT | {"train__compile": True})
     run(few, again, resume=True, **SHORT)
+
+
+def as_of_0_1_0(folder: Path, without: tuple[str, ...] = ()) -> None:
+    """Make a run what version 0.1.0 would have left: without keys of the recipe, state and tensors that came later."""
+    begun = read_json(folder / "run.json")
+    del begun["recipe"]["protocol"], begun["recipe"]["encoder"]["stride"]
+    del begun["recipe"]["data"]["fraction"], begun["recipe"]["data"]["wrong_labels"]
+    write_json(folder / "run.json", begun)
+    last = Checkpoint.read(folder / "last.safetensors")
+    del last.state["images"]
+    last.tensors = {name: value for name, value in last.tensors.items() if not any(part in name for part in without)}
+    last.write(folder / "last.safetensors")
+
+
+def test_a_checkpoint_of_0_1_0_resumes(few: Path, tmp_path: Path) -> None:
+    longer = SHORT | {"train__epochs": 3}
+    run(few, tmp_path / "run", **SHORT)
+    as_of_0_1_0(tmp_path / "run")
+    again = run(few, tmp_path / "run", resume=True, **longer)
+    same_tensors(
+        again.folder / "last.safetensors", run(few, tmp_path / "straight", **longer).folder / "last.safetensors"
+    )
+
+
+def test_a_checkpoint_of_0_1_0_without_the_counts_of_proxy_isa_is_refused_in_a_sentence(few: Path, tmp_path: Path):
+    settings = SHORT | {"method": "proxy-isa"}
+    first = run(few, tmp_path / "run", **settings)
+    as_of_0_1_0(tmp_path / "run", without=(".weighting.tally.",))
+    with pytest.raises(ValueError, match=r"^resume: .*last\.safetensors does not fit this recipe's method: .*tally"):
+        run(few, tmp_path / "run", resume=True, **settings | {"train__epochs": 3})
+    assert first.load().dim == 8, "the model can still be used"
 
 
 def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> None:
