@@ -135,9 +135,9 @@ def test_a_run_says_what_was_applied_and_goes_on_without_the_file(photos: Path, 
     settings = {"encoder__backbone": "resnet26", "encoder__weights": str(file), "train__epochs": 1}
     settings |= {"view__size": 32, "view__resize": 32}
     done = run(photos, tmp_path / "run", **settings)
-    assert done.result["weights"]["file"] == "w.safetensors"
-    assert done.result["weights"]["applied"]["stride"] == "1x1"
+    assert done.result.weights["file"] == "w.safetensors"
+    assert done.result.weights["applied"]["stride"] == "1x1"
     file.unlink()
     assert load(done.folder, device="cpu").encoder.backbone.layer2[0].conv1.stride == (2, 2)
     again = run(photos, tmp_path / "run", resume=True, **{**settings, "train__epochs": 2})
-    assert again.result["weights"]["applied"]["stride"] == "1x1"
+    assert again.result.weights["applied"]["stride"] == "1x1"

@@ -99,8 +99,8 @@ def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
     settings = local(task, None)
     alone = pm.train(recipe=task.recipe, settings=settings, out=tmp_path / "run", report=False, watcher=Silent())
     there = read_json(finished / "runs" / RUNS[1] / "result.json")
-    assert there["rows"] == alone.result["rows"]
-    assert there["curve"] == alone.result["curve"]
+    assert there["rows"] == alone.result.rows
+    assert there["curve"] == alone.result.curve
 
 
 def test_the_state_file_says_what_it_cost(finished):

@@ -16,7 +16,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 60.0
@@ -59,7 +62,7 @@ class _Teller:
     def close(self) -> None: ...
 
 
-def train(job: dict[str, Any], watcher: _Teller) -> dict[str, Any]:
+def train(job: dict[str, Any], watcher: _Teller) -> Result:
     """Do one run, or the rest of it; its result."""
     from proxymetric.runs import train as whole_run
 
@@ -111,9 +114,9 @@ def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
     try:
         result = train(job, _Teller(send))
         send(
-            event="finished", seconds=seconds(), scores=result["rows"]["trained encoder"],
-            images_per_second=result.get("images_per_second"), whole_seconds=result["seconds"],
-            gpu=result["machine"].get("gpu"), images=_images(result),
+            event="finished", seconds=seconds(), scores=result.scores,
+            images_per_second=result.images_per_second, whole_seconds=result.seconds,
+            gpu=result.machine.get("gpu"), images=_images(result),
         )  # fmt: skip
     except (Interrupted, _Stopped, KeyboardInterrupt):
         send(event="stopped", seconds=seconds())
@@ -147,10 +150,10 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
     return True
 
 
-def _images(result: dict[str, Any]) -> int:
+def _images(result: Result) -> int:
     """Images that training has seen, counted by batches."""
-    options = result["recipe"]["train"]
-    return int(result["steps"] * options["batch"] * options["accumulate"])
+    options = result.recipe["train"]
+    return int(result.steps * options["batch"] * options["accumulate"])
 
 
 def _tidy() -> None:

@@ -337,7 +337,7 @@ def test_a_run_goes_on_bit_for_bit_and_moves_what_is_tuned(few: Path, tmp_path: 
     assert moved == {f"encoder.{name}" for name in expected(encoder, "vpt+bitfit")}
     assert encoder.config["tuning"] == {"name": "vpt+bitfit", "prompts": 2, "depth": None, "step": 1}
     proxies = 4 * 8
-    assert done.result["parameters"]["trained"] == sum(tuned_parameters(encoder).values()) + proxies
+    assert done.result.parameters["trained"] == sum(tuned_parameters(encoder).values()) + proxies
 
 
 @pytest.mark.usefixtures("no_page")

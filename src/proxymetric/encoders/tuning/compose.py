@@ -1,7 +1,6 @@
 """Tunings by name, one or several joined by "+": their arguments are checked, completed and used to make them."""
 
 import inspect
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxymetric.encoders.tuning.base import Tuning
-from proxymetric.signatures import did_you_mean, one_of
+from proxymetric.signatures import did_you_mean, fit, one_of
 
 
 class ComposedTuning(nn.ModuleDict):
@@ -81,7 +80,7 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
             expected = f"one of {', '.join(arguments)}" if arguments else "no arguments"
             near = did_you_mean(key, arguments)
             raise ValueError(f"tuning: got argument {key!r} for {'+'.join(names)!r}, expected {expected}{near}")
-        given[key] = _fitted(key, value, arguments[key][0])
+        given[key] = fit(f"tuning.{key}", value, arguments[key][0])
     table = {key: given.get(key, default) for key, (_, default) in arguments.items()}
     return {"name": "+".join(names), **table} if table else "+".join(names)
 
@@ -133,26 +132,3 @@ def _arguments(kind: type[Tuning]) -> dict[str, tuple[Any, Any]]:
     hints = typing.get_type_hints(kind.__init__)
     parameters = inspect.signature(kind).parameters
     return {key: (hints[key], parameter.default) for key, parameter in parameters.items() if key != "backbone"}
-
-
-def _fitted(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` converted to the annotated type; a whole number is accepted for a float."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    words = []
-    for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            choices = typing.get_args(option)
-            if value in choices:
-                return value
-            words.append(f"one of {', '.join(choices)}")
-        elif option is type(None):
-            if value is None or str(value).lower() == "none":
-                return None
-            words.append("none")
-        elif isinstance(value, bool):
-            words.append("a number")
-        elif isinstance(value, option) or (option is float and isinstance(value, int)):
-            return option(value)
-        else:
-            words.append("a whole number" if option is int else "a number")
-    raise ValueError(f"tuning.{name}: got {value!r}, expected {' or '.join(words)}")
