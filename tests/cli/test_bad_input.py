@@ -177,7 +177,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--dim", "0"), ("dim", "0")),
         (("--size", "0"), ("size", "0")),
         (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
-        (("--method", "proxyanchor"), ("there is no 'proxyanchor'", "did you mean 'proxy-anchor'?")),
+        (("--method", "proxyanchor"), ("method: got 'proxyanchor'", "did you mean 'proxy-anchor'?")),
         (("--backbone", "resnet_50"), ("backbone: got 'resnet_50'", "resnet50")),
         (("--set", "train.metrics=['R@1', 'MAP']"), ("unknown metric 'MAP'", "did you mean 'MAP@R'?")),
         (("--set", "train.monitor=R@2"), ("train.monitor", "'R@2'", "did you mean 'R@1'?")),

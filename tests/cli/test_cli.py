@@ -116,7 +116,7 @@ def test_one_method_shows_paper_and_arguments(name):
 
 
 def test_an_unknown_method_is_refused():
-    refused(proxymetric("methods", "mpa-a"), "there is no 'mpa-a'", "did you mean 'mpa-ap'?")
+    refused(proxymetric("methods", "mpa-a"), "method: got 'mpa-a'", "did you mean 'mpa-ap'?")
 
 
 def test_training_says_what_it_does(run, told, photos):
