@@ -102,10 +102,10 @@ def test_several_processes_are_one(name: str, impl: str, parts: tuple[int, Path]
 @pytest.mark.parametrize(
     ("method", "arguments", "sentence"),
     [
-        ("vcpa", {}, "VariationalProxies cannot be divided"),
-        ("vptsp-g", {}, "SemanticProxies cannot be divided"),
-        ("triplet", {}, "triplet has no proxies to divide"),
-        ("proxy-anchor", {"touched": "batch"}, "RowProxies cannot be divided"),
+        ("vcpa", {}, "got VariationalProxies, whose proxies cannot be divided"),
+        ("vptsp-g", {}, "got SemanticProxies, whose proxies cannot be divided"),
+        ("triplet", {}, "got triplet, which has no proxies to divide"),
+        ("proxy-anchor", {"touched": "batch"}, "got RowProxies, whose proxies cannot be divided"),
     ],
 )
 def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], sentence: str) -> None:

@@ -365,7 +365,7 @@ def test_resumes_to_the_bit_in_the_third_projection() -> None:
 def test_what_is_forgotten_is_said() -> None:
     x, y = samples(0, 8)
     toy = Toy(bound=False)
-    with pytest.raises(ValueError, match=r"ccp needs encoder: criterion.bind\(encoder\) before the first step"):
+    with pytest.raises(ValueError, match=r"encoder: got none, expected criterion.bind\(encoder\).*; ccp needs it"):
         toy.criterion(toy.encoder(x), y)
     toy.criterion.bind(toy.encoder)
     with pytest.raises(ValueError, match="boundary: the first proxies are picked there; expected one call before"):

@@ -182,11 +182,11 @@ class There:
         loss.backward()
         self.optimizer.step()
         torch.cuda._sleep(20_000_000)  # some ten milliseconds in which the rows cannot arrive
-        self.learner.criterion.commit()
+        self.learner.criterion.commit(self.optimizer)
         return loss.detach()
 
     def late(self) -> bool:
-        return {"values", "average"} <= set(self.table._late)
+        return {"values", "average"} <= set(self.table._arriving)
 
     def state(self) -> dict[str, Tensor]:
         return state(self.learner)
@@ -214,7 +214,7 @@ def test_rows_that_travel_are_those_that_stay(kind: str, monkeypatch: pytest.Mon
             copied = copy.deepcopy(host.learner)
             (table,) = copied.criterion.row_tables()
             assert isinstance(table, RowTable)
-            assert not table._late
+            assert not table._arriving
             alike(state(copied), there.state(), rtol=0, atol=0)
     alike(host.state(), there.state(), rtol=0, atol=0)
     assert not host.late()

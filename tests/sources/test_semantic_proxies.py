@@ -178,7 +178,7 @@ def test_no_gradient_from_one_batch_to_the_next() -> None:
         x, y, images = batch(number)
         criterion(x, y, images=images).backward()  # through an earlier batch this would fail: its graph is gone
         optimizer.step()
-        criterion.commit()
+        criterion.commit(optimizer)
         assert not source.stored.requires_grad
 
 
@@ -414,16 +414,16 @@ def test_what_cannot_be_meant_is_refused(method: str, arguments: dict[str, Any],
 
 def test_encoders_and_batches_that_do_not_suit_are_refused() -> None:
     criterion = pm.method("vptsp-g", classes=C, dim=D)
-    with pytest.raises(ValueError, match=r"^encoder: Linear has no features"):
+    with pytest.raises(ValueError, match=r"^encoder: got Linear, which has no features"):
         criterion.bind(nn.Linear(PIXELS, D))
-    with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; expected a vision transformer"):
+    with pytest.raises(ValueError, match=r"^encoder: got SmallConvNet, which takes no prompts, expected a vision"):
         criterion.bind(build_encoder("small", dim=D, size=16))
     criterion.bind(Toy())
-    with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), expected"):
+    with pytest.raises(ValueError, match=r"^encoder: got sizes \(7, 2, 7\) \(features, blocks, width\), expected"):
         criterion.bind(Toy(width=7))
     bare = Criterion(Compare(ProxyAnchor(), SemanticProxies(C, D)))
     x, y, images = (part.float() if part.is_floating_point() else part for part in batch(0))
-    with pytest.raises(ValueError, match=r"^encoder: semantic proxies see images through it"):
+    with pytest.raises(ValueError, match=r"^encoder: got none, expected criterion.bind"):
         bare(x, y, images=images)
     bare.bind(Toy())
     with pytest.raises(ValueError, match=r"^images: got none for 6 labels"):

@@ -353,7 +353,7 @@ class RunSession:
             "versions": result.versions(),
             "machine": result.machine(self.desk.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "rates": first_rates(trainer.optimizer, trainer.learner.criterion),
+            "rates": first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
             **self._cost(trainer, self.folder),
             "epochs": trainer.passed,
             "chosen_epoch": chosen["epoch"],

@@ -25,6 +25,7 @@ from proxymetric.training.optim import (
     clip_gradients,
     decay_factor,
     make_optimizer,
+    rates,
     set_rates,
     step_if,
     steps_in,
@@ -168,7 +169,7 @@ class Trainer:
             last = self.position + len(micro) == end
             if len(micro) < options.accumulate and not last:
                 continue
-            unread, loss = self.unread, self._step(micro, batches.tell)
+            unread, loss = self.unread, self._step(micro, batches.announce)
             self.position += len(micro)
             images += sum(len(part.labels) for part in micro)
             self.images += sum(len(part.labels) for part in micro)
@@ -256,9 +257,9 @@ class Trainer:
         if fine:
             if moves and not self._blind:
                 self.scaler.step(self.optimizer)
-            criterion, factor = self.learner.criterion, decay_factor(self.options, self.epoch)
-            lr, network_lr = (rate and rate * factor for rate in (criterion.row_lr, criterion.network_lr))
-            criterion.commit(lr=lr, network_lr=network_lr)
+            factor = decay_factor(self.options, self.epoch)
+            network_lr, proxy_lr = rates(self.options)
+            self.learner.criterion.commit(lr=proxy_lr * factor, network_lr=network_lr * factor)
         else:
             self.learner.criterion.discard()
             # What went through BatchNorm left its trace there: infinite activations would ruin its averages for good.
