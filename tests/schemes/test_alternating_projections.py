@@ -370,9 +370,9 @@ def test_what_is_forgotten_is_said() -> None:
     toy.criterion.bind(toy.encoder)
     with pytest.raises(ValueError, match="boundary: the first proxies are picked there; expected one call before"):
         toy.criterion(toy.encoder(x), y)
-    with pytest.raises(ValueError, match=r"ccp needs validation: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"validation: got none, expected criterion.boundary"):
         toy.criterion.boundary(pool=toy.pool)
-    with pytest.raises(ValueError, match=r"ccp needs pool: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"pool: got none, expected criterion.boundary"):
         toy.criterion.boundary(0.0)
     with pytest.raises(ValueError, match=r"pool: got embeddings \(8, 5\) and 8 labels, expected \(n, 3\)"):
         toy.criterion.boundary(0.0, lambda count: (x, y))

@@ -1,4 +1,4 @@
-"""Rows that step themselves: `RowTable` against torch.optim, step by step, and in whole runs."""
+"""`RowTable` against torch.optim, step by step, and in whole runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ DEVICES = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_avai
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_expected_are_those_that_would_be_taken(kind: str, device: torch.device) -> None:
-    """Also such as the step that is under way moves, or does not take after all; and what is expected in vain."""
+def test_prefetched_rows_are_those_that_take_would_copy(kind: str, device: torch.device) -> None:
+    """Also rows that the current step moves, rows of a discarded step, and rows that are prefetched but not taken."""
     torch.manual_seed(0)
     values, goal = torch.randn(6, 3), torch.randn(6, 3, device=device)
     one, other = (RowTable(values, host=True, **KINDS[kind][0]) for _ in range(2))
@@ -130,7 +130,7 @@ def test_what_is_no_index_of_rows(index: torch.Tensor) -> None:
         RowTable(torch.zeros(3, 2), host=True).take(index)
 
 
-def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:
+def test_prefetched_rows_are_dropped_when_the_table_changes() -> None:
     table = RowTable(torch.zeros(3, 2), host=True)
     table.prefetch(torch.tensor([1]), torch.device("cpu"))
     table.load_state_dict({name: value + 1 for name, value in table.state_dict().items()})
@@ -139,8 +139,8 @@ def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:
     assert table.double().take(torch.tensor([1])).dtype == torch.float64
 
 
-def test_several_batches_of_a_step_after_one_that_was_expected() -> None:
-    """Rows of two batches are put together from the table: which must have what the step before moved."""
+def test_several_batches_in_a_step_after_a_prefetched_one() -> None:
+    """Rows of two batches are merged from the table, which must hold the moves of the previous step."""
     one, other = (RowTable(torch.ones(3, 2), host=True, optimizer="sgd", momentum=0.0) for _ in range(2))
     for table in (one, other):
         table.take(torch.tensor([0, 1])).sum().backward()

@@ -48,12 +48,12 @@ def test_a_pass_is_traced_as_a_whole(checkpointing: bool | str, monkeypatch: pyt
 
     rows, x = drawn(3, 3, 4, 64).requires_grad_(), pictures(B)
     prompts = ClassPrompts(rows, torch.tensor([2, 0, 2, 1]), [3, 1])
-    wanted = encoder.features_twice(x, prompts, True)
+    expected = encoder.features_twice(x, prompts, True)
     encoder._compiled = counted
-    found = encoder.features_twice(x, prompts, True)
-    for got, want in zip(found, wanted, strict=True):
+    actual = encoder.features_twice(x, prompts, True)
+    for got, want in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT)
-    alike(slopes(encoder, found, [rows]), slopes(encoder, wanted, [rows]), **EXACT)
+    alike(slopes(encoder, actual, [rows]), slopes(encoder, expected, [rows]), **EXACT)
     assert len(calls) == 1
     with torch.no_grad():
         encoder.features(x)

@@ -48,14 +48,14 @@ def test_a_class_takes_its_samples_in_an_order_that_is_random_and_follows_the_se
         torch.manual_seed(seed)
         criterion(x, y, images=images)
         criterion.commit(lr=0.0, network_lr=0.0)
-        found = source.stored.clone()
+        actual = source.stored.clone()
         source.stored.copy_(before)
-        return found
+        return actual
 
     before = source.stored.clone()
-    found = torch.stack([moved(seed) for seed in range(60)])
-    assert torch.equal(moved(7), found[7])
-    orders = [len(found[:, c].round(decimals=9).unique(dim=0)) for c in (3, 0, 1)]
+    actual = torch.stack([moved(seed) for seed in range(60)])
+    assert torch.equal(moved(7), actual[7])
+    orders = [len(actual[:, c].round(decimals=9).unique(dim=0)) for c in (3, 0, 1)]
     assert orders == [6, 2, 1], "3!, 2!, 1! orders of its samples"
 
 
@@ -257,7 +257,7 @@ def test_resumed_with_its_bank_it_goes_on_bit_for_bit(name: str) -> None:
 
     def go(parts: tuple[Criterion, Toy, torch.optim.Optimizer], numbers: range) -> list[Tensor]:
         criterion, toy, optimizer = parts
-        found = []
+        actual = []
         for number in numbers:
             _, y, images = batch(number, [number % C, (number + 1) % C, number % C])
             loss = criterion(toy(images), y, images=images)
@@ -265,8 +265,8 @@ def test_resumed_with_its_bank_it_goes_on_bit_for_bit(name: str) -> None:
             loss.backward()
             optimizer.step()
             criterion.commit(optimizer)
-            found.append(loss.detach())
-        return found
+            actual.append(loss.detach())
+        return actual
 
     straight = make(0)
     go(straight, range(7))

@@ -1,4 +1,4 @@
-"""The next batch is made while a step is under way, and nothing but time depends on it."""
+"""The next batch is made while a step runs, and the results do not depend on it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
     assert state(tmp_path / "run")["step"] == 4
 
 
-def test_prompts_of_the_next_batch_are_on_their_way() -> None:
-    """What is expected is what is taken: the same classes in the same order."""
+def test_prompts_of_the_next_batch_are_prefetched() -> None:
+    """The prefetched rows are the rows that are taken: the same classes in the same order."""
     criterion, source, _ = build("ema")
     x, y, images = batch(0)
     criterion.prefetch_batch(y)
