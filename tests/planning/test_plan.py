@@ -193,7 +193,7 @@ def test_chunks_and_budget_are_those_of_the_reductions():
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
         assert memory.chunk(work) == chunk_pass.rows_of(batch, dim, None)
     assert set(IMPLS) <= set(IMPLEMENTATIONS)
-    with pytest.raises(ValueError, match="RowProxies cannot be divided"):
+    with pytest.raises(ValueError, match="got RowProxies, whose proxies cannot be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
 
 
