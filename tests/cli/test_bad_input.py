@@ -179,7 +179,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
         (("--method", "proxyanchor"), ("method: got 'proxyanchor'", "did you mean 'proxy-anchor'?")),
         (("--backbone", "resnet_50"), ("backbone: got 'resnet_50'", "resnet50")),
-        (("--set", "train.metrics=['R@1', 'MAP']"), ("unknown metric 'MAP'", "did you mean 'MAP@R'?")),
+        (("--set", "train.metrics=['R@1', 'MAP']"), ("metrics: got 'MAP'", "did you mean 'MAP@R'?")),
         (("--set", "train.monitor=R@2"), ("train.monitor", "'R@2'", "did you mean 'R@1'?")),
         (("--set", "view.crop=centre"), ("crop: got 'centre', expected one of random-resized, random, none",)),
         (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),

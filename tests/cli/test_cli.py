@@ -175,7 +175,7 @@ def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
 
 
 def test_evaluate_refuses(run, photos):
-    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "unknown metric 'map'", "did you mean 'MAP@R'?")
+    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "metrics: got 'map'", "did you mean 'MAP@R'?")
     refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "expected --split all")
     refused(proxymetric("evaluate", run, "--split", "tests"), "split: got 'tests'", "all, test")
     refused(proxymetric("evaluate", run, "--which", "first"), "which: got 'first'", "'best'")
