@@ -28,7 +28,7 @@ def test_where_nothing_helps_it_says_so():
     answer = proxymetric("plan", "--classes", "1M", "--memory", "0.001", "--device", "H200")
     assert answer.code == 0
     assert "it does not fit" in answer.out
-    assert "nothing of what is tried here makes it fit" in answer.out
+    assert "no change that was tried makes it fit" in answer.out
 
 
 @pytest.mark.parametrize("text", ["5_000_000", "5e6", "5M", "5m", "5000k", " 5000000 ", "5.0E6"])
@@ -145,15 +145,15 @@ def test_the_accelerator_here_decides_where_nothing_is_said(monkeypatch):
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA A100-SXM4-40GB", 42 * 10**9))
     found = asked("--classes", "1M")
     assert found["memory"]["available"] == 42 * 10**9
-    assert found["taken"][0] == "rates: those of NVIDIA H200, as none are measured on NVIDIA A100-SXM4-40GB"
+    assert found["taken"][0] == "rates: measured on NVIDIA H200, because none are measured on NVIDIA A100-SXM4-40GB"
     assert asked("--classes", "1M", "--memory", "10")["memory"]["available"] == 10 * 10**9
     assert asked("--classes", "1M", "--device", "h200")["memory"]["available"] == 141 * 10**9
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA H200", 150 * 10**9))
-    assert asked("--classes", "1M")["taken"][0] == "rates: those of NVIDIA H200"
+    assert asked("--classes", "1M")["taken"][0] == "rates: measured on NVIDIA H200"
     monkeypatch.setattr(device, "accelerator", lambda: None)
     found = asked("--classes", "1M")
     assert found["memory"]["available"] == 80 * 10**9
-    assert found["taken"][0] == "rates: those of NVIDIA H200, as no accelerator was found here"
+    assert found["taken"][0] == "rates: measured on NVIDIA H200, because this machine has no GPU"
 
 
 def test_the_accelerator_is_found_where_there_is_one():

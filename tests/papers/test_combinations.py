@@ -90,7 +90,7 @@ class Loop:
 
     def go(self, steps: range) -> list[Tensor]:
         """The losses of these steps, the main term of each first."""
-        losses = []
+        values = []
         for number in steps:
             if number % 6 == 0 and "pool" in self.criterion.needs:
                 self.evaluate(number)
@@ -99,9 +99,9 @@ class Loop:
             loss = self.criterion(self.encoder(x), y, images=x if "images" in self.criterion.needs else None)
             loss.backward()
             self.optimizer.step()
-            self.criterion.commit()
-            losses.append(torch.stack([next(iter(self.criterion.terms.values())), loss.detach()]))
-        return losses
+            self.criterion.commit(self.optimizer)
+            values.append(torch.stack([next(iter(self.criterion.terms.values())), loss.detach()]))
+        return values
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
@@ -182,9 +182,9 @@ def test_what_cannot_make_sense_is_refused(name: str, arguments: dict[str, Any],
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("moco", {}, r"moco needs images: criterion\(embeddings, labels, images=images\)"),
-        ("ccp", {"base": "proxy-isa"}, "ccp needs epochs: steps_per_epoch="),
-        ("xbm", {"base": "proxy-isa"}, "xbm needs epochs: steps_per_epoch="),
+        ("moco", {}, r"images: got none, expected criterion\(embeddings, labels, images=images\); moco needs it"),
+        ("ccp", {"base": "proxy-isa"}, "epochs: got none, expected steps_per_epoch=.*; ccp needs it"),
+        ("xbm", {"base": "proxy-isa"}, "epochs: got none, expected steps_per_epoch=.*; xbm needs it"),
     ],
 )
 def test_what_a_method_or_its_base_lacks_is_said(name: str, arguments: dict[str, Any], message: str) -> None:

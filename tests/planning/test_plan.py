@@ -187,13 +187,21 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 
 def test_chunks_and_budget_are_those_of_the_reductions():
-    assert (chunked.LARGE, chunked.CACHE, Settings().budget) == (memory.CHUNK, memory.CPU_CHUNK, BUDGET)
-    assert (chunk_pass.PAIRS, 4 * chunk_pass.SUMS, chunk_pass.SHALLOW) == (memory.CHUNK, memory.SUMS, memory.SHALLOW)
+    assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, Settings().budget) == (
+        memory.CHUNK,
+        memory.CPU_CHUNK,
+        BUDGET,
+    )
+    assert (chunk_pass.MAX_PAIRS_PER_CHUNK, 4 * chunk_pass.MAX_RUNNING_SUMS, chunk_pass.MAX_FUSED_BATCH) == (
+        memory.CHUNK,
+        memory.SUMS,
+        memory.SHALLOW,
+    )
     for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
-        assert memory.chunk(work) == chunk_pass.rows_of(batch, dim, None)
+        assert memory.chunk(work) == chunk_pass.rows_per_chunk(batch, dim, None)
     assert set(IMPLS) <= set(IMPLEMENTATIONS)
-    with pytest.raises(ValueError, match="RowProxies cannot be divided"):
+    with pytest.raises(ValueError, match="got RowProxies, whose proxies cannot be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
 
 
@@ -258,8 +266,8 @@ def test_chunked_allocates_what_the_plan_says(method, per_class, dim, batch, bud
 def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:
     """In place of `launch`: rows that exist and lengths above zero; all else is what the memory held."""
     for tensor in tensors:
-        if name == "place" or (name in ("measure", "measure_and_find") and tensor is tensors[1]):
-            tensor.fill_(name != "place")
+        if name == "rows_of_batch" or (name in ("row_norms", "norms_and_columns") and tensor is tensors[1]):
+            tensor.fill_(name != "rows_of_batch")
 
 
 @pytest.mark.parametrize("budget", [0, BUDGET])
@@ -272,9 +280,9 @@ def test_triton_allocates_what_the_plan_says(method, per_class, classes, budget,
         monkeypatch.setattr(module, "launch", no_kernel)
     monkeypatch.setattr(reductions, "installed", lambda: True)
     monkeypatch.setattr(triton_reductions, "interpreting", lambda: True)
-    monkeypatch.setattr(chunk_pass, "PAIRS", 2**15)
+    monkeypatch.setattr(chunk_pass, "MAX_PAIRS_PER_CHUNK", 2**15)
     monkeypatch.setattr(memory, "CHUNK", 2**15)
-    monkeypatch.setattr(chunk_pass, "SUMS", 2**6)
+    monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 2**6)
     monkeypatch.setattr(memory, "SUMS", 2**8)
     monkeypatch.setattr(memory, "WORKSPACE", 0)
     monkeypatch.setattr(workload, "BUDGET", budget)

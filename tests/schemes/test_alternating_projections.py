@@ -365,14 +365,14 @@ def test_resumes_to_the_bit_in_the_third_projection() -> None:
 def test_what_is_forgotten_is_said() -> None:
     x, y = samples(0, 8)
     toy = Toy(bound=False)
-    with pytest.raises(ValueError, match=r"ccp needs encoder: criterion.bind\(encoder\) before the first step"):
+    with pytest.raises(ValueError, match=r"encoder: got none, expected criterion.bind\(encoder\).*; ccp needs it"):
         toy.criterion(toy.encoder(x), y)
     toy.criterion.bind(toy.encoder)
     with pytest.raises(ValueError, match="boundary: got no call, expected one before the first step"):
         toy.criterion(toy.encoder(x), y)
-    with pytest.raises(ValueError, match=r"ccp needs validation: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"validation: got none, expected criterion.boundary"):
         toy.criterion.boundary(pool=toy.pool)
-    with pytest.raises(ValueError, match=r"ccp needs pool: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"pool: got none, expected criterion.boundary"):
         toy.criterion.boundary(0.0)
     with pytest.raises(ValueError, match=r"pool: got embeddings \(8, 5\) and 8 labels, expected \(n, 3\)"):
         toy.criterion.boundary(0.0, lambda count: (x, y))

@@ -22,12 +22,27 @@ __all__ += [name for name, value in globals().items() if isinstance(value, type)
 
 
 def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str | float = "all") -> Source:
-    """The proxies of a method: compare with those of all classes, or only with those of some.
+    """The proxies of a method, for all classes or for a few classes per step.
 
-    touched: "all" gives `LearnedProxies`, stepped by the run's optimiser; "batch" gives `RowProxies`, where a step
-    reads and moves only the rows of the classes in the batch, so that its cost does not grow with their number; a
-    number in (0, 1) adds so large a share of the other classes, drawn anew at each step. Both are another loss than
-    "all": pushes from the classes left out are missing.
+    Args:
+        classes: C.
+        dim: D.
+        per_class: K.
+        init: a name of `INITIALISATIONS`.
+        touched: the proxies that a step reads and moves. "all": `LearnedProxies`, trained by the run's optimiser.
+            "batch": `RowProxies` of the classes in the batch, so that the cost of a step does not grow with C. A
+            number in (0, 1): `RowProxies` of the batch's classes and of this share of the classes, drawn at each step.
+            The last two are other losses than "all": negative pairs with the other classes are missing.
+
+    Returns:
+        The source.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> type(proxies(classes=10, dim=4, touched="batch")).__name__
+        'RowProxies'
     """
     if touched == "all":
         return LearnedProxies(classes, dim, per_class, init)

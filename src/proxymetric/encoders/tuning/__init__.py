@@ -1,6 +1,6 @@
-"""Tuning: what of a pre-trained backbone is trained, and what small parts are put into it for that.
+"""Tunings: which parameters of a pre-trained backbone are trained, and which small modules are added to it.
 
-Named in a recipe: `[encoder] tuning = "vpt+bitfit"`, or with arguments
+A recipe names a tuning by `[encoder] tuning = "vpt+bitfit"`, or with arguments by
 `tuning = { name = "vpt+bitfit", prompts = 10, depth = 12, step = 0 }`; on the command line `--tuning vpt+bitfit`.
 """
 
@@ -19,7 +19,7 @@ TUNINGS: dict[str, type[Tuning]] = load_registry(
         "bitfit": "bitfit:BitFit",
     },
 )
-"""all there are, in the order in which joined ones are named"""
+"""every tuning by its name; joined names follow this order"""
 
 __all__ = [
     "TUNINGS",
