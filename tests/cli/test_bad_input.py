@@ -70,13 +70,13 @@ def test_an_empty_folder(tmp_path):
 
 def test_images_in_no_class_folder(tmp_path, photos):
     shutil.copytree(photos / "class0", tmp_path / "data")
-    refused(train(tmp_path / "data", tmp_path / "run"), "8 images lie directly in it, in no class folder")
+    refused(train(tmp_path / "data", tmp_path / "run"), "and 8 images outside class folders")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "said"), [("nowhere", "there is no folder"), ("glyph", "did you mean 'glyphs'?")])
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "which does not exist"), ("glyph", "did you mean 'glyphs'?")])
 def test_a_missing_folder(tmp_path, name, said):
-    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv, or one of the embedded sets")
+    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv file or one of the embedded sets")
     assert not (tmp_path / "run").exists()
 
 
