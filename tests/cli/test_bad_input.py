@@ -200,7 +200,7 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
     before = bytes_of(run)
     refused(train(photos, run, "--overwrite", "--set", "loss.margn=0.2"), "loss.margn")
     refused(train(photos, run, "--overwrite", "--set", "loss.init=zeros"), "init: got 'zeros'")
-    refused(train(run.parent / "gone", run, "--overwrite"), "there is no folder")
+    refused(train(run.parent / "gone", run, "--overwrite"), "which does not exist")
     assert bytes_of(run) == before
 
 
@@ -313,7 +313,7 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     assert train(data, tmp_path / "run").code == 0
     before = bytes_of(tmp_path / "run")
     aside = data.rename(tmp_path / "aside")
-    refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "there is no folder", str(data))
+    refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "which does not exist", str(data))
     (aside / "class0" / "0.png").rename(tmp_path / "0.png")
     words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
     refused(proxymetric(*words), "are not those that", "was begun with")
