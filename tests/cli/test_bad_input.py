@@ -313,7 +313,9 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     assert train(data, tmp_path / "run").code == 0
     before = bytes_of(tmp_path / "run")
     aside = data.rename(tmp_path / "aside")
-    refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "which does not exist", str(data))
+    refused(
+        proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "which does not exist", str(data)
+    )
     (aside / "class0" / "0.png").rename(tmp_path / "0.png")
     words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
     refused(proxymetric(*words), "are not those that", "was begun with")
