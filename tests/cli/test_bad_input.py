@@ -102,7 +102,7 @@ def test_two_classes_cannot_be_divided_but_can_be_trained_on(tmp_path):
 
 def test_classes_too_small_to_be_held_out(tmp_path):
     data = write_photos(tmp_path / "data", classes=6, images=1)
-    refused(train(data, tmp_path / "run"), "2 validation classes of two images or more", "only 0 of the 6")
+    refused(train(data, tmp_path / "run"), "holds out 2 classes of two images or more", "expected at most 0 of the 6")
     assert not (tmp_path / "run").exists()
 
 

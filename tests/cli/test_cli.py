@@ -254,7 +254,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
     out = tmp_path / "x.safetensors"
     refused(proxymetric("embed", run, tmp_path, "--out", out), "not one of the 1 images can be read")
-    refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "which does not exist")
+    refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "there is no folder")
     assert not out.exists()
 
 
