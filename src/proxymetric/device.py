@@ -8,17 +8,14 @@ import torch
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this name.
+    """The device of a name.
 
     Args:
-        name: "auto" (this process's GPU if there is one, else the CPU), "cpu", "cuda" (this process's GPU) or "cuda:0".
+        name: "cpu", "cuda", "cuda:0", or "auto": this process's GPU if there is one, else the CPU. Apple's GPU ("mps")
+            is refused, because it lacks the float64 that scores are computed in.
 
     Raises:
-        ValueError: there is no such device.
-
-    Example:
-        >>> pick_device("cpu")
-        device(type='cpu')
+        ValueError: there is no such device, or it is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,8 +25,11 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        reason = "; Apple's GPU lacks the float64 that scores are computed in" if device.type == "mps" else ""
+        raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda or cuda:0{reason}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: got {name!r}, but torch finds no CUDA device here, expected cpu or auto")
+        raise ValueError(f"device: got {name!r}, but this machine has no CUDA device; expected cpu or auto")
     return device
 
 

@@ -69,7 +69,7 @@ def test_a_loss_of_structured_classes_is_refused_as_base():
     ("arguments", "message"),
     [
         ({"memory": 0}, "memory: got 0"),
-        ({"base": "xbm"}, "base: xbm is built around another"),
+        ({"base": "xbm"}, "base: got 'xbm', which is built around another"),
         ({"base": {"margin": 1.0}}, "with the key method"),
         ({"base": {"method": "triplet", "margn": 1.0}}, "did you mean 'margin'"),
     ],

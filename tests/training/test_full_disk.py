@@ -35,7 +35,7 @@ def test_a_disk_that_is_full_from_the_beginning(photos, tmp_path):
     assert f"could not save {best}: the disk is full" in answer.stderr
     assert "continue with --resume" in answer.stderr
     assert set(bytes_of(tmp_path / "run")) == {"run.json", "log.jsonl"}, "no half-written file is left"
-    refused(proxymetric("evaluate", tmp_path / "run"), "has no checkpoint yet")
+    refused(proxymetric("evaluate", tmp_path / "run"), "has no checkpoint")
     again = train(photos, tmp_path / "run", "--resume")
     assert again.code == 0, again
     assert read_json(tmp_path / "run" / "result.json")["epochs"] == 1
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_while_training(photos, tmp_path):
     assert set(after) == set(filling.saved), "no half-written file is left"
     assert pm.load(tmp_path / "run").dim == 8
     again = pm.train(photos, out=tmp_path / "run", settings=TWO, resume=True)
-    assert again.result["curve"] == whole.result["curve"]
+    assert again.result.curve == whole.result.curve
     assert again.scores == whole.scores
 
 

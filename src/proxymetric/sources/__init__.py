@@ -1,32 +1,24 @@
-"""Sources: they make the references that queries are compared with, and own the memory behind them."""
+"""Sources of references: what queries are compared with, and what is remembered of it.
+
+To add a source, write its file in this folder and add its line below.
+"""
 
 from __future__ import annotations
 
 from proxymetric.core.pieces import Source
 from proxymetric.sources.accumulators import ACCUMULATORS, accumulator
-from proxymetric.sources.in_batch import InBatch
-from proxymetric.sources.learned_proxies import INITIALISATIONS, LearnedProxies
-from proxymetric.sources.memory import Memory
-from proxymetric.sources.queue import Queue
-from proxymetric.sources.row_proxies import RowProxies
-from proxymetric.sources.row_table import RowTable
-from proxymetric.sources.semantic_proxies import SemanticProxies
-from proxymetric.sources.variational_proxies import VariationalProxies
+from proxymetric.sources.in_batch import InBatch as InBatch
+from proxymetric.sources.learned_proxies import INITIALISATIONS
+from proxymetric.sources.learned_proxies import LearnedProxies as LearnedProxies
+from proxymetric.sources.memory import Memory as Memory
+from proxymetric.sources.queue import Queue as Queue
+from proxymetric.sources.row_proxies import RowProxies as RowProxies
+from proxymetric.sources.row_table import RowTable as RowTable
+from proxymetric.sources.semantic_proxies import SemanticProxies as SemanticProxies
+from proxymetric.sources.variational_proxies import VariationalProxies as VariationalProxies
 
-__all__ = [
-    "ACCUMULATORS",
-    "INITIALISATIONS",
-    "InBatch",
-    "LearnedProxies",
-    "Memory",
-    "Queue",
-    "RowProxies",
-    "RowTable",
-    "SemanticProxies",
-    "VariationalProxies",
-    "accumulator",
-    "proxies",
-]
+__all__ = ["ACCUMULATORS", "INITIALISATIONS", "accumulator", "proxies"]
+__all__ += [name for name, value in globals().items() if isinstance(value, type) and value is not Source]
 
 
 def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", touched: str | float = "all") -> Source:
