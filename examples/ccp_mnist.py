@@ -29,7 +29,7 @@ import proxymetric as pm
 from proxymetric.data import ImageSet
 from proxymetric.files import write_json
 from proxymetric.metrics import covering_radius, inter_class_distance
-from proxymetric.plots.projections import Stage, draw_projections
+from proxymetric.plots.ccp_stages import CcpStage, draw_ccp_stages
 
 PER_CLASS, POOL, DIM = 4, 16, 2
 
@@ -135,19 +135,21 @@ class Training:
         """Proxies (C, K, 2) as they are compared."""
         return self.criterion.normalised(proxies).view(self.classes, PER_CLASS, DIM).numpy()
 
-    def stage(self, title: str, test: Images, converged: Tensor, picked: Tensor | None) -> Stage:
+    def stage(self, title: str, test: Images, converged: Tensor, picked: Tensor | None) -> CcpStage:
         """How it looks now."""
         points = self.criterion.normalised(self.embed(test.pixels))
         radius = covering_radius(points, test.labels, distance="euclidean")
         picks = None if picked is None else self.plane(picked)
-        return Stage(title, points.numpy(), test.labels.numpy(), self.plane(converged), picks, radius, self.score(test))
+        return CcpStage(
+            title, points.numpy(), test.labels.numpy(), self.plane(converged), picks, radius, self.score(test)
+        )
 
 
 def alternate(
     training: Training, validation: Images, test: Images, projections: int, every: int, slower: float
-) -> tuple[list[Stage], list[dict[str, object]]]:
+) -> tuple[list[CcpStage], list[dict[str, object]]]:
     """Train until the first problem and `projections` more have converged, then the control; how each looks."""
-    criterion, stages, rows = training.criterion, list[Stage](), list[dict[str, object]]()
+    criterion, stages, rows = training.criterion, list[CcpStage](), list[dict[str, object]]()
     criterion.boundary(score=training.score(validation), pool=training.pool)  # the first proxies are picked here
     control = training
 
@@ -208,7 +210,7 @@ def main() -> None:
     stages, rows = alternate(
         training, images["validation"], images["test"], arguments.projections, arguments.every, arguments.slower
     )
-    draw_projections(arguments.out / "ccp-mnist.png", stages)
+    draw_ccp_stages(arguments.out / "ccp-mnist.png", stages)
     content = {
         "what": "CCP in 2-D. Covering radius (Euclidean, of normalised embeddings) and MAP@R are of test images.",
         "data": "digits" if arguments.data == "digits" else "mnist",

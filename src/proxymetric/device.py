@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def accelerator() -> tuple[str, int] | None:
-    """Name and bytes of memory of this process's GPU; None where there is none."""
+    """The name and the bytes of memory of this process's GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(pick_device("cuda"))

@@ -116,7 +116,7 @@ def test_one_method_shows_paper_and_arguments(name):
 
 
 def test_an_unknown_method_is_refused():
-    refused(proxymetric("methods", "mpa-a"), "there is no 'mpa-a'", "did you mean 'mpa-ap'?")
+    refused(proxymetric("methods", "mpa-a"), "method: got 'mpa-a'", "did you mean 'mpa-ap'?")
 
 
 def test_training_says_what_it_does(run, told, photos):
@@ -175,7 +175,7 @@ def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
 
 
 def test_evaluate_refuses(run, photos):
-    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "unknown metric 'map'", "did you mean 'MAP@R'?")
+    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "metrics: got 'map'", "did you mean 'MAP@R'?")
     refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "expected --split all")
     refused(proxymetric("evaluate", run, "--split", "tests"), "split: got 'tests'", "all, test")
     refused(proxymetric("evaluate", run, "--which", "first"), "which: got 'first'", "'best'")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -63,9 +61,9 @@ def test_what_is_no_memory_is_refused(text):
         (("--touched", "some"), ("touched: got 'some'", "all, batch, a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
         (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "cannot be divided")),
-        (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "nearest is 'proxy-anchor'")),
-        (("--method", "triplet"), ("method: triplet", "has no proxies", "expected one of proxy-anchor")),
-        (("--method", "proxy-isa"), ("method: proxy-isa", "plan its base")),
+        (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
+        (("--method", "triplet"), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
+        (("--method", "proxy-isa"), ("method: got 'proxy-isa'", "plan its base")),
         (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
         (
             ("--device", "NVIDIA H20"),
@@ -162,18 +160,6 @@ def test_the_accelerator_is_found_where_there_is_one():
     found = device.accelerator()
     assert (found is not None) == torch.cuda.is_available()
     assert found is None or found[1] == torch.cuda.mem_get_info()[1]
-
-
-def test_a_plan_for_a_named_machine_needs_no_torch():
-    script = (
-        "import sys; from proxymetric.cli import main\n"
-        "sys.argv = ['proxymetric', 'plan', '--classes', '1M', '--device', 'H200']\n"
-        "try: main()\n"
-        "finally: print('HEAVY', sorted({'torch', 'numpy'} & set(sys.modules)))"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert answer.stdout.splitlines()[-1] == "HEAVY []", answer
-    assert "it fits" in answer.stdout
 
 
 def test_help_has_an_example_that_runs():

@@ -54,7 +54,7 @@ def test_members_are_drawn_without_replacement_and_small_classes_take_turns() ->
     assert not any(np.array_equal(rows.ravel(), other) for other in others)
     counts = np.bincount(np.concatenate([draw_rows(labels, 2, 0, key) for key in range(500)]), minlength=8)
     assert counts[labels == 2] == pytest.approx(200, abs=45), "every member as likely as any other"
-    with pytest.raises(ValueError, match="count must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="count: got 0, expected at least 1"):
         draw_rows(labels, 0, 0, 0)
 
 

@@ -509,7 +509,7 @@ class RunSession:
             versions=results.versions(),
             machine=results.machine(self.context.device),
             finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            rates=first_rates(trainer.optimizer, trainer.learner.criterion),
+            rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
             **self._cost(training),
             epochs=trainer.passed,
             chosen_epoch=chosen["epoch"],

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,12 +168,24 @@ def _tidy() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def _lines(handle: int) -> Iterator[bytes]:
+    """The lines that come in through a file descriptor, until its end."""
+    rest = b""
+    while content := os.read(handle, 2**16):
+        *whole, rest = (rest + content).split(b"\n")
+        yield from whole
+
+
 def main() -> None:
     """Take jobs until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides
     signal.signal(signal.SIGTERM, _on_term)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # A thread that waits in `sys.stdin` holds its lock, and processes forked to read images would wait for it forever.
+    told = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
 
     def send(**event: Any) -> None:
         try:
@@ -185,7 +197,7 @@ def main() -> None:
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in sys.stdin:
+        for line in _lines(told):
             jobs.put(json.loads(line))
         jobs.put(None)
         time.sleep(0.5)  # an idle worker has left by now

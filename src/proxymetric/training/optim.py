@@ -48,11 +48,11 @@ def trained_groups(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     return {group["name"]: group["first_lr"] for group in groups}
 
 
-def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion) -> dict[str, float]:
+def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion, options: TrainOptions) -> dict[str, float]:
     """The first learning rate of each part, row tables included."""
-    row_rates = {"proxies": ("proxies", criterion.row_lr), "network": ("criterion", criterion.network_lr)}
-    rows = dict(row_rates[table.rate] for table in criterion.row_tables())
-    return trained_groups(optimizer) | {part: rate for part, rate in rows.items() if rate is not None}
+    lr, proxy_lr = base_rates(options)
+    row_rates = {"proxies": ("proxies", proxy_lr), "network": ("criterion", lr)}
+    return trained_groups(optimizer) | dict(row_rates[table.rate] for table in criterion.row_tables())
 
 
 def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optimizer:

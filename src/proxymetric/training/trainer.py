@@ -21,6 +21,7 @@ from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
 from proxymetric.training.optim import (
     autocast_type,
+    base_rates,
     can_step_unchecked,
     clip_gradients,
     decay_factor,
@@ -211,7 +212,7 @@ class Trainer:
             if len(micro_batches) < options.accumulate and not last:
                 continue
             unread_before = self.unread
-            loss = self._step(micro_batches, batches.tell)
+            loss = self._step(micro_batches, batches.announce)
             self.position += len(micro_batches)
             step_images = sum(len(part.labels) for part in micro_batches)
             images += step_images
@@ -310,9 +311,9 @@ class Trainer:
         if finite:
             if has_gradients and not self._steps_unchecked:
                 self.scaler.step(self.optimizer)
-            criterion, factor = self.learner.criterion, decay_factor(self.options, self.epoch)
-            lr, network_lr = (rate and rate * factor for rate in (criterion.row_lr, criterion.network_lr))
-            criterion.commit(lr=lr, network_lr=network_lr)
+            factor = decay_factor(self.options, self.epoch)
+            network_lr, proxy_lr = base_rates(self.options)
+            self.learner.criterion.commit(lr=proxy_lr * factor, network_lr=network_lr * factor)
         else:
             self.learner.criterion.discard()
             # Infinite activations went through BatchNorm: restore its running averages.
