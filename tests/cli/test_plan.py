@@ -112,7 +112,7 @@ def test_the_plan_as_people_read_it():
 def test_what_does_not_fit_as_people_read_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     answer = proxymetric("plan", "--classes", "10M", "--memory", "80", "--device", "H200")
-    assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too many" in answer.out
+    assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too much" in answer.out
     assert re.search(r"--optimizer rowwise-adagrad\W+41\.85\W+yes", answer.out)
     assert re.search(r"--devices 2\W+41\.71\W+yes", answer.out)
 

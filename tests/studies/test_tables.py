@@ -135,7 +135,7 @@ def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
     text = write_tables(made, found, tmp_path)[0].read_text()
     title = "Glyphs: epoch chosen on held-out training classes, differences, points"
     assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "no"
-    found["new-g-held-out-seed0"]["rows"]["trained encoder"]["R@1"] = 0.30
+    found["new-g-held-out-seed0"].rows["trained encoder"]["R@1"] = 0.30
     text = write_tables(made, found, tmp_path)[0].read_text()
     assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "yes, not resolved"
 
@@ -160,7 +160,7 @@ def test_latex_is_escaped():
 
 def test_curves_are_means_over_epochs_that_all_seeds_have():
     made = study()
-    runs = [run["curve"] for run in Results(made, results(made)).runs[made.cells()[0]].values()]
+    runs = [run.curve for run in Results(made, results(made)).runs[made.cells()[0]].values()]
     epochs, means, halves = mean_curve(runs, "R@1")
     assert epochs == [0, 1, 2]
     assert means == pytest.approx([42.0, 47.0, 52.0])
