@@ -70,13 +70,13 @@ def test_an_empty_folder(tmp_path):
 
 def test_images_in_no_class_folder(tmp_path, photos):
     shutil.copytree(photos / "class0", tmp_path / "data")
-    refused(train(tmp_path / "data", tmp_path / "run"), "8 images lie directly in it, in no class folder")
+    refused(train(tmp_path / "data", tmp_path / "run"), "and 8 images outside class folders")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "said"), [("nowhere", "there is no folder"), ("glyph", "did you mean 'glyphs'?")])
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "which does not exist"), ("glyph", "did you mean 'glyphs'?")])
 def test_a_missing_folder(tmp_path, name, said):
-    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv, or one of the embedded sets")
+    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv file or one of the embedded sets")
     assert not (tmp_path / "run").exists()
 
 
@@ -102,7 +102,7 @@ def test_two_classes_cannot_be_divided_but_can_be_trained_on(tmp_path):
 
 def test_classes_too_small_to_be_held_out(tmp_path):
     data = write_photos(tmp_path / "data", classes=6, images=1)
-    refused(train(data, tmp_path / "run"), "2 validation classes of two images or more", "only 0 of the 6")
+    refused(train(data, tmp_path / "run"), "holds out 2 classes of two images or more", "expected at most 0 of the 6")
     assert not (tmp_path / "run").exists()
 
 
@@ -205,7 +205,7 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
     before = bytes_of(run)
     refused(train(photos, run, "--overwrite", "--set", "loss.margn=0.2"), "loss.margn")
     refused(train(photos, run, "--overwrite", "--set", "loss.init=zeros"), "init: got 'zeros'")
-    refused(train(run.parent / "gone", run, "--overwrite"), "there is no folder")
+    refused(train(run.parent / "gone", run, "--overwrite"), "which does not exist")
     assert bytes_of(run) == before
 
 
@@ -321,7 +321,9 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     assert train(data, tmp_path / "run").code == 0
     before = bytes_of(tmp_path / "run")
     aside = data.rename(tmp_path / "aside")
-    refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "there is no folder", str(data))
+    refused(
+        proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "which does not exist", str(data)
+    )
     (aside / "class0" / "0.png").rename(tmp_path / "0.png")
     words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
     refused(proxymetric(*words), "are not those that", "began with")
