@@ -160,8 +160,12 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
             {"base": {"method": "proxy-anchor", "touched": "batch"}},
             "cannot be re-picked; expected touched='all'",
         ),
-        ("ccp", {"base": "mpa", "in_batch": 0.1}, "compares with classes of K references each"),
-        ("ccp", {"base": ISA | {"base": "soft-triple"}, "memory": 9}, "compares with classes of K references each"),
+        ("ccp", {"base": "mpa", "in_batch": 0.1}, "references: got single rows, expected K rows for each class"),
+        (
+            "ccp",
+            {"base": ISA | {"base": "soft-triple"}, "memory": 9},
+            "references: got single rows, expected K rows for each class",
+        ),
         ("ccp", {"base": "xbm"}, "base: got 'xbm', which is built around another method; expected"),
         (
             "ccp",
@@ -171,7 +175,7 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
         ("moco", {"base": "proxy-isa"}, "whose weighting would count the samples of the queue again at every step"),
         ("moco", {"base": "ccp"}, "base: got 'ccp', which is built around another method; expected"),
         ("moco", {"momentum": 1.5}, "momentum: got 1.5, expected at most 1"),
-        ("xbm", {"base": ISA | {"base": "mpa-ap"}}, "compares with classes of K references each"),
+        ("xbm", {"base": ISA | {"base": "mpa-ap"}}, "references: got single rows, expected K rows for each class"),
     ],
 )
 def test_what_cannot_make_sense_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:
