@@ -22,8 +22,8 @@ test: lint
 	$(BIN)/pytest
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html; its search needs a server: python3 -m http.server -d site"
 
 clean:
 	rm -rf .venv runs site

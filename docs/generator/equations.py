@@ -1,4 +1,4 @@
-"""Equations of docstrings as pictures: plain text to TeX, and TeX to SVG by matplotlib, without scripts or web fonts."""
+"""Equations of docstrings as pictures: plain text to TeX, and TeX to SVG by matplotlib; no scripts, no web fonts."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def method_page(name: str, results: dict[str, list[dict]]) -> str:
     directive = f"::: {row.__module__}.{row.__name__}\n    options:\n      heading_level: 3\n"
     parts = [f"# `{name}`", "\n".join(f"- {fact}" for fact in facts), "## Use it", usage, "## Arguments", directive]
     for kind, piece in pieces(name):
-        parts.append(f"## {kind}: `{piece.__name__}`")
+        parts.append(f"## {kind}")
         parts.append(
             f"::: {piece.__module__}.{piece.__qualname__}\n    options:\n      heading_level: 3\n      members: false\n"
         )

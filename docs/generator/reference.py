@@ -7,8 +7,10 @@ import importlib
 from generator.scores import ROOT
 
 PACKAGE = ROOT / "src" / "proxymetric"
-HIDDEN = ("__init__", "__main__", "_torchvision", "cli")
-"""modules without a page: what is not imported by users, and the command line, which has another page"""
+HIDDEN = {
+    "__init__", "__main__", "_torchvision", "checkpoint", "checks", "cli", "device", "files", "precision", "signatures",
+}  # fmt: skip
+"""modules without a page: helpers of the package, and the command line, which has a page of another kind"""
 FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
 """the order of the first pages; the others follow by name"""
 
@@ -24,7 +26,7 @@ def reference_pages() -> dict[str, str]:
 def parts() -> list[str]:
     """The packages and modules of proxymetric that have a page."""
     names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    names -= set(HIDDEN)
+    names -= HIDDEN
     return [name for name in FIRST if name in names] + sorted(names - set(FIRST))
 
 

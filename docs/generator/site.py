@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Keep a mean and its interval on one line."""
+    return markdown.replace(" ± ", "\u00a0±\u00a0")
+
+
 def copied(source: str) -> str:
     """A Markdown file of the repository; links to other files of it become plain text."""
-    import re
-
     text = (ROOT / source).read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"`\1`", text)

@@ -26,7 +26,7 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
             runs = {}
         text, images = measured(study, runs) if runs else (f"No results are stored in `results/{study.name}/` yet.", {})
         comment = "\n".join(re.findall(r"^# ?(.*)$", file.read_text(encoding="utf-8").split("\n\n")[0], re.MULTILINE))
-        parts = [f"# {study.title}", comment, design(study), "## Run it", command(file, study.name), text]
+        parts = [f"# {study.title}", comment, design(study), text, "## Run it", command(file, study.name)]
         pages[f"studies/{study.name}.md"] = "\n\n".join(part for part in parts if part) + "\n"
         pictures |= {f"studies/{study.name}/{name}": content for name, content in images.items()}
         rows.append([f"[{study.title}]({study.name}.md)", str(len(study.rows)), f"{len(runs)} of {len(study.tasks())}"])

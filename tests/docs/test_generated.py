@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -53,10 +54,10 @@ def test_every_method_has_a_page_with_its_pieces():
     pages = methods.method_pages()
     assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE} | {"methods/index.md"}
     isa = pages["methods/proxy-isa.md"]
-    for piece in ("Loss: `ProxyAnchor`", "Weighting: `InformativeSamples`", "Source: `LearnedProxies`"):
-        assert piece in isa
+    for kind, piece in (("Loss", "ProxyAnchor"), ("Weighting", "InformativeSamples"), ("Source", "LearnedProxies")):
+        assert re.search(rf"## {kind}\n\n::: [\w.]+\.{piece}\n", isa)
     assert CATALOGUE["proxy-isa"].about.paper in isa
-    assert "Scheme: `AlternatingProjections`" in pages["methods/ccp.md"]
+    assert ".AlternatingProjections\n" in pages["methods/ccp.md"]
     assert "No results of this method" in pages["methods/moco.md"]
 
 
