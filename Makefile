@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/proxymetric train --recipe recipes/glyphs/demo.toml --out runs/demo --overwrite
+	$(BIN)/proxymetric demo
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ class Running:
         self._batches = Lookahead(itertools.cycle(batches), learner.criterion)
 
     def step(self) -> None:
-        self.trainer._step([next(self._batches)], self._batches.tell)
+        self.trainer._step([next(self._batches)], self._batches.announce)
 
 
 def made(

@@ -31,7 +31,7 @@ import proxymetric as pm
 from proxymetric.data import ImageSet
 from proxymetric.files import write_json
 from proxymetric.metrics import covering_radius, inter_class_distance
-from proxymetric.plots.projections import Stage, draw_projections
+from proxymetric.plots.ccp_stages import CcpStage, draw_ccp_stages
 
 PER_CLASS, POOL, DIM = 4, 16, 2
 
@@ -137,19 +137,21 @@ class Training:
         """Normalised proxies (C, K, 2)."""
         return self.criterion.normalised(proxies).view(self.classes, PER_CLASS, DIM).numpy()
 
-    def stage(self, title: str, test: Images, converged: Tensor, picked: Tensor | None) -> Stage:
+    def stage(self, title: str, test: Images, converged: Tensor, picked: Tensor | None) -> CcpStage:
         """A panel of the picture: test images and proxies at this step."""
         points = self.criterion.normalised(self.embed(test.pixels))
         radius = covering_radius(points, test.labels, distance="euclidean")
         picks = None if picked is None else self.plane(picked)
-        return Stage(title, points.numpy(), test.labels.numpy(), self.plane(converged), picks, radius, self.score(test))
+        return CcpStage(
+            title, points.numpy(), test.labels.numpy(), self.plane(converged), picks, radius, self.score(test)
+        )
 
 
 def alternate(
     training: Training, validation: Images, test: Images, projections: int, every: int, slower: float
-) -> tuple[list[Stage], list[dict[str, object]]]:
+) -> tuple[list[CcpStage], list[dict[str, object]]]:
     """Train until the first problem and `projections` more have converged, then train the control; record each."""
-    criterion, stages, rows = training.criterion, list[Stage](), list[dict[str, object]]()
+    criterion, stages, rows = training.criterion, list[CcpStage](), list[dict[str, object]]()
     criterion.boundary(score=training.score(validation), pool=training.pool)  # the first proxies are picked here
     control = training
 
@@ -212,7 +214,7 @@ def main() -> None:
     stages, rows = alternate(
         training, images["validation"], images["test"], arguments.projections, arguments.every, arguments.slower
     )
-    draw_projections(arguments.out / "ccp-mnist.png", stages)
+    draw_ccp_stages(arguments.out / "ccp-mnist.png", stages)
     content = {
         "what": "CCP in 2-D. Covering radius (Euclidean, of normalised embeddings) and MAP@R are of test images.",
         "data": "digits" if arguments.data == "digits" else "mnist",

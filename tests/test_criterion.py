@@ -1,4 +1,4 @@
-"""The criterion in a stranger's loop: commit, discard, needs, epochs, groups, bind."""
+"""The criterion in a training loop of the user: commit, discard, needs, epochs, groups, bind."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CLASSES, DIM = 4, 3
 
 
 class Toy(Objective):
-    """Keeps what it is given: contexts, boundaries, and in its commit the sum of the embeddings."""
+    """Records its inputs: contexts, boundaries, and, in its commit, the sum of the embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(()))
-        self.seen: list[Context] = []
-        self.told: list[Boundary] = []
+        self.contexts: list[Context] = []
+        self.boundaries: list[Boundary] = []
 
     def forward(self, ctx: Context) -> Outcome:
-        self.seen.append(ctx)
+        self.contexts.append(ctx)
         amount = ctx.embeddings.detach().sum()
 
         def commit() -> None:
@@ -37,7 +37,7 @@ class Toy(Objective):
         return Outcome({"pull": ctx.embeddings.square().sum(), "push": 0.5 * ctx.embeddings.sum()}, commit)
 
     def boundary(self, run: Boundary) -> None:
-        self.told.append(run)
+        self.boundaries.append(run)
 
 
 def batch(value: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def test_the_loss_is_the_sum_of_its_terms_and_commit_applies_all_that_is_pending
     criterion.commit()
     assert (criterion.pending, criterion.step, objective.total.item()) == (0, 1, 18)
     criterion.commit()
-    assert criterion.step == 1, "nothing pending, nothing counted"
+    assert criterion.step == 1, "a commit without pending changes is not a step"
 
 
 def test_a_discarded_step_and_one_without_gradients_leave_nothing() -> None:
@@ -98,11 +98,11 @@ def moving(commits: bool, discards: bool = False, accumulate: int = 1) -> list[s
 
 
 def test_forgetting_commit_warns_once() -> None:
-    (said,) = moving(commits=False)
-    assert said.startswith("proxy-anchor: ")
-    assert "call criterion.commit() after optimizer.step()" in said
+    (warning,) = moving(commits=False)
+    assert warning.startswith("proxy-anchor: ")
+    assert "call criterion.commit() after optimizer.step()" in warning
     assert moving(commits=True) == []
-    assert moving(commits=True, accumulate=3) == [], "many passes before one commit are no mistake"
+    assert moving(commits=True, accumulate=3) == [], "several passes before one commit are allowed"
     assert moving(commits=False, discards=True) == []
 
 
@@ -121,13 +121,13 @@ def test_epochs_by_the_length_of_one_or_by_saying_so() -> None:
     for _ in range(6):
         criterion(*batch())
         criterion.commit()
-    assert [ctx.progress for ctx in objective.seen] == [Progress(step, step / 4) for step in range(6)]
+    assert [ctx.progress for ctx in objective.contexts] == [Progress(step, step / 4) for step in range(6)]
     criterion.epoch(7)
     criterion(*batch())
-    assert objective.seen[-1].progress == Progress(6, 7.0), "what is said wins over what is counted"
+    assert objective.contexts[-1].progress == Progress(6, 7.0), "an announced epoch overrides the counted one"
     criterion, objective = toy()
     criterion(*batch())
-    assert objective.seen[-1].progress == Progress(0, None)
+    assert objective.contexts[-1].progress == Progress(0, None)
     with pytest.raises(ValueError, match=r"^steps_per_epoch: got 0, expected"):
         toy(steps_per_epoch=0)
 
@@ -141,9 +141,9 @@ def test_step_and_epoch_are_in_the_state() -> None:
     again, objective = toy(steps_per_epoch=4)
     again(*batch())
     again.load_state_dict(criterion.state_dict())
-    assert again.pending == 0, "what was pending belongs to the state that was replaced"
+    assert again.pending == 0, "pending changes belong to the replaced state"
     again(*batch())
-    assert objective.seen[-1].progress == Progress(1, 2.0)
+    assert objective.contexts[-1].progress == Progress(1, 2.0)
     assert objective.total.item() == 6
 
 
@@ -171,13 +171,13 @@ GIVEN: dict[str, Any] = {
 def test_what_a_method_needs_is_asked_for_by_name(need: str) -> None:
     assert GIVEN.keys() == NEEDS.keys()
     criterion, _ = toy(need)
-    with pytest.raises(ValueError, match=rf"^toy needs {need}: .*criterion") as refused:
+    with pytest.raises(ValueError, match=rf"^{need}: got none, expected .*criterion.*toy needs it$") as refused:
         call(criterion)
     assert NEEDS[need] in str(refused.value)
     criterion, _ = toy(need)
     call(criterion, **{need: GIVEN[need]})
     criterion, _ = toy(*NEEDS)
-    with pytest.raises(ValueError, match=f"^toy needs {need}:"):
+    with pytest.raises(ValueError, match=f"^{need}: got none"):
         call(criterion, **{key: value for key, value in GIVEN.items() if key != need})
 
 
@@ -186,18 +186,19 @@ def test_a_refused_call_leaves_nothing_pending() -> None:
     with pytest.raises(ValueError, match="images"):
         criterion(*batch())
     assert criterion.pending == 0
-    assert objective.seen == []
+    assert objective.contexts == []
 
 
 def test_everything_that_is_given_arrives() -> None:
     criterion, objective = toy(*NEEDS)
     call(criterion, **GIVEN)
-    ctx, told = objective.seen[-1], objective.told[-1]
+    ctx, boundary = objective.contexts[-1], objective.boundaries[-1]
     assert ctx.batch.images is GIVEN["images"]
-    assert ctx.encode is GIVEN["encoder"]
+    points = torch.ones(2, 2)
+    assert torch.equal(ctx.encode(points), GIVEN["encoder"](points))
     assert ctx.progress.epoch == 0
-    assert told.score == 0.5
-    vectors, labels = told.pool(5)
+    assert boundary.score == 0.5
+    vectors, labels = boundary.pool(5)
     assert vectors.shape == (2, DIM)
     assert labels.tolist() == [0, 1]
 
@@ -238,11 +239,11 @@ def test_bind_makes_the_encoder_no_part_of_the_criterion() -> None:
     assert net.training
     other = nn.Linear(5, 7)
     criterion.bind(other)
-    assert criterion._encoder == [other], "bound once more, the last one counts"
+    assert criterion._encoder == [other], "the last encoder replaces the first"
 
 
 def test_a_loop_of_ones_own_learns() -> None:
-    """The lines of the README, on points of four classes turned into a space where they lie mixed."""
+    """The loop of the README, on points of four classes that overlap at first."""
     torch.manual_seed(0)
     centres, labels = 3 * torch.randn(CLASSES, 6), torch.arange(80) % CLASSES
     points = centres[labels] + torch.randn(80, 6)

@@ -6,13 +6,15 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 import terminal
 from proxymetric import recipe
 from proxymetric.files import read_json
-from proxymetric.recipe import DataOptions, TrainOptions, check, load, merged, settings
+from proxymetric.recipe import DataOptions, TrainOptions, check, find, load, merged, names, settings
+from proxymetric.signatures import fit
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -76,17 +78,29 @@ def test_defaults_are_those_of_the_signatures():
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({"los": {}}, "there is no key 'los'; did you mean 'loss'?"),
-        ({"loss": {"margn": 1}}, "loss.margn: there is no such key; did you mean 'margin'?"),
-        ({"train": {"learning_rate": 1}}, "train.learning_rate: there is no such key; "),
-        ({"encoder": {"bakbone": "small"}}, "encoder.bakbone: there is no such key; did you mean 'backbone'?"),
-        ({"encoder": {"size": 3}}, "encoder.size: there is no such key"),
-        ({"loss": {"classes": 3}}, "loss.classes: there is no such key"),
-        ({"margin": 0.2}, "there is no key 'margin'; did you mean 'loss.margin'?"),
-        ({"patience": 2}, "there is no key 'patience'; did you mean 'train.patience'?"),
-        ({"method": "proxy-ancor"}, "there is no 'proxy-ancor'; did you mean 'proxy-anchor'?"),
+        (
+            {"los": {}},
+            "recipe: got the key 'los', expected one of method, protocol, ",
+        ),
+        ({"loss": {"margn": 1}}, "loss.margn: got an unknown key, expected a key of [loss]; did you mean 'margin'?"),
+        (
+            {"train": {"learning_rate": 1}},
+            "train.learning_rate: got an unknown key, expected a key of [train] (epochs, batch, ",
+        ),
+        (
+            {"encoder": {"bakbone": "small"}},
+            "encoder.bakbone: got an unknown key, expected a key of [encoder]; did you mean 'backbone'?",
+        ),
+        ({"encoder": {"size": 3}}, "encoder.size: got an unknown key"),
+        ({"loss": {"classes": 3}}, "loss.classes: got an unknown key"),
+        (
+            {"margin": 0.2},
+            "encoder, loss, train; did you mean 'loss.margin'?",
+        ),
+        ({"patience": 2}, "train; did you mean 'train.patience'?"),
+        ({"method": "proxy-ancor"}, "moco; did you mean 'proxy-anchor'?"),
         ({"method": {"x": 1}}, "method: got {'x': 1}, expected a name"),
-        ({"loss": 1}, "loss: got 1, expected a table of keys: loss.KEY=VALUE"),
+        ({"loss": 1}, "loss: got 1, expected a table, or a key of it: loss.KEY=VALUE"),
         ({"seed": "7"}, "seed: got '7', expected a whole number"),
         ({"seed": True}, "seed: got True, expected a whole number"),
         ({"seed": -1}, "seed: got -1, expected a whole number of at least 0"),
@@ -100,8 +114,8 @@ def test_defaults_are_those_of_the_signatures():
         ({"train": {"betas": [0.9]}}, "train.betas: got [0.9], expected a list of 2 numbers"),
         ({"train": {"betas": [0.9, "b"]}}, "train.betas: got 'b', expected a number"),
         ({"train": {"metrics": ["R@1", 3]}}, "train.metrics: got 3, expected text"),
-        ({"train": {"metrics": ["R@1", "mapr"]}}, "unknown metric 'mapr'; did you mean 'MAP@R'?"),
-        ({"train": {"monitor": "mapr"}}, "'mapr' is not among train.metrics; did you mean 'MAP@R'?"),
+        ({"train": {"metrics": ["R@1", "mapr"]}}, "metrics: got 'mapr', expected R@K"),
+        ({"train": {"monitor": "mapr"}}, "train.monitor: got 'mapr', expected one of train.metrics (R@1, "),
         ({"train": {"optimizer": "lion"}}, "train.optimizer: got 'lion', expected one of adamw, adam, sgd"),
         ({"train": {"epochs": 0}}, "train.epochs: got 0, expected at least 1"),
         ({"train": {"patience": 0}}, "train.patience: got 0, expected at least 1"),
@@ -113,7 +127,10 @@ def test_defaults_are_those_of_the_signatures():
         ({"train": {"warmup": -1}}, "train.warmup: got -1, expected at least 0"),
         ({"train": {"clip_norm": 0}}, "train.clip_norm: got 0.0, expected more than 0"),
         ({"train": {"betas": [0.9, 1]}}, "train.betas: got (0.9, 1.0), expected at least 0 and less than 1"),
-        ({"data": {"cache": "memry"}}, "data.cache: got 'memry'; did you mean 'memory'?"),
+        (
+            {"data": {"cache": "memry"}},
+            "data.cache: got 'memry', expected one of auto, none, memory, device; did you mean 'memory'?",
+        ),
         ({"data": {"workers": -2}}, "data.workers: got -2"),
     ],
 )
@@ -215,7 +232,7 @@ def test_a_recipe_file_that_is_missing_or_broken_is_named(tmp_path):
     (tmp_path / "demo.toml").write_text("method = proxy-anchor\n")
     with pytest.raises(ValueError, match=r"demo.toml is not valid TOML: .*line 1"):
         load(tmp_path / "demo.toml")
-    with pytest.raises(ValueError, match=r"there is no file .*demmo.toml; did you mean .*demo.toml\?"):
+    with pytest.raises(ValueError, match=r"got .*demmo.toml., expected a TOML file .*; did you mean .*/demo.toml.\?"):
         load(tmp_path / "demmo.toml")
 
 
@@ -237,3 +254,50 @@ def test_flags_win_over_the_file_and_set_wins_over_flags(photos, tmp_path):
     assert used["loss"]["margin"] == 0.4  # --set over the file
     assert (used["encoder"]["dim"], used["seed"]) == (6, 6)  # --set over the flag
     assert check(used) == check(merged(recipe.load(file), used))
+
+
+def test_shipped_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert set(names()) == {str(file.relative_to(ROOT / "recipes").with_suffix("")) for file in RECIPES}
+    assert (
+        load("cub/proxy-anchor")
+        == load("recipes/cub/proxy-anchor.toml")
+        == load(ROOT / "recipes/cub/proxy-anchor.toml")
+    )
+    with pytest.raises(ValueError, match=r"got 'cub/proxy-ancor', expected .*; did you mean 'cub/proxy-anchor'\?"):
+        find("cub/proxy-ancor")
+
+
+def test_a_file_wins_over_a_shipped_recipe_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes" / "cub").mkdir(parents=True)
+    (tmp_path / "recipes" / "cub" / "proxy-anchor.toml").write_text("seed = 9\n")
+    assert load("recipes/cub/proxy-anchor.toml") == {"seed": 9}
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "fitted"),
+    [
+        (3, float, 3.0), ("none", int | None, None), ("None", float | None, None), ("none", str, "none"),
+        ([1, 2.5], tuple[float, float], (1.0, 2.5)), (["a"], tuple[str, ...], ("a",)), ("a", Literal["a", "b"], "a"),
+        ("none", Literal["a"] | None, None), ("f.toml", Path | None, "f.toml"),
+        ({"a": 1}, str | dict[str, Any], {"a": 1}),
+    ],
+)  # fmt: skip
+def test_values_that_fit(value, annotation, fitted):
+    result = fit("x", value, annotation)
+    assert result == fitted
+    assert type(result) is type(fitted)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "words"),
+    [
+        (True, float, "a number"), (True, int | None, "a whole number or none"), (2.5, int, "a whole number"),
+        ("c", Literal["a", "b"], "one of a, b"), (1, bool, "true or false"),
+        ([1], tuple[float, float], "a list of 2 numbers"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_fit(value, annotation, words):
+    with pytest.raises(ValueError, match=re.escape(f"x: got {value!r}, expected {words}") + "$"):
+        fit("x", value, annotation)

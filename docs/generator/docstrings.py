@@ -14,16 +14,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from generator.equations import drawn
 
-SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Examples?|Yields|Note|Relations):", re.MULTILINE)
-
 
 class Docstrings(griffe.Extension):
     """Rewrites the text of each docstring before it is parsed."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite one docstring."""
-        if obj.docstring is not None and not obj.is_alias:
-            obj.docstring.value = prepared(obj.docstring.value)
+        if obj.docstring is None or obj.is_alias:
+            return
+        obj.docstring.value = prepared(obj.docstring.value)
+        if obj.is_class and any(str(base).endswith("NamedTuple") for base in obj.bases):
+            # griffe knows no constructor of a named tuple: its arguments are its attributes.
+            obj.docstring.value = re.sub(r"^Args:", "Attributes:", obj.docstring.value, flags=re.MULTILINE)
 
 
 def prepared(docstring: str) -> str:

@@ -56,13 +56,12 @@ def method_page(name: str, results: dict[str, list[dict]]) -> str:
         f"```python\nimport proxymetric as pm\n\n{call}\n```\n\n"
         f"```bash\nproxymetric train --data PHOTOS --method {name}\n```"
     )
-    directive = f"::: {row.__module__}.{row.__name__}\n    options:\n      heading_level: 3\n"
+    options = "    options:\n      heading_level: 3\n      members: false\n      skip_local_inventory: true\n"
+    directive = f"::: {row.__module__}.{row.__name__}\n{options}"
     parts = [f"# `{name}`", "\n".join(f"- {fact}" for fact in facts), "## Use it", usage, "## Arguments", directive]
     for kind, piece in pieces(name):
         parts.append(f"## {kind}")
-        parts.append(
-            f"::: {piece.__module__}.{piece.__qualname__}\n    options:\n      heading_level: 3\n      members: false\n"
-        )
+        parts.append(f"::: {piece.__module__}.{piece.__qualname__}\n{options}")
     parts += ["## Measured here", results_text(results)]
     return "\n\n".join(parts) + "\n"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
-from generator.scores import ROOT
+from generator.scores import ROOT, table
 
 PACKAGE = ROOT / "src" / "proxymetric"
 HIDDEN = {
@@ -34,10 +35,14 @@ def top_page() -> str:
     """The names of `import proxymetric as pm`."""
     import proxymetric
 
-    members = [name for name in proxymetric.__all__ if name not in proxymetric._MODULES]
-    homes = [proxymetric._HOMES[name] for name in members]
-    lines = [_directive(f"{home}.{name}") for name, home in zip(members, homes)]
-    return "# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n" + "\n".join(lines)
+    rows = []
+    for name in proxymetric.__all__:
+        value = getattr(proxymetric, name)
+        summary = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+        is_module = inspect.ismodule(value)
+        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
+        rows.append([link, summary])
+    return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{table(['name', 'what it is'], rows)}\n"
 
 
 def part_page(name: str) -> str:

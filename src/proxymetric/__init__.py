@@ -3,7 +3,7 @@
 >>> import proxymetric as pm
 >>> criterion = pm.method("proxy-anchor", classes=100, dim=512)
 
-Everything below is loaded when it is first asked for, so that `import proxymetric` and the command line start at once.
+Names are imported when they are first used, so that `import proxymetric` and the command line start fast.
 """
 
 from __future__ import annotations

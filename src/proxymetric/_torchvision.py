@@ -1,12 +1,12 @@
 """Make `import torchvision` work where its compiled part does not match the installed torch.
 
-A torchvision wheel built for a CUDA torch cannot load its compiled operators beside a CPU torch, and then its import
-stops at `operator torchvision::nms does not exist`. Neither transforms nor timm call that operator: its schema alone
-is enough. Import this module before torchvision or timm:
+A torchvision wheel that was built for a CUDA torch cannot load its compiled operators with a CPU torch. Its import then
+fails with `operator torchvision::nms does not exist`. Neither the transforms nor timm call that operator, so defining
+its schema is enough. Import this module before torchvision or timm:
 
     from proxymetric import _torchvision  # noqa: F401
 
-Where torchvision imports, nothing is done and `mended` is False.
+Where torchvision can be imported, this module does nothing else and `defined_operators` is False.
 """
 
 import sys
@@ -18,14 +18,14 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
-# The operators live as long as this object: dropping it would take their schemas away again.
+# The operators exist as long as this object does.
 _library: torch.library.Library | None = None
-mended = False
+defined_operators = False
 
 
 def _import() -> None:
-    """Import torchvision, with the schemas of its missing operators where that is all it lacks."""
-    global _library, mended
+    """Import torchvision; where only its compiled operators are missing, define their schemas first."""
+    global _library, defined_operators
     try:
         import torchvision
 
@@ -34,13 +34,13 @@ def _import() -> None:
         if "torchvision::nms does not exist" not in str(error):
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]  # half-imported submodules would be taken as they are the second time
+        del sys.modules[name]  # a second import would reuse half-imported submodules
     _library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
         _library.define(schema)
     import torchvision  # noqa: F401
 
-    mended = True
+    defined_operators = True
 
 
 _import()

@@ -1,17 +1,19 @@
-"""The simple face of an objective, for people with a training loop of their own."""
+"""The criterion: an objective in the form that your own training loop calls."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
-from proxymetric.core.second_pass import SecondPass, SecondPassResult
+from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
@@ -24,25 +26,40 @@ NEEDS = {
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
 
+ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
+"""`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
 
-MANY = 64
-"""forward passes before one commit that nobody accumulates on purpose"""
+MAX_UNCOMMITTED_PASSES = 64
+"""forward passes without a commit after which a method without parameters warns; gradient accumulation needs fewer"""
 
 
 class Criterion(nn.Module):
-    """A loss with everything it owns: call it, step your optimiser, then `commit`.
+    """A loss with everything it owns: call it, step your optimiser, then call `commit`.
 
-    `forward(embeddings (B, D), labels (B,)) -> scalar`. Embeddings are normalised here, as the method says. What the
-    method remembers changes in `commit` alone: a step that is skipped (`discard`) leaves no trace, and any number of
-    forward passes may lie before one commit (gradient accumulation).
+    `criterion(embeddings, labels)` returns the loss. The criterion normalises the embeddings as the method requires.
+    The memory of the method changes only in `commit`: a skipped step (`discard`) leaves no trace, and several forward
+    passes may precede one commit (gradient accumulation).
 
-    >>> import proxymetric as pm
-    >>> criterion = pm.method("proxy-anchor", classes=3, dim=2)
-    >>> optimizer = torch.optim.AdamW(criterion.param_groups(lr=1e-2))
-    >>> loss = criterion(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]))
-    >>> loss.backward(); optimizer.step(); criterion.commit()
-    >>> criterion.step
-    1
+    Args:
+        objective: what is minimised.
+        needs: keys of `NEEDS`: what the method needs beyond embeddings and labels.
+        steps_per_epoch: optimiser steps in an epoch, at least 1, for methods with a schedule in epochs; None: unknown.
+        name: of the method, for messages; empty: the name of the objective's class.
+
+    Attributes:
+        step: commits so far.
+        terms: the named terms of the last loss, detached.
+        careful: check at every call for labels outside [0, C) and for a missing commit. The first check synchronises
+            with the GPU.
+
+    Example:
+        >>> import proxymetric as pm
+        >>> criterion = pm.method("proxy-anchor", classes=3, dim=2)
+        >>> optimizer = torch.optim.AdamW(criterion.param_groups(lr=1e-2))
+        >>> loss = criterion(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]))
+        >>> loss.backward(); optimizer.step(); criterion.commit()
+        >>> criterion.step
+        1
     """
 
     def __init__(
@@ -58,20 +75,16 @@ class Criterion(nn.Module):
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
         self.terms: dict[str, Tensor] = {}
-        """the named parts of the last loss, detached"""
         self.careful = True
-        """at every call look for labels outside [0, C), for which an accelerator is waited, and for a missing commit"""
         self._epoch: float | None = None
         self._encoder: list[nn.Module] = []
+        """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
         self._versions: tuple[int, ...] = ()
+        """version counters of all parameters at the last forward pass"""
         self._warned = False
-        self._grouped: frozenset[str] | None = None
-        """the parts there were when `param_groups` was called"""
-        self.row_lr: float | None = None
-        """the rate of row tables where `commit` is given none: that of `param_groups`"""
-        self.network_lr: float | None = None
-        """the same for row tables that step at the network's rate"""
+        self._grouped_parts: frozenset[str] | None = None
+        """the parts that the last `param_groups` covered, for the check in `bind`; None: it was not called"""
 
     @property
     def normalise(self) -> str:
@@ -79,99 +92,123 @@ class Criterion(nn.Module):
         return self.objective.normalise
 
     def normalised(self, embeddings: Tensor) -> Tensor:
-        """Embeddings as the method compares them."""
+        """Embeddings (B, D), normalised as the method compares them."""
         return NORMALISATIONS[self.normalise](embeddings)
 
-    def look(self, labels: Tensor, mine: slice = slice(None)) -> SecondPass | None:
-        """The second look that the method wants at this batch's images, None if none; `Learner` takes it.
+    def second_pass(self, labels: Tensor, rows: slice = slice(None)) -> SecondPass | None:
+        """The second forward pass that the method needs for this batch, if any (VPTSP; see `core.second_pass`).
 
-        Whoever asks hands what came of it to the step: `criterion(embeddings, labels, seen=Seen(look, features))`.
-        Without that, the method runs the encoder itself; so it does where several of its sources want a look each.
+        `Learner` calls this method, runs both passes at once, and calls
+        `criterion(embeddings, labels, second_pass=SecondPassResult(request, features))`. Without a result, the method
+        runs the encoder itself.
+
+        Args:
+            labels: (B,) labels of the whole batch.
+            rows: the part of the batch whose images this process holds.
+
+        Returns:
+            The request. None in eval mode, without gradients, and unless exactly one source needs a second pass.
         """
-        asking = [module for module in self.modules() if isinstance(module, Source) and module.looks]
-        if len(asking) != 1 or not self.training or not torch.is_grad_enabled():
+        source = self._source_with_second_pass()
+        if source is None or not self.training or not torch.is_grad_enabled():
             return None
-        return asking[0].look(labels, mine)
+        return source.second_pass(labels, rows)
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None, seen: SecondPassResult | None = None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        images: Tensor | None = None,
+        second_pass: SecondPassResult | None = None,
     ) -> Tensor:
-        """The loss of a batch: embeddings (B, D), labels (B,) in [0, C).
+        """The loss of a batch, a scalar.
 
-        images: what the embeddings were made of, (B, 3, H, W), as the encoder takes them; a method that needs them
-        (VPTSP, MoCo) says so, and wants `bind(encoder)` too. seen: what came of its second look (see `look`).
+        Args:
+            embeddings: (B, D), not normalised.
+            labels: (B,) whole numbers in [0, C).
+            images: the images of the embeddings, (B, 3, H, W); VPTSP and MoCo need them, and `bind(encoder)` too.
+            second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
+
+        Raises:
+            ValueError: an input does not fit the method, or the method needs more than it was given.
         """
         self._check(embeddings, labels)
         labels = labels.long()
-        keep = self.training and torch.is_grad_enabled()
-        if keep and "images" in self.needs and images is None and seen is None:
-            self._lacks("images")
+        trains = self.training and torch.is_grad_enabled()
+        if trains and "images" in self.needs and images is None and second_pass is None:
+            self._raise_lacking("images")
         if "encoder" in self.needs and not self._encoder:
-            self._lacks("encoder")
-        progress = Progress(self.step, self._epoch_now())
+            self._raise_lacking("encoder")
+        progress = Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
-            self._lacks("epochs")
-        if keep and self.careful:
-            self._look_for_missing_commit()
-        # Exponents of a loss overflow half precision: whatever the encoder computes in, this is float32 or better.
-        kind = embeddings.device.type
-        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        with torch.autocast(kind, enabled=False):
+            self._raise_lacking("epochs")
+        if trains and self.careful:
+            self._warn_about_missing_commit()
+        # The exponents of a loss overflow in half precision: losses compute in float32 or better.
+        device_type = embeddings.device.type
+        precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+        encode = _StepEncoder(self._encoder[0], precision) if self._encoder else None
+        with torch.autocast(device_type, enabled=False), self._delivered(second_pass):
             full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
-            encode = self._encoder[0] if self._encoder else None
-            outcome = self.objective(Context(Batch(images, labels), full, progress, encode, precision, seen))
+            outcome = self.objective(Context(Batch(images, labels), full, progress, encode))
             loss = outcome.loss
         self.terms = {name: value.detach() for name, value in outcome.terms.items()}
-        if keep:
+        if trains:
             self._pending.append(outcome.commit)
         return loss
 
     def commit(
         self,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
         lr: float | None = None,
+        network_lr: float | None = None,
         loss_scale: float = 1.0,
         clip: float | None = None,
-        network_lr: float | None = None,
     ) -> None:
-        """Apply what is pending since the last commit; call it after `optimizer.step()`.
+        """Update the memory of the method; call it after `optimizer.step()`.
 
-        Row tables (see `RowTable`) step themselves here: at `lr`, or at `network_lr` where they are part of a network
-        (defaults: those given to `param_groups`), with their gradients divided by `loss_scale` and clipped by value at
-        `clip`. Methods without them ignore all four.
+        Row tables (`RowTable`: class prompts of VPTSP, proxies with touched="batch") are not parameters of an
+        optimiser. They step here and need a learning rate. Pass the optimiser that was made from `param_groups`: its
+        groups hold the current rates, also under a learning rate scheduler. Or pass the rates themselves. Methods
+        without row tables ignore all arguments.
+
+        Args:
+            optimizer: an optimiser with the groups of `param_groups`.
+            lr: learning rate of row tables that hold proxies; it overrides the optimiser's.
+            network_lr: learning rate of row tables that are part of a network; it overrides the optimiser's.
+            loss_scale: the gradients of the rows are divided by this factor.
+            clip: largest absolute value of a gradient, after the division; None: no limit.
+
+        Raises:
+            ValueError: a row table has no learning rate. Nothing has changed then.
         """
         if not self._pending:
             return
-        rates = {
-            "proxies": self.row_lr if lr is None else lr,
-            "network": self.network_lr if network_lr is None else network_lr,
-        }
-        moves = [(table, rates[table.rate]) for table in self.row_tables()]
-        for table, rate in moves:
-            if rate is None:
-                name = "lr" if table.rate == "proxies" else "network_lr"
-                raise ValueError(
-                    f"{name}: this method's rows step themselves: call param_groups({name}=...) first, "
-                    f"or commit({name}=...)"
-                )
-        for remember in self._pending:
-            remember()
-        for table, rate in moves:
-            assert rate is not None
+        given_rates = {"proxies": lr, "network": network_lr}
+        tables = self.row_tables()
+        rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
+        for pending_commit in self._pending:
+            pending_commit()
+        for table, rate in zip(tables, rates, strict=True):
             table.step(rate, loss_scale, clip)
         self._pending.clear()
         self.step += 1
 
-    def expect(self, labels: Tensor) -> None:
-        """Say which labels come next, while the step before is still under way: what they need may travel meanwhile.
+    def prefetch_batch(self, labels: Tensor) -> None:
+        """Announce the next batch while the current step runs, so that its rows can be copied to the device early.
 
-        Nothing depends on it but time.
+        Training gives the same result without this call.
+
+        Args:
+            labels: (B,) labels of the next batch.
         """
-        for module in self.modules():
-            if isinstance(module, Source):
-                module.expect(labels)
+        for module in self._pieces():
+            if isinstance(module, Prefetches):
+                module.prefetch_batch(labels)
 
     def discard(self) -> None:
-        """Drop what is pending: the step is not taken."""
+        """Drop all pending changes: the step is skipped."""
         self._pending.clear()
         for table in self.row_tables():
             table.discard()
@@ -182,84 +219,133 @@ class Criterion(nn.Module):
         return len(self._pending)
 
     def epoch(self, number: float) -> None:
-        """Say that epoch `number` (from 0) begins: drives schedules that count in epochs."""
+        """Announce the start of an epoch, for methods with a schedule in epochs.
+
+        Args:
+            number: of the epoch, from 0.
+        """
         self._epoch = float(number)
 
     def bind(self, encoder: nn.Module) -> Criterion:
-        """Meet the encoder; it does not become part of this module.
+        """Give the method access to the encoder. The encoder does not become part of this module.
 
-        Call it first: before `param_groups`, and before state is saved or loaded, since some methods make what they
-        train for the encoder they meet.
+        Some methods make parameters that fit the encoder. Call `bind` first: before `param_groups`, and before state is
+        saved or loaded.
+
+        Args:
+            encoder: the encoder that will be trained.
+
+        Returns:
+            This criterion.
+
+        Raises:
+            ValueError: the method has made parameters that are missing from the groups of an earlier `param_groups`.
         """
         self._encoder[:] = [encoder]
         self.objective.bind(encoder)
-        made = set() if self._grouped is None else self.parts().keys() - self._grouped
-        if made:
+        ungrouped = set() if self._grouped_parts is None else self.parts().keys() - self._grouped_parts
+        if ungrouped:
             raise ValueError(
-                f"bind: {self.name} makes parameters for this encoder ({', '.join(sorted(made))}), and the groups of "
-                "param_groups are without them; expected criterion.bind(encoder) before criterion.param_groups(...)"
+                f"bind: got an encoder after param_groups, which lacks the parts made for it now "
+                f"({', '.join(sorted(ungrouped))}), expected criterion.bind(encoder) before criterion.param_groups(...)"
             )
         return self
 
     def shard(self, rank: int, size: int, group: Any = None) -> Criterion:
-        """Keep the proxies of one part of the classes here; `size` processes have one part each.
+        """Keep only the proxies of this process's part of the classes. Call it before an optimiser is made.
 
-        Before an optimiser is made. Every process must see the same embeddings and labels, those of all; it then has
-        the whole loss and the whole gradient of its own proxies, so data parallelism must leave them alone
-        (`sharded` names them). Methods whose proxies cannot be divided refuse.
+        Every process must pass the same embeddings and labels: those of all processes. Each process then computes the
+        whole loss and the exact gradient of its own proxies. Data parallelism must not average these gradients;
+        `sharded` lists the parameters.
+
+        Args:
+            rank: number of this process, from 0.
+            size: number of processes; each holds one part of the classes.
+            group: process group of torch.distributed; None: all processes.
+
+        Returns:
+            This criterion.
+
+        Raises:
+            ValueError: the proxies of this method cannot be divided.
         """
         for module in self.modules():
             if isinstance(module, Source) and (module.proxies or module.classes is not None):
                 assert module.classes is not None
                 module.shard(Shard.of(module.classes, rank, size, group))
         if not self.sharded():
-            raise ValueError(f"shard: {self.name} has no proxies to divide among processes")
+            raise ValueError(f"shard: got {self.name}, which has no proxies to divide, expected a method with proxies")
         return self
 
     def sharded(self) -> dict[str, Shard]:
-        """Names of the parameters that are divided among processes, class after class, and which part is here."""
-        found: dict[str, Shard] = {}
-        for place, module in self.named_modules():
-            part = getattr(module, "part", None)
-            if isinstance(module, Source) and part is not None:
-                found |= {f"{place}.{name}": part for name in module.proxies}
-        return found
+        """The parameters that are divided among processes by class: name -> the part in this process."""
+        shards: dict[str, Shard] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Source) and module.part is not None:
+                shards |= {f"{path}.{name}": module.part for name in module.proxies}
+        return shards
 
     def boundary(self, score: float | None = None, pool: Pool | tuple[Tensor, Tensor] | None = None) -> None:
-        """Tell the method how an evaluation went; some schemes turn to their next problem here.
+        """Tell the method that an evaluation is done; a scheme may start its next problem here.
 
-        Call it once before the first step and after each evaluation. score: of held-out classes, higher is better.
-        pool: a function (count) -> (embeddings, labels) of `count` random training images of each class, asked only
-        when it is needed; or the embeddings and labels of all training images as two tensors.
+        Call it once before the first step and after each evaluation.
+
+        Args:
+            score: of held-out classes, higher is better.
+            pool: a function (count) -> (embeddings, labels) of `count` random training images of each class, called
+                only if needed; or the embeddings and the labels of all training images, two tensors.
+
+        Raises:
+            ValueError: a step is pending, or the method needs an argument that is missing.
         """
         if self._pending:
-            raise ValueError("boundary: a step is still pending; expected commit() or discard() before it")
+            raise ValueError("boundary: got a pending step, expected commit() or discard() before boundary()")
         if "validation" in self.needs and score is None:
-            self._lacks("validation")
+            self._raise_lacking("validation")
         if "pool" in self.needs and pool is None:
-            self._lacks("pool")
+            self._raise_lacking("pool")
         self.objective.boundary(Boundary(score, pool_from(*pool) if isinstance(pool, tuple | list) else pool))
 
     def figures(self) -> dict[str, float]:
-        """What the method's memory looks like now, by name: worth a line in a log."""
-        parts = list(self.modules())[1:]
-        return {name: value for part in parts for name, value in getattr(part, "figures", dict)().items()}
+        """Numbers about the memory of the method, by name, for the log and the report."""
+        reporting = [module for module in self._pieces() if isinstance(module, ReportsFigures)]
+        return {name: value for module in reporting for name, value in module.figures().items()}
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """How unsure the method is of each training class, (C,): VCPA, Eq. 30 (`VariationalProxies.uncertainty`)."""
-        for module in self.modules():
-            ask: Callable[[int], Tensor] | None = getattr(module, "uncertainty", None)
-            if ask is not None and module is not self:
-                return ask(draws)
-        raise ValueError(f"{self.name} does not know how unsure it is of a class; vcpa does")
+        """How uncertain the method is about each training class, (C,) (VCPA, Eq. 30).
+
+        Args:
+            draws: random vectors drawn for each proxy, at least 2.
+
+        Raises:
+            ValueError: the method has no estimate of its uncertainty.
+        """
+        for module in self._pieces():
+            if isinstance(module, EstimatesUncertainty):
+                return module.uncertainty(draws)
+        raise ValueError(f"uncertainty: got {self.name}, which does not estimate it, expected vcpa")
 
     def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:
-        """Groups for an optimiser: `lr` for the proxies, `network_lr` for any network the method owns.
+        """Parameter groups for an optimiser.
 
-        Without `network_lr` the optimiser's own rate holds for the latter. Row tables are in no group: they step in
-        `commit`, at these rates. Those of VPTSP (class prompts) step at `network_lr`: it wants one, here or there.
+        The groups are "proxies" and "criterion", the networks of the method. A method with row tables also gets the
+        groups "proxy rows" or "network rows". These have no parameters: they only hold the learning rate at which
+        `commit(optimizer)` steps the tables.
+
+        Args:
+            lr: learning rate of the proxies.
+            network_lr: learning rate of the method's networks; None: the default of the optimiser.
+
+        Returns:
+            The groups; empty if the method trains nothing.
+
+        Example:
+            >>> from proxymetric import method
+            >>> groups = method("proxy-anchor", classes=9, dim=2, touched="batch").param_groups(lr=1e-2)
+            >>> groups
+            [{'params': [], 'lr': 0.01, 'name': 'proxy rows'}]
         """
-        self.row_lr, self.network_lr, self._grouped = lr, network_lr, frozenset(self.parts())
+        self._grouped_parts = frozenset(self.parts())  # not the rates: `commit` reads those from the optimiser
         proxies = [
             getattr(module, name)
             for module in self.modules()
@@ -267,67 +353,114 @@ class Criterion(nn.Module):
             for name in module.proxies
             if getattr(module, name).requires_grad
         ]
-        known = {id(p) for p in proxies}
-        others = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        proxy_ids = {id(parameter) for parameter in proxies}
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in proxy_ids]
+        network_rate = {} if network_lr is None else {"lr": network_lr}
         groups: list[dict[str, Any]] = []
         if proxies:
             groups.append({"params": proxies, "lr": lr, "name": "proxies"})
         if others:
-            rate = {} if network_lr is None else {"lr": network_lr}
-            groups.append({"params": others, "name": "criterion", **rate})
+            groups.append({"params": others, "name": "criterion", **network_rate})
+        table_kinds = {table.rate for table in self.row_tables()}
+        if "proxies" in table_kinds:
+            groups.append({"params": [], "lr": lr, "name": ROW_GROUPS["proxies"]})
+        if "network" in table_kinds:
+            groups.append({"params": [], "name": ROW_GROUPS["network"], **network_rate})
         return groups
 
     def parts(self) -> dict[str, int]:
-        """How many numbers of each part are trained, those in row tables included.
+        """The number of trained values in each part, row tables included.
 
-        >>> from proxymetric import method
-        >>> method("soft-triple", classes=3, dim=2, per_class=2).parts()
-        {'proxies': 12}
+        Example:
+            >>> from proxymetric import method
+            >>> method("soft-triple", classes=3, dim=2, per_class=2).parts()
+            {'proxies': 12}
         """
-        trained = [(name, p.numel()) for name, p in self.named_parameters() if p.requires_grad]
-        trained += [(name, one.values.numel()) for name, one in self.named_modules() if isinstance(one, RowTable)]
+        sizes = [(name, p.numel()) for name, p in self.named_parameters() if p.requires_grad]
+        sizes += [(path, m.values.numel()) for path, m in self.named_modules() if isinstance(m, RowTable)]
         counts: dict[str, int] = {}
-        for name, number in trained:
-            part = self._part(name)
-            counts[part] = counts.get(part, 0) + number
+        for name, size in sizes:
+            part = self._part_name(name)
+            counts[part] = counts.get(part, 0) + size
         return counts
 
-    def _part(self, name: str) -> str:
-        """What a report calls the parameter or table of that name."""
-        found, at = "what else the method trains", self
-        for word in name.split("."):
-            if isinstance(at, Source):
-                found = at.called.get(word, "proxies" if word in at.proxies else found)
-            at = getattr(at, word)
-        return found
-
     def row_tables(self) -> list[RowTable]:
-        """The tables that step themselves in `commit`."""
+        """The tables that step in `commit`."""
         return [module for module in self.modules() if isinstance(module, RowTable)]
 
     def get_extra_state(self) -> Tensor:
+        """Step and epoch, for `state_dict`."""
         return torch.tensor([self.step, -1.0 if self._epoch is None else self._epoch], dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
+        """Restore step and epoch, and drop pending changes."""
         step, epoch = state.tolist()
-        self.step, self._epoch = int(step), None if epoch < 0 else epoch
+        self.step = int(step)
+        self._epoch = None if epoch < 0 else epoch
         self.discard()
 
-    def _epoch_now(self) -> float | None:
+    def _pieces(self) -> list[nn.Module]:
+        """All modules inside this one."""
+        return list(self.modules())[1:]
+
+    def _source_with_second_pass(self) -> NeedsSecondPass | None:
+        """The source that needs a second pass; None if there is none, or more than one."""
+        sources = [m for m in self._pieces() if isinstance(m, NeedsSecondPass) and m.needs_second_pass]
+        return sources[0] if len(sources) == 1 else None
+
+    @contextmanager
+    def _delivered(self, result: SecondPassResult | None) -> Iterator[None]:
+        """Hand the result of a second pass to its source while the objective runs."""
+        source = None if result is None else self._source_with_second_pass()
+        if source is not None:
+            source.receive(result)
+        try:
+            yield
+        finally:
+            if source is not None:
+                source.receive(None)
+
+    def _row_rate(self, kind: str, given: float | None, optimizer: torch.optim.Optimizer | None) -> float:
+        """The learning rate of the row tables of this kind: the given one, or that of the optimiser's group."""
+        if given is not None:
+            return given
+        argument = "lr" if kind == "proxies" else "network_lr"
+        groups = [] if optimizer is None else optimizer.param_groups
+        rates = [group["lr"] for group in groups if group.get("name") == ROW_GROUPS[kind]]
+        if len(rates) != 1:
+            count = f"an optimizer with {len(rates)} groups {ROW_GROUPS[kind]!r}"
+            raise ValueError(
+                f"{argument}: got none and {'no optimizer' if optimizer is None else count}, expected "
+                "criterion.commit(optimizer) with an optimizer made from criterion.param_groups(...), "
+                f"or criterion.commit({argument}=...)"
+            )
+        return float(rates[0])
+
+    def _part_name(self, name: str) -> str:
+        """What a report calls the parameter or table of this name."""
+        part, module = "what else the method trains", self
+        for attribute in name.split("."):
+            if isinstance(module, Source):
+                part = "proxies" if attribute in module.proxies else part
+                part = module.part_names.get(attribute, part) if isinstance(module, NamesParts) else part
+            module = getattr(module, attribute)
+        return part
+
+    def _current_epoch(self) -> float | None:
         if self._epoch is not None:
             return self._epoch
         return None if self.steps_per_epoch is None else self.step / self.steps_per_epoch
 
-    def _look_for_missing_commit(self) -> None:
+    def _warn_about_missing_commit(self) -> None:
         versions = tuple(p._version for module in (self, *self._encoder) for p in module.parameters())
-        # Of a method without parameters nothing is seen to move: then many passes without a commit are the sign.
-        forgotten = versions != self._versions if versions else len(self._pending) >= MANY
-        if self._pending and forgotten and not self._warned:
+        # An optimiser step raises the version of a parameter. A method without parameters can only count its passes.
+        missing = versions != self._versions if versions else len(self._pending) >= MAX_UNCOMMITTED_PASSES
+        if self._pending and missing and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.name}: it was trained on, but commit() was not called; "
+                f"{self.name}: the optimizer stepped, but commit() was not called; "
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
-                stacklevel=5,  # over forward and the two calls of nn.Module, at the line of the loop
+                stacklevel=5,  # skips forward and two calls of nn.Module: the warning names the line of the loop
             )
         self._versions = versions
 
@@ -346,25 +479,54 @@ class Criterion(nn.Module):
         if self.careful and self.objective.classes is not None and len(labels):
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.objective.classes:
-                wrong = low if low < 0 else high
                 raise ValueError(
-                    f"labels: got {wrong}, expected 0 to {self.objective.classes - 1} "
+                    f"labels: got {low if low < 0 else high}, expected 0 to {self.objective.classes - 1} "
                     f"(classes={self.objective.classes})"
                 )
 
-    def _lacks(self, need: str) -> None:
-        raise ValueError(f"{self.name} needs {need}: {NEEDS[need]}")
+    def _raise_lacking(self, need: str) -> None:
+        raise ValueError(f"{need}: got none, expected {NEEDS[need]}; {self.name} needs it")
+
+
+class _StepEncoder:
+    """The bound encoder in the precision of the training step; autocast is off around it. Implements `Encode`."""
+
+    def __init__(self, encoder: Any, precision: torch.dtype | None) -> None:
+        self.encoder = encoder
+        self.precision = precision
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        with self._autocast(images):
+            embeddings: Tensor = self.encoder(images)
+        return embeddings
+
+    def features(self, images: Tensor, prompts: Sequence[Tensor | None] | None = None, shared: bool = False) -> Tensor:
+        with self._autocast(images):
+            features: Tensor = self.encoder.features(images, prompts=prompts, shared=shared)
+        return features
+
+    def _autocast(self, images: Tensor) -> torch.autocast:
+        return torch.autocast(images.device.type, self.precision, enabled=self.precision is not None)
 
 
 def pool_from(embeddings: Tensor, labels: Tensor) -> Pool:
-    """A pool that draws from embeddings of all training images, anew at each call."""
+    """A pool that draws from embeddings of all training images, anew at each call.
+
+    Args:
+        embeddings: (N, D).
+        labels: (N,).
+
+    Returns:
+        A function (count) -> (embeddings, labels) of up to `count` random rows of each class, ordered by class.
+    """
 
     def pool(count: int) -> tuple[Tensor, Tensor]:
         order = torch.randperm(len(labels)).to(labels.device)
         order = order[labels[order].argsort(stable=True)]
-        of = labels[order]
-        first = torch.searchsorted(of, of)
-        rows = order[torch.arange(len(of), device=of.device) - first < count]
+        sorted_labels = labels[order]
+        class_starts = torch.searchsorted(sorted_labels, sorted_labels)
+        rank_in_class = torch.arange(len(sorted_labels), device=labels.device) - class_starts
+        rows = order[rank_in_class < count]
         return embeddings[rows], labels[rows]
 
     return pool

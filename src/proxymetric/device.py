@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import torch
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" is this process's GPU if there is one, else the CPU."""
+    """The device of a name.
+
+    Args:
+        name: "cpu", "cuda", "cuda:0", or "auto": this process's GPU if there is one, else the CPU. Apple's GPU ("mps")
+            is refused, because it lacks the float64 that scores are computed in.
+
+    Raises:
+        ValueError: there is no such device, or it is not supported.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -17,13 +25,16 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        reason = "; Apple's GPU lacks the float64 that scores are computed in" if device.type == "mps" else ""
+        raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda or cuda:0{reason}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: {name} was asked for, but no CUDA device can be used here; expected cpu or auto")
+        raise ValueError(f"device: got {name!r}, but this machine has no CUDA device; expected cpu or auto")
     return device
 
 
 def accelerator() -> tuple[str, int] | None:
-    """Name and bytes of memory of this process's GPU; None where there is none."""
+    """The name and the bytes of memory of this process's GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(pick_device("cuda"))

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Atomic writing of files: a reader finds the old file or the new one, never a part of it, also after a crash."""
 
 from __future__ import annotations
 
@@ -15,26 +15,33 @@ if TYPE_CHECKING:
 
 
 class NotSaved(OSError):
-    """A file could not be written; what was there before is as it was."""
+    """A file could not be written; an earlier version of it is unchanged."""
 
 
 def full(error: BaseException) -> bool:
-    """Whether writing failed for want of room: a full disk, a quota, a limit on the size of files."""
-    signs = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
-    lacking = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-    return getattr(error, "errno", None) in lacking or any(sign in str(error) for sign in signs)
+    """Whether an error means that there is no room: a full disk, a quota, a limit on the size of files."""
+    messages = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
+    codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    return getattr(error, "errno", None) in codes or any(message in str(error) for message in messages)
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path to write to; it takes the place of `path` in one move, and only when all went well.
+    """A temporary path to write to; it replaces `path` in one move, and only if the block succeeds.
 
-    >>> import tempfile
-    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-    >>> with replacing(target) as temporary:
-    ...     _ = temporary.write_text("whole")
-    >>> target.read_text()
-    'whole'
+    Args:
+        path: the file to write; its folder is made.
+
+    Raises:
+        NotSaved: the file could not be written.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with replacing(target) as temporary:
+        ...     _ = temporary.write_text("whole")
+        >>> target.read_text()
+        'whole'
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -48,16 +55,25 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, mode)  # safetensors makes files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
-        why = "the disk is full, or a limit on the size of files is reached" if full(error) else error.strerror or error
-        kept = "what was there before is untouched" if path.is_file() else "there is no earlier one"
-        raise NotSaved(f"could not save {path}: {why}; {kept}") from error
+        reason = "the disk is full, or a limit on file size is reached" if full(error) else error.strerror or error
+        earlier = "the earlier file is unchanged" if path.is_file() else "there is no earlier file"
+        raise NotSaved(f"could not save {path}: {reason}; {earlier}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """A safetensors file; what its library cannot write is an OSError like any other."""
+    """Write a safetensors file.
+
+    Args:
+        path: the file.
+        tensors: by name, contiguous.
+        header: text values by name.
+
+    Raises:
+        OSError: the file could not be written; also for errors of the safetensors library.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -68,11 +84,22 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str,
 
 
 def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file, in one move.
+
+    Raises:
+        NotSaved: the file could not be written.
+    """
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not valid JSON; the message names it.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

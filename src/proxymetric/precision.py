@@ -9,11 +9,21 @@ import torch
 
 @contextmanager
 def full_precision(device: str = "cpu") -> Iterator[None]:
-    """No TF32, no bfloat16, no autocast of this type of device, whatever the training around has switched on."""
+    """Turn off TF32, bfloat16 products, autocast and gradients, whatever the surrounding training has turned on.
+
+    Args:
+        device: type of the device whose autocast is turned off, such as "cpu" or "cuda".
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16), full_precision():
+        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+        torch.float32
+    """
     backends = (getattr(module, "matmul", None) for module in (torch.backends.cuda, torch.backends.mkldnn))
     switches: list[Any] = [backend for backend in backends if hasattr(backend, "fp32_precision")]
-    before = [switch.fp32_precision for switch in switches]
-    legacy = None if switches else torch.get_float32_matmul_precision()  # refused by a torch that has the switches
+    previous = [switch.fp32_precision for switch in switches]
+    # A torch that has these switches raises an error for the older function.
+    legacy = None if switches else torch.get_float32_matmul_precision()
     for switch in switches:
         switch.fp32_precision = "ieee"
     if legacy is not None:
@@ -22,7 +32,7 @@ def full_precision(device: str = "cpu") -> Iterator[None]:
         with torch.autocast(device, enabled=False), torch.no_grad():
             yield
     finally:
-        for switch, value in zip(switches, before):
+        for switch, value in zip(switches, previous):
             switch.fp32_precision = value
         if legacy is not None:
             torch.set_float32_matmul_precision(legacy)

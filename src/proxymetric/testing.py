@@ -1,52 +1,120 @@
-"""What every method must keep to, as checks that also a stranger's method can be put through.
+"""The contract of a method: checks that every method passes, also one that is defined outside this library.
 
->>> import proxymetric as pm
->>> pm.testing.check_method("proxy-anchor")
+Example:
+    >>> import proxymetric as pm
+    >>> pm.testing.check_method("proxy-anchor")
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
+from proxymetric.core.pieces import Compare, References
+from proxymetric.core.surrogate import Factors
 from proxymetric.criterion import Criterion
+from proxymetric.ops import using
 
 Build = Callable[[int, int], Criterion]
+"""a function (classes, dim) -> Criterion"""
 CLASSES, DIM, SIZE, PIXELS = 5, 6, 12, 3
+MAX_MESSAGE_LENGTH = 300
+"""characters of a failed check's own message that are shown"""
 
 
-def check_method(method: str | Build, **options: object) -> None:
-    """Put a method through every check of the contract; the first one that fails raises AssertionError.
+@dataclass(frozen=True)
+class Subject:
+    """A method under test: how to build it, and what its catalogue row states.
 
-    method: a name of the catalogue, or a function (classes, dim) -> Criterion.
+    Args:
+        build: a function (classes, dim) -> Criterion.
+        name: its name in messages.
+        sums_over: "batch", "classes" or None, as in `papers.About`.
+        grouped: whether the K proxies of a class make one similarity.
+        surrogate_gradient: whether the loss has factors that count as constants in its gradient.
+        fast: whether gradients are compared along random directions only, instead of entry by entry.
     """
+
+    build: Build
+    name: str
+    sums_over: str | None = None
+    grouped: bool = False
+    surrogate_gradient: bool = False
+    fast: bool = False
+
+    def __call__(self, classes: int, dim: int) -> Criterion:
+        return self.build(classes, dim)
+
+
+def check_method(method: str | Build, *, surrogate_gradient: bool = False, **options: object) -> None:
+    """Run every check of the contract on a method.
+
+    Args:
+        method: a name of the catalogue, or a function (classes, dim) -> Criterion.
+        surrogate_gradient: for a function: whether its loss has factors that count as constants in its gradient. A
+            method of the catalogue states it in its row.
+        **options: arguments of a method of the catalogue.
+
+    Raises:
+        AssertionError: a check failed; the message names the method and the check.
+        ValueError: options beside a function, or surrogate_gradient beside a name.
+
+    Example:
+        >>> check_method("proxy-nca++", temperature=0.1)
+    """
+    subject = builder(method, surrogate_gradient=surrogate_gradient, **options)
     for check in CHECKS.values():
-        check(builder(method, **options))
+        check(subject)
 
 
-def builder(method: str | Build, **options: object) -> Build:
-    """The function (classes, dim) -> Criterion behind a name."""
+def builder(method: str | Build, *, surrogate_gradient: bool = False, **options: object) -> Subject:
+    """The subject of the checks.
+
+    Args:
+        method: a name of the catalogue, or a function (classes, dim) -> Criterion.
+        surrogate_gradient: as in `check_method`.
+        **options: arguments of a method of the catalogue.
+
+    Returns:
+        How to build the method, with what its row states.
+    """
     if callable(method):
         if options:
-            raise ValueError(f"options: got {', '.join(options)} beside a function; give them to the function itself")
-        return method
+            raise ValueError(f"options: got {', '.join(options)} beside a function, expected them inside the function")
+        if isinstance(method, Subject):
+            return method
+        return Subject(method, getattr(method, "__name__", repr(method)), surrogate_gradient=surrogate_gradient)
+    if surrogate_gradient:
+        raise ValueError(f"surrogate_gradient: got True beside {method!r}, expected it in the catalogue row")
     from proxymetric.papers import method as from_catalogue
+    from proxymetric.papers import rows
 
     def build(classes: int, dim: int) -> Criterion:
         return from_catalogue(method, classes=classes, dim=dim, steps_per_epoch=2, **options)
 
-    return build
+    row, *bases = rows(method, options)
+    return Subject(
+        build,
+        name=method + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else ""),
+        sums_over=row.sums_over,
+        grouped=row.grouped,
+        surrogate_gradient=any(each.surrogate_gradient for each in (row, *bases)),
+        fast=bool(bases),
+    )
 
 
 def sample(
     seed: int = 0, size: int = SIZE, dtype: torch.dtype = torch.float32, classes: int = CLASSES - 1
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings with some class structure, and labels: of a batch, every class but the last is present."""
+    """Embeddings with some class structure, and their labels; the last class is absent by default."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(size) % classes
     centres = torch.randn(CLASSES, DIM, generator=generator, dtype=dtype)
@@ -54,10 +122,14 @@ def sample(
 
 
 class Toy(torch.nn.Module):
-    """The smallest encoder with all that a method may ask of one: `blocks` that prompts are mixed into, and a head.
+    """The smallest encoder that serves every method: `blocks` that take prompts, and a head.
 
-    `forward(images (B, 3)) -> (B, 6)`; `features(images, prompts, shared) -> (B, width)`: prompts (B, n, embed_dim) or
-    None for each block, instead of its own, or with `shared` beside them.
+    `forward(images (B, 3)) -> (B, 6)`. `features(images, prompts, shared) -> (B, width)`: prompts (B, n, embed_dim) or
+    None for each block replace the prompt of the encoder, or are added to it with `shared`.
+
+    Args:
+        width: features of each block.
+        blocks: number of blocks.
     """
 
     def __init__(self, width: int = 4, blocks: int = 2) -> None:
@@ -83,7 +155,7 @@ class Toy(torch.nn.Module):
 
 
 def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
-    """A criterion with all it needs: an encoder where it wants one, and the evaluation that stands before training."""
+    """A criterion that is ready to train, bound to an encoder and evaluated once where the method needs that."""
     torch.manual_seed(0)
     criterion = build(CLASSES, DIM)
     if "encoder" in criterion.needs:
@@ -95,22 +167,25 @@ def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
 
 
 def run(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """The loss, with images where the method wants them."""
+    """The loss of a batch, with images where the method needs them."""
     generator = torch.Generator().manual_seed(len(labels))
     images = torch.rand(len(labels), PIXELS, generator=generator).to(embeddings)
     loss: Tensor = criterion(embeddings, labels, images=images if "images" in criterion.needs else None)
     return loss
 
 
-def snapshot(criterion: Criterion) -> dict[str, Tensor]:
+def snapshot(criterion: torch.nn.Module) -> dict[str, Tensor]:
+    """A copy of the state."""
     return {name: value.clone() for name, value in criterion.state_dict().items()}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two states have the same names and bits."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, seed: int) -> Tensor:
+    """Train one step on the batch of that seed; the gradient in the embeddings."""
     torch.manual_seed(seed)
     embeddings, labels = sample(seed)
     loss = run(criterion, embeddings.requires_grad_(), labels)
@@ -124,18 +199,21 @@ def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, se
 
 
 def optimizer_of(criterion: Criterion) -> torch.optim.Optimizer | None:
+    """An optimiser of the parameters of the criterion; None where there are none."""
     groups = criterion.param_groups(lr=1e-2)
     return torch.optim.AdamW(groups, lr=1e-3) if groups else None
 
 
-def check_gradient(build: Build) -> None:
+def check_gradient(subject: Subject) -> None:
     """The gradient in the embeddings and in every parameter is that of the value (float64, random state fixed).
 
-    In eval mode, where nothing settles on the batch; where training gives the same value, it gives the same gradient.
+    In eval mode, where nothing is fitted to the batch. Where training gives the same value, it gives the same gradient.
+    For a declared surrogate gradient, the factors that `core.surrogate.held` marks are frozen in the value.
     """
-    criterion = make(build, torch.float64).eval()
+    criterion = make(subject, torch.float64).eval()
     embeddings, labels = sample(dtype=torch.float64)
     inputs = [embeddings.requires_grad_(), *(p for p in criterion.parameters() if p.requires_grad)]
+    factors = Factors()
 
     def value(embeddings: Tensor, *_: Tensor) -> Tensor:
         torch.manual_seed(1)
@@ -143,93 +221,148 @@ def check_gradient(build: Build) -> None:
         criterion.discard()
         return loss
 
-    assert torch.autograd.gradcheck(value, tuple(inputs), eps=1e-6, atol=1e-5)
-    still = value(*inputs)
-    moving = (criterion.train(), value(*inputs))[1]
-    if torch.equal(still, moving):
-        wanted, found = (torch.autograd.grad(loss, inputs, allow_unused=True) for loss in (still, moving))
-        for one, other in zip(wanted, found, strict=True):
-            torch.testing.assert_close(one, other)
+    def surrogate(*inputs: Tensor) -> Tensor:
+        with factors.replay():
+            return value(*inputs)
+
+    with factors.record():
+        value(*inputs)
+    held, declared = len(factors.values), subject.surrogate_gradient
+    assert bool(held) == declared, f"surrogate_gradient: got {declared} with {held} held factors in the loss"
+    try:
+        gradcheck(surrogate, tuple(inputs), eps=1e-6, atol=1e-5, fast_mode=subject.fast)
+    except GradcheckError as error:
+        raise AssertionError(
+            "the gradient is not that of the value. A factor without gradient is marked by core.surrogate.held and "
+            f"declared by surrogate_gradient=True. {error}"
+        ) from error
+    in_eval = value(*inputs)
+    criterion.train()
+    in_training = value(*inputs)
+    if torch.equal(in_eval, in_training):
+        expected, actual = (torch.autograd.grad(loss, inputs, allow_unused=True) for loss in (in_eval, in_training))
+        for eval_gradient, training_gradient in zip(expected, actual, strict=True):
+            torch.testing.assert_close(training_gradient, eval_gradient)
 
 
-def check_batch_of_one(build: Build) -> None:
-    """One sample is a batch too: a finite loss and a finite gradient."""
-    criterion = make(build)
+class _OpsOnly(References):
+    """References that only the reductions of `ops` can read."""
+
+    def normalised(self, queries: Tensor | None = None) -> Tensor:
+        raise AssertionError("sums_over: got a loss that reads all references at once, expected one written on ops")
+
+
+def check_reduction(subject: Subject) -> None:
+    """The loss sums over what its row states, and is written on `ops`. A row without `sums_over` states nothing.
+
+    A sum over the classes for each query makes queries independent: the gradient in a query does not depend on the
+    other queries. A sum over the batch for each class makes classes independent in the same way.
+    """
+    if subject.sums_over is None:
+        return
+    objective = make(subject, torch.float64).objective
+    assert isinstance(objective, Compare), f"sums_over: got it for {type(objective).__name__}, expected a Compare"
+    loss, per_class = objective.loss, objective.source.per_class or 1
+    assert hasattr(loss, "of_class") == subject.grouped, "grouped: it must be stated if the loss has `of_class`"
+    queries, labels = sample(dtype=torch.float64)
+    generator = torch.Generator().manual_seed(4)
+    vectors = torch.randn(CLASSES * per_class, DIM, generator=generator, dtype=torch.float64)
+    reference_labels = torch.arange(CLASSES).repeat_interleave(per_class)
+
+    def gradients(queries: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        inputs = queries.clone().requires_grad_(), vectors.clone().requires_grad_()
+        normalised = torch.nn.functional.normalize(inputs[0])
+        with using("chunked"):
+            refs = _OpsOnly(inputs[1], reference_labels, per_class, normalise="l2")
+            return torch.autograd.grad(loss(normalised, labels, refs), inputs)
+
+    others = torch.randn(queries.shape, generator=generator, dtype=torch.float64)
+    if subject.sums_over == "classes":
+        before, after = (gradients(each, vectors)[0][0] for each in (queries, torch.cat([queries[:1], others[1:]])))
+    else:
+        changed = torch.cat([vectors[:per_class], -vectors[per_class:]])
+        before, after = (gradients(queries, each)[1][:per_class] for each in (vectors, changed))
+    torch.testing.assert_close(after, before, msg=f"sums_over: got {subject.sums_over!r}, which the loss does not")
+
+
+def check_batch_of_one(subject: Subject) -> None:
+    """A batch of one sample has a finite loss and a finite gradient."""
+    criterion = make(subject)
     embeddings, labels = sample()
-    one = embeddings[:1].clone().requires_grad_()
-    loss = run(criterion, one, labels[:1])
-    assert loss.ndim == 0
-    assert loss.isfinite()
+    single = embeddings[:1].clone().requires_grad_()
+    loss = run(criterion, single, labels[:1])
+    assert loss.ndim == 0, f"the loss has shape {tuple(loss.shape)}"
+    assert loss.isfinite(), f"the loss is {loss.item()}"
     if loss.requires_grad:
         loss.backward()
-        assert one.grad is None or one.grad.isfinite().all()
+        assert single.grad is None or single.grad.isfinite().all(), "the gradient is not finite"
 
 
-def check_zero_embedding(build: Build) -> None:
-    """An embedding of zeros (a dead encoder) and coinciding embeddings give finite gradients."""
-    criterion = make(build)
+def check_zero_embedding(subject: Subject) -> None:
+    """An embedding of zeros (a dead encoder) and equal embeddings have finite gradients."""
+    criterion = make(subject)
     embeddings, labels = sample()
     embeddings[0] = 0
     embeddings[4] = embeddings[8]
     run(criterion, embeddings.requires_grad_(), labels).backward()
-    assert embeddings.grad is not None
-    assert embeddings.grad.isfinite().all()
+    assert embeddings.grad is not None, "the embeddings have no gradient"
+    assert embeddings.grad.isfinite().all(), "the gradient is not finite"
 
 
-def check_labels(build: Build) -> None:
+def check_labels(subject: Subject) -> None:
     """Labels out of range, of the wrong type or number, and embeddings of another width are refused by name."""
-    criterion = make(build)
+    criterion = make(subject)
     embeddings, labels = sample()
-    wrong: list[tuple[Any, Any, str]] = [
+    bad_batches: list[tuple[Any, Any, str]] = [
         (embeddings, labels.float(), "labels"),
         (embeddings, labels[1:], "labels"),
         (embeddings[0], labels[:1], "embeddings"),
     ]
     if criterion.objective.classes is not None:
-        wrong += [(embeddings, labels - 1, "labels"), (embeddings, labels + CLASSES, "labels")]
+        bad_batches += [(embeddings, labels - 1, "labels"), (embeddings, labels + CLASSES, "labels")]
     if criterion.objective.dim is not None:
-        wrong += [(embeddings[:, 1:], labels, "embeddings")]
-    for bad_embeddings, bad_labels, named in wrong:
+        bad_batches += [(embeddings[:, 1:], labels, "embeddings")]
+    for bad_embeddings, bad_labels, argument in bad_batches:
         try:
             criterion(bad_embeddings, bad_labels)
         except ValueError as error:
-            assert str(error).startswith(named), error
+            assert str(error).startswith(argument), f"the message does not begin with {argument!r}: {error}"
         else:
-            raise AssertionError(f"accepted {named} of shape {tuple(bad_labels.shape)}")
-    assert criterion.pending == 0
+            raise AssertionError(f"bad {argument} are accepted, labels of shape {tuple(bad_labels.shape)}")
+    assert criterion.pending == 0, "a refused batch left something to commit"
 
 
-def check_order(build: Build) -> None:
-    """The order of a batch means nothing."""
-    criterion = make(build, torch.float64).eval()
+def check_order(subject: Subject) -> None:
+    """The loss does not depend on the order of the batch."""
+    criterion = make(subject, torch.float64).eval()
     embeddings, labels = sample(dtype=torch.float64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
     torch.manual_seed(1)
-    straight = run(criterion, embeddings, labels)
+    in_order = run(criterion, embeddings, labels)
     torch.manual_seed(1)
-    torch.testing.assert_close(run(criterion, embeddings[order], labels[order]), straight)
+    torch.testing.assert_close(run(criterion, embeddings[order], labels[order]), in_order)
 
 
-def check_half(build: Build) -> None:
-    """Embeddings in half precision give a float32 loss, close to the full one."""
-    criterion = make(build).eval()
+def check_half(subject: Subject) -> None:
+    """Embeddings in bfloat16 give a float32 loss, close to the loss of the same numbers in float32."""
+    criterion = make(subject).eval()
     embeddings, labels = sample()
     torch.manual_seed(1)
     full = run(criterion, embeddings.bfloat16().float(), labels)
     torch.manual_seed(1)
     half = run(criterion, embeddings.bfloat16(), labels)
-    assert half.dtype == torch.float32
+    assert half.dtype == torch.float32, f"the loss has type {half.dtype}"
     torch.testing.assert_close(half, full)
 
 
-def check_commit(build: Build) -> None:
-    """Nothing is remembered before commit, in eval mode, without gradients, or after discard; commit counts once."""
-    criterion = make(build)
+def check_commit(subject: Subject) -> None:
+    """State changes in commit alone: not in forward, in eval mode, without gradients or after discard."""
+    criterion = make(subject)
     embeddings, labels = sample()
     before = snapshot(criterion)
     run(criterion, embeddings.clone().requires_grad_(), labels).backward()
     criterion.zero_grad(set_to_none=True)
-    assert criterion.pending == 1
+    assert criterion.pending == 1, "forward left nothing to commit"
     assert same(before, snapshot(criterion)), "state changed in forward"
     criterion.discard()
     criterion.commit(lr=1e-2, network_lr=1e-3)
@@ -242,49 +375,72 @@ def check_commit(build: Build) -> None:
     for part in (slice(0, 6), slice(6, 12)):
         run(criterion, embeddings[part].clone().requires_grad_(), labels[part])
     criterion.commit(lr=1e-2, network_lr=1e-3)
-    assert criterion.step == 1
-    assert all(not value.requires_grad for name, value in criterion.state_dict().items())
+    assert criterion.step == 1, f"one commit after two passes counts as {criterion.step} steps"
+    assert all(not value.requires_grad for value in criterion.state_dict().values()), "the state has a gradient"
 
 
-def check_resume(build: Build) -> None:
-    """Saved through safetensors after a few steps and loaded into a new one, it goes on bit for bit."""
-    straight = make(build)
-    moves = optimizer_of(straight)
+def check_resume(subject: Subject) -> None:
+    """A criterion that is saved with safetensors after a few steps and loaded again continues bit for bit."""
+    original = make(subject)
+    optimizer = optimizer_of(original)
     for seed in range(3):
-        train_step(straight, moves, seed)
+        train_step(original, optimizer, seed)
     torch.manual_seed(5)
-    again = make(build)
-    again.load_state_dict(load(save({k: v.contiguous() for k, v in straight.state_dict().items()})))
-    moves_again = optimizer_of(again)
-    if moves is not None and moves_again is not None:
-        moves_again.load_state_dict(copy.deepcopy(moves.state_dict()))
+    resumed = make(subject)
+    resumed.load_state_dict(load(save({k: v.contiguous() for k, v in original.state_dict().items()})))
+    resumed_optimizer = optimizer_of(resumed)
+    if optimizer is not None and resumed_optimizer is not None:
+        resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for seed in range(3, 6):
-        assert torch.equal(train_step(straight, moves, seed), train_step(again, moves_again, seed))
-    assert same(snapshot(straight), snapshot(again))
-    assert again.step == 6
+        gradient, resumed_gradient = train_step(original, optimizer, seed), train_step(resumed, resumed_optimizer, seed)
+        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}"
+    assert same(snapshot(original), snapshot(resumed)), "the states differ"
+    assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps of 6"
 
 
-def check_groups(build: Build) -> None:
-    """Every trained parameter is in exactly one group; a bound encoder's is in none and not in the state."""
-    criterion = make(build)
+def check_groups(subject: Subject) -> None:
+    """Every trained parameter is in exactly one group. Those of a bound encoder are in none, and not in the state."""
+    criterion = make(subject)
     names = set(criterion.state_dict())
     encoder = Toy()
     criterion.bind(encoder)
     in_groups = [id(p) for group in criterion.param_groups(lr=1.0, network_lr=0.1) for p in group["params"]]
-    assert sorted(in_groups) == sorted(id(p) for p in criterion.parameters() if p.requires_grad)
-    assert not {id(p) for p in encoder.parameters()} & set(in_groups)
-    assert not any(name.endswith(("weight", "bias")) for name in set(criterion.state_dict()) - names)
+    trained = [id(p) for p in criterion.parameters() if p.requires_grad]
+    assert sorted(in_groups) == sorted(trained), f"{len(trained)} trained parameters, {len(in_groups)} in groups"
+    assert not {id(p) for p in encoder.parameters()} & set(in_groups), "the encoder's parameters are in the groups"
+    added = set(criterion.state_dict()) - names
+    assert not any(name.endswith(("weight", "bias")) for name in added), "the encoder's parameters are in the state"
+
+
+def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], None]:
+    """The check with failures that name the method and the check."""
+
+    @functools.wraps(check)
+    def named(build: Build) -> None:
+        subject = builder(build)
+        try:
+            check(subject)
+        except Exception as error:
+            message = " ".join(str(error).split()) or type(error).__name__
+            shown = message[:MAX_MESSAGE_LENGTH] + ("..." if len(message) > MAX_MESSAGE_LENGTH else "")
+            raise AssertionError(f"{subject.name} fails the check {name!r}: {shown}") from error
+
+    return named
 
 
 CHECKS: dict[str, Callable[[Build], None]] = {
-    "gradient": check_gradient,
-    "batch of one": check_batch_of_one,
-    "zero embedding": check_zero_embedding,
-    "labels": check_labels,
-    "order": check_order,
-    "half precision": check_half,
-    "commit": check_commit,
-    "resume": check_resume,
-    "parameter groups": check_groups,
+    name: _named(name, check)
+    for name, check in {
+        "gradient": check_gradient,
+        "reduction": check_reduction,
+        "batch of one": check_batch_of_one,
+        "zero embedding": check_zero_embedding,
+        "labels": check_labels,
+        "order": check_order,
+        "half precision": check_half,
+        "commit": check_commit,
+        "resume": check_resume,
+        "parameter groups": check_groups,
+    }.items()
 }
-"""every check by name: the contract suite runs each on each method"""
+"""every check by name; the contract suite runs each of them on each method"""

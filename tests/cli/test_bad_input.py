@@ -62,7 +62,9 @@ def unreadable(file: Path, how: str) -> Path:
 def test_an_empty_folder(tmp_path):
     (tmp_path / "data").mkdir()
     answer = train(tmp_path / "data", tmp_path / "run")
-    refused(answer, f"{tmp_path / 'data'} holds no labelled images", "one folder for each class", "CLASS/photo.jpg")
+    refused(
+        answer, f"data: got {tmp_path / 'data'} with no labelled images", "one folder for each class", "CLASS/photo.jpg"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +81,7 @@ def test_a_missing_folder(tmp_path, name, said):
 
 
 def test_no_data_at_all(tmp_path):
-    refused(proxymetric("train", "--out", tmp_path / "run"), "say where the images are: --data FOLDER")
+    refused(proxymetric("train", "--out", tmp_path / "run"), "data: got nothing, expected --data")
     assert not (tmp_path / "run").exists()
 
 
@@ -175,17 +177,22 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--dim", "0"), ("dim", "0")),
         (("--size", "0"), ("size", "0")),
         (("--cache", "memry"), ("data.cache: got 'memry'", "did you mean 'memory'?")),
-        (("--method", "proxyanchor"), ("there is no 'proxyanchor'", "did you mean 'proxy-anchor'?")),
-        (("--backbone", "resnet_50"), ("backbone='resnet_50' is not known", "resnet50")),
-        (("--set", "train.metrics=['R@1', 'MAP']"), ("unknown metric 'MAP'", "did you mean 'MAP@R'?")),
+        (("--method", "proxyanchor"), ("method: got 'proxyanchor'", "did you mean 'proxy-anchor'?")),
+        (("--backbone", "resnet_50"), ("backbone: got 'resnet_50'", "resnet50")),
+        (("--set", "train.metrics=['R@1', 'MAP']"), ("metrics: got 'MAP'", "did you mean 'MAP@R'?")),
         (("--set", "train.monitor=R@2"), ("train.monitor", "'R@2'", "did you mean 'R@1'?")),
-        (("--set", "view.crop=centre"), ("crop must be one of random-resized, random, none, got 'centre'",)),
+        (("--set", "view.crop=centre"), ("crop: got 'centre', expected one of random-resized, random, none",)),
         (("--set", "loss.init=zeros"), ("init: got 'zeros'", "kaiming")),
-        (("--set", "train.per_class=5"), ("per_class", "batch 16", "5")),
+        (("--set", "train.per_class=5"), ("per_class: got 5", "batch=16")),
         (("--device", "gpu"), ("device: got 'gpu'", "cuda")),
-        (("--weights", "weights.pth"), ("weights.pth", "pickle", ".safetensors file is expected")),
+        (
+            ("--device", "mps"),
+            ("device: got 'mps', expected auto, cpu, cuda or cuda:0", "Apple's GPU lacks the float64"),
+        ),
+        (("--device", "meta"), ("device: got 'meta', expected auto, cpu, cuda or cuda:0",)),
+        (("--weights", "weights.pth"), ("weights.pth", "pickle", "expected a .safetensors file")),
         (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
-        (("--recipe", "gone.toml"), ("recipe: there is no file gone.toml",)),
+        (("--recipe", "gone.toml"), ("recipe: got 'gone.toml', expected a TOML file or the name of a shipped recipe",)),
         (("--resume", "--overwrite"), ("resume, overwrite: got both",)),
     ],
 )
@@ -205,8 +212,8 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[loss]\nmargn = 0.2\n", "loss.margn: there is no such key; did you mean 'margin'?"),
-        ("[los]\nmargin = 0.2\n", "there is no key 'los'; did you mean 'loss'?"),
+        ("[loss]\nmargn = 0.2\n", "loss.margn: got an unknown key, expected a key of [loss]; did you mean 'margin'?"),
+        ("[los]\nmargin = 0.2\n", "loss, train; did you mean 'loss'?"),
         ("[loss]\nmargin = '0.2'\n", "loss.margin: got '0.2', expected a number"),
         ("[loss\n", "mine.toml is not valid TOML"),
     ],
@@ -220,7 +227,10 @@ def test_a_mistake_in_a_recipe_file(photos, tmp_path, content, said):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there(photos, tmp_path, run):
     refused(
-        train(photos, tmp_path / "new", "--device", "cuda"), "device: cuda", "no CUDA device", "expected cpu or auto"
+        train(photos, tmp_path / "new", "--device", "cuda"),
+        "device: got 'cuda:0'",
+        "no CUDA device",
+        "expected cpu or auto",
     )
     assert not (tmp_path / "new").exists()
     refused(proxymetric("evaluate", run, "--device", "cuda"), "no CUDA device")
@@ -258,7 +268,7 @@ def test_a_checkpoint_of_another_backbone(run):
     [
         (lambda about: about.pop("view"), "it lacks view"),
         (lambda about: about["encoder"].update(colour="red"), "colour"),
-        (lambda about: about["encoder"].update(backbone="smal"), "backbone='smal' is not known"),
+        (lambda about: about["encoder"].update(backbone="smal"), "backbone: got 'smal'"),
     ],
 )
 def test_a_run_file_that_was_edited(run, damage, said):
@@ -303,7 +313,7 @@ def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
 )
 def test_resume_with_a_changed_recipe_names_the_key(photos, run, words, key):
     before = bytes_of(run)
-    refused(train(photos, run, "--resume", *words), f"{run} was begun with", key, "leave it as it was")
+    refused(train(photos, run, "--resume", *words), f"as {run} began with", key, "or a new run with --out")
     assert bytes_of(run) == before
 
 
@@ -314,7 +324,7 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     refused(proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2), "there is no folder", str(data))
     (aside / "class0" / "0.png").rename(tmp_path / "0.png")
     words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
-    refused(proxymetric(*words), "are not those that", "was begun with")
+    refused(proxymetric(*words), "are not those that", "began with")
     assert bytes_of(tmp_path / "run") == before
     (tmp_path / "0.png").rename(aside / "class0" / "0.png")
     assert proxymetric(*words).code == 0
@@ -355,7 +365,7 @@ def test_out_where_nothing_can_be_written(photos, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     if not os.access(locked, os.W_OK):
-        refused(train(photos, locked / "run"), f"out: nothing can be written in {locked}")
+        refused(train(photos, locked / "run"), f"out: got {locked}, which cannot be written")
     elif Path("/proc/self").exists():  # the administrator may write anywhere but where the system itself refuses
         refused(train(photos, "/proc/proxymetric/run"), "could not save /proc/proxymetric/run/run.json")
     assert not list(locked.iterdir())

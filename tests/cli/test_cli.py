@@ -26,7 +26,7 @@ from proxymetric.papers import CATALOGUE, options
 from proxymetric.search import Index
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
-VERBS = ("train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
+VERBS = ("demo", "train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
 
@@ -116,7 +116,7 @@ def test_one_method_shows_paper_and_arguments(name):
 
 
 def test_an_unknown_method_is_refused():
-    refused(proxymetric("methods", "mpa-a"), "there is no 'mpa-a'", "did you mean 'mpa-ap'?")
+    refused(proxymetric("methods", "mpa-a"), "method: got 'mpa-a'", "did you mean 'mpa-ap'?")
 
 
 def test_training_says_what_it_does(run, told, photos):
@@ -175,7 +175,7 @@ def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
 
 
 def test_evaluate_refuses(run, photos):
-    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "unknown metric 'map'", "did you mean 'MAP@R'?")
+    refused(proxymetric("evaluate", run, "--metrics", "R@1,map"), "metrics: got 'map'", "did you mean 'MAP@R'?")
     refused(proxymetric("evaluate", run, "--split", "test"), "has no test classes", "expected --split all")
     refused(proxymetric("evaluate", run, "--split", "tests"), "split: got 'tests'", "all, test")
     refused(proxymetric("evaluate", run, "--which", "first"), "which: got 'first'", "'best'")
@@ -208,7 +208,7 @@ def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch
 
 def hits(answer: Answer) -> list[list[tuple[float, str]]]:
     """What each table of `query` lists: similarity and file."""
-    tables = answer.out.split("most like ")[1:]
+    tables = answer.out.split("most similar to ")[1:]
     row = re.compile(r"\W+\d+\W+(-?\d\.\d{3})\W+?(/\S+)")
     return [[(float(s), file) for s, file in row.findall(table)] for table in tables]
 
@@ -248,7 +248,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     image = next(photos.rglob("*.png"))
     refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
     refused(proxymetric("query", run, tmp_path / "gone", image), "there is no folder", "gone")
-    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors is no file that")
+    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
     refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
@@ -308,10 +308,10 @@ def test_without_held_out_classes_there_is_no_table(photos, tmp_path):
 def test_resume_of_nothing_starts_and_says_so(photos, tmp_path):
     answer = train(photos, tmp_path / "run", "--resume")
     assert answer.code == 0, answer
-    assert f"there is no run in {tmp_path / 'run'} to go on with: starting one" in answer.out
+    assert f"{tmp_path / 'run'} holds no run to continue: starting a new one" in answer.out
     more = proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)
     assert more.code == 0, more
-    assert "going on from epoch 1" in more.out
+    assert "continuing from epoch 1" in more.out
     assert read_json(tmp_path / "run" / "result.json")["epochs"] == 2
 
 
@@ -336,12 +336,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(Terminal, "tick", ctrl_c)
     answer = train(photos, tmp_path / "run")
     assert answer.code == 130
-    assert answer.out.splitlines()[-1] == "saved; the same command with --resume goes on from here"
+    assert answer.out.splitlines()[-1] == "saved; the same command with --resume continues the run"
     assert (tmp_path / "run" / "last.safetensors").is_file()
     assert not (tmp_path / "run" / "result.json").exists()
     again = train(photos, tmp_path / "run", "--resume")
     assert again.code == 0, again
-    assert "going on from epoch 0, step 1" in again.out
+    assert "continuing from epoch 0, step 1" in again.out
 
 
 TICK = Tick(step=72, steps=30_000, epoch=3, epochs=1000, loss=5.2163, images_per_second=1508.2, seconds_left=1885.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ def test_where_nothing_helps_it_says_so():
     answer = proxymetric("plan", "--classes", "1M", "--memory", "0.001", "--device", "H200")
     assert answer.code == 0
     assert "it does not fit" in answer.out
-    assert "nothing of what is tried here makes it fit" in answer.out
+    assert "no change that was tried makes it fit" in answer.out
 
 
 @pytest.mark.parametrize("text", ["5_000_000", "5e6", "5M", "5m", "5000k", " 5000000 ", "5.0E6"])
@@ -63,9 +61,9 @@ def test_what_is_no_memory_is_refused(text):
         (("--touched", "some"), ("touched: got 'some'", "all, batch, a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
         (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "cannot be divided")),
-        (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "nearest is 'proxy-anchor'")),
-        (("--method", "triplet"), ("method: triplet", "has no proxies", "expected one of proxy-anchor")),
-        (("--method", "proxy-isa"), ("method: proxy-isa", "plan its base")),
+        (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
+        (("--method", "triplet"), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
+        (("--method", "proxy-isa"), ("method: got 'proxy-isa'", "plan its base")),
         (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
         (
             ("--device", "NVIDIA H20"),
@@ -147,33 +145,21 @@ def test_the_accelerator_here_decides_where_nothing_is_said(monkeypatch):
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA A100-SXM4-40GB", 42 * 10**9))
     found = asked("--classes", "1M")
     assert found["memory"]["available"] == 42 * 10**9
-    assert found["taken"][0] == "rates: those of NVIDIA H200, as none are measured on NVIDIA A100-SXM4-40GB"
+    assert found["taken"][0] == "rates: measured on NVIDIA H200, because none are measured on NVIDIA A100-SXM4-40GB"
     assert asked("--classes", "1M", "--memory", "10")["memory"]["available"] == 10 * 10**9
     assert asked("--classes", "1M", "--device", "h200")["memory"]["available"] == 141 * 10**9
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA H200", 150 * 10**9))
-    assert asked("--classes", "1M")["taken"][0] == "rates: those of NVIDIA H200"
+    assert asked("--classes", "1M")["taken"][0] == "rates: measured on NVIDIA H200"
     monkeypatch.setattr(device, "accelerator", lambda: None)
     found = asked("--classes", "1M")
     assert found["memory"]["available"] == 80 * 10**9
-    assert found["taken"][0] == "rates: those of NVIDIA H200, as no accelerator was found here"
+    assert found["taken"][0] == "rates: measured on NVIDIA H200, because this machine has no GPU"
 
 
 def test_the_accelerator_is_found_where_there_is_one():
     found = device.accelerator()
     assert (found is not None) == torch.cuda.is_available()
     assert found is None or found[1] == torch.cuda.mem_get_info()[1]
-
-
-def test_a_plan_for_a_named_machine_needs_no_torch():
-    script = (
-        "import sys; from proxymetric.cli import main\n"
-        "sys.argv = ['proxymetric', 'plan', '--classes', '1M', '--device', 'H200']\n"
-        "try: main()\n"
-        "finally: print('HEAVY', sorted({'torch', 'numpy'} & set(sys.modules)))"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert answer.stdout.splitlines()[-1] == "HEAVY []", answer
-    assert "it fits" in answer.stdout
 
 
 def test_help_has_an_example_that_runs():

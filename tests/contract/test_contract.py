@@ -5,32 +5,40 @@ import torch
 
 import proxymetric as pm
 from proxymetric.core.pieces import Compare, Outcome
+from proxymetric.core.surrogate import held
 from proxymetric.papers import CATALOGUE, options
-from proxymetric.testing import CHECKS, builder
+from proxymetric.testing import CHECKS, Subject, builder, check_method
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
 CCP = {"per_class": 2, "pool": 4}
-PROXY = (
-    "proxy-anchor",
-    "proxy-nca",
-    "proxy-nca++",
-    "norm-softmax",
-    "cosface",
-    "soft-triple",
-    "mpa",
-    "mpa-dw",
-    "mpa-ap",
-)
-PAIR = ("contrastive", "margin-contrastive", "triplet", "multi-similarity")
+
+
+def refusal(name: str, **arguments: object) -> str:
+    """The sentence with which a method refuses its arguments; empty where it is built."""
+    try:
+        pm.method(name, classes=4, dim=3, **arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+BUILT_AROUND = [name for name in CATALOGUE if "Base" in str(getattr(options(name).get("base"), "annotation", ""))]
+"""the methods that are built around another one"""
+WEIGHTED = [name for name in CATALOGUE if not refusal("proxy-isa", base=name)]
+RE_PICKED = [name for name in CATALOGUE if not refusal("ccp", base=name)]
+REDUCTIONS = {(row.about.sums_over, row.about.grouped): name for name, row in CATALOGUE.items() if name in WEIGHTED}
+"""one method for each kind of reduction"""
 VARIANTS = {name: (name, {}) for name in CATALOGUE}
 VARIANTS |= {
     f"{name} (rows of the batch)": (name, {"touched": "batch"}) for name in CATALOGUE if "touched" in options(name)
 }
 VARIANTS |= {f"{name} (ball)": (name, {"normalise": "ball"}) for name in CATALOGUE if "normalise" in options(name)}
-VARIANTS |= {f"proxy-isa on {name}": ("proxy-isa", ISA_ON | {"base": name}) for name in PROXY}
-VARIANTS |= {f"ccp on {name}": ("ccp", CCP | {"base": name}) for name in (*PROXY, *PAIR, "vcpa")}
+VARIANTS |= {f"proxy-isa on {name}": ("proxy-isa", ISA_ON | {"base": name}) for name in WEIGHTED}
+VARIANTS |= {f"ccp on {name}": ("ccp", CCP | {"base": name}) for name in RE_PICKED}
 VARIANTS |= {
-    f"ccp on proxy-isa on {n}": ("ccp", CCP | {"base": {"method": "proxy-isa", **ISA_ON, "base": n}}) for n in PROXY
+    f"ccp on proxy-isa on {name}": ("ccp", CCP | {"base": {"method": "proxy-isa", **ISA_ON, "base": name}})
+    for name in REDUCTIONS.values()
+    if name in RE_PICKED
 }
 VARIANTS |= {
     "mpa (max)": ("mpa", {"similarity": "max", "per_class": 3}),
@@ -86,13 +94,79 @@ class Forgetful(Compare):
         return Outcome({"loss": terms["loss"] * (1 + self.count)}, commit)
 
 
+def marked(queries, labels, refs, weight=None):
+    """A loss whose factor has no gradient."""
+    s = queries @ refs.normalised(queries).T
+    return (held(s.exp()) * s).mean()
+
+
+def unmarked(queries, labels, refs, weight=None):
+    """The same loss, which does not say so."""
+    s = queries @ refs.normalised(queries).T
+    return (s.exp().detach() * s).mean()
+
+
+def against_proxies(loss, objective=Compare):
+    def build(classes, dim):
+        return pm.Criterion(objective(loss, pm.sources.LearnedProxies(classes, dim)))
+
+    return build
+
+
 @pytest.mark.parametrize(("objective", "check"), [(Leaky, "commit"), (Forgetful, "resume")])
 def test_the_contract_catches_a_method_that_breaks_it(objective, check) -> None:
-    def build(classes, dim):
-        return pm.Criterion(objective(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(classes, dim)))
+    with pytest.raises(AssertionError, match=f"^build fails the check '{check}': "):
+        CHECKS[check](against_proxies(pm.losses.ProxyAnchor(), objective))
 
-    with pytest.raises(AssertionError):
-        CHECKS[check](build)
+
+def test_a_failure_names_the_method_and_the_check_and_is_short(monkeypatch) -> None:
+    monkeypatch.setattr(pm.losses.ProxyAnchor, "__call__", lambda self, *arguments: unmarked(*arguments))
+    with pytest.raises(AssertionError) as failure:
+        check_method("proxy-anchor", margin=0.2)
+    message = str(failure.value)
+    assert message.startswith("proxy-anchor(margin=0.2) fails the check 'gradient': the gradient is not that of")
+    assert len(message) < 400
+
+
+def test_a_surrogate_gradient_must_be_declared_and_true() -> None:
+    build = against_proxies(marked)
+    check_method(build, surrogate_gradient=True)
+    with pytest.raises(AssertionError, match="'gradient': surrogate_gradient: got False with 1 held factors"):
+        check_method(build)
+    with pytest.raises(AssertionError, match="'gradient': surrogate_gradient: got True with 0 held factors"):
+        check_method(against_proxies(pm.losses.ProxyAnchor()), surrogate_gradient=True)
+    with pytest.raises(ValueError, match="surrogate_gradient: got True beside 'circle', expected it in the catalogue"):
+        check_method("circle", surrogate_gradient=True)
+
+
+def test_a_factor_without_gradient_that_is_not_marked_is_found() -> None:
+    with pytest.raises(AssertionError, match="A factor without gradient is marked by"):
+        CHECKS["gradient"](against_proxies(unmarked))
+
+
+@pytest.mark.parametrize(
+    ("loss", "sums_over", "grouped", "message"),
+    [
+        (pm.losses.ProxyAnchor(), "classes", False, "sums_over: got 'classes', which the loss does not"),
+        (pm.losses.CosFace(), "batch", False, "sums_over: got 'batch', which the loss does not"),
+        (pm.losses.MPA(), "batch", False, "grouped: it must be stated"),
+        (pm.losses.MultiSimilarity(), "classes", False, "expected one written on ops"),
+    ],
+)
+def test_a_row_that_states_a_wrong_reduction_is_found(loss, sums_over, grouped, message) -> None:
+    subject = Subject(against_proxies(loss), "wrong", sums_over=sums_over, grouped=grouped)
+    with pytest.raises(AssertionError, match=f"^wrong fails the check 'reduction': .*{message}"):
+        CHECKS["reduction"](subject)
+
+
+def test_methods_that_cannot_be_built_around_one_another_say_why() -> None:
+    assert BUILT_AROUND == ["proxy-isa", "vcpa", "ccp", "xbm", "moco"]
+    for outer in BUILT_AROUND:
+        sentences = [refusal(outer, base=name) for name in CATALOGUE]
+        assert any(sentences)
+        assert not all(sentences)
+        for sentence in filter(None, sentences):
+            assert sentence.startswith(("base: ", "references: ", "weighting: ", "newton_steps: ")), sentence
 
 
 def test_class_absent_from_the_batch_is_still_pushed() -> None:

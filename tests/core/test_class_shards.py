@@ -40,7 +40,7 @@ def steps(criterion: pm.Criterion, impl: str) -> dict[str, Tensor]:
     """Three steps of gradient descent: losses, gradients of the embeddings, and the proxies at the end."""
     criterion.double()
     optimizer = torch.optim.SGD(criterion.param_groups(lr=0.5), lr=0.5, momentum=0.9)
-    found = {}
+    actual = {}
     for number in range(3):
         x = torch.randn(B, D, generator=torch.Generator().manual_seed(number), dtype=torch.float64).requires_grad_()
         criterion.epoch(number)
@@ -50,8 +50,8 @@ def steps(criterion: pm.Criterion, impl: str) -> dict[str, Tensor]:
             loss.backward()
         optimizer.step()
         criterion.commit()
-        found |= {f"loss {number}": loss.detach(), f"embeddings {number}": x.grad}
-    return found | {name: value.clone() for name, value in criterion.state_dict().items()}
+        actual |= {f"loss {number}": loss.detach(), f"embeddings {number}": x.grad}
+    return actual | {name: value.clone() for name, value in criterion.state_dict().items()}
 
 
 def of(name: str) -> pm.Criterion:
@@ -63,8 +63,8 @@ def of(name: str) -> pm.Criterion:
 def one_of_several(rank: int, size: int, folder: str) -> None:
     for name in METHODS:
         for impl in ("plain", "chunked"):
-            found = steps(of(name).shard(rank, size), impl)
-            save_file(found, f"{folder}/{name}.{impl}.{rank}")
+            actual = steps(of(name).shard(rank, size), impl)
+            save_file(actual, f"{folder}/{name}.{impl}.{rank}")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -79,33 +79,33 @@ def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("name", METHODS)
 def test_several_processes_are_one(name: str, impl: str, parts: tuple[int, Path]) -> None:
     size, folder = parts
-    found = [load_file(folder / f"{name}.{impl}.{rank}") for rank in range(size)]
-    wanted = steps(of(name), "plain")
+    actual = [load_file(folder / f"{name}.{impl}.{rank}") for rank in range(size)]
+    expected = steps(of(name), "plain")
     start = of(name).state_dict()
-    shared = set(wanted)
-    for key in wanted:
+    shared = set(expected)
+    for key in expected:
         if key.endswith("source.vectors"):
             shared.remove(key)
-            whole = torch.cat([each[key] for each in found])
-            torch.testing.assert_close(whole, wanted[key], rtol=1e-9, atol=1e-12)
+            whole = torch.cat([each[key] for each in actual])
+            torch.testing.assert_close(whole, expected[key], rtol=1e-9, atol=1e-12)
             assert (whole - start[key]).abs().amax(1).min() > 1e-9, "every proxy moved"
             per_class = len(whole) // C
-            assert [len(each[key]) // per_class for each in found] == [
+            assert [len(each[key]) // per_class for each in actual] == [
                 part.stop - part.start for part in (Shard.of(C, rank, size) for rank in range(size))
             ]
-    assert len(shared) == len(wanted) - 1
+    assert len(shared) == len(expected) - 1
     for key in shared:
-        for each in found:
-            torch.testing.assert_close(each[key], wanted[key], rtol=1e-9, atol=1e-12, msg=key)
+        for each in actual:
+            torch.testing.assert_close(each[key], expected[key], rtol=1e-9, atol=1e-12, msg=key)
 
 
 @pytest.mark.parametrize(
     ("method", "arguments", "sentence"),
     [
-        ("vcpa", {}, "VariationalProxies cannot be divided"),
-        ("vptsp-g", {}, "SemanticProxies cannot be divided"),
-        ("triplet", {}, "triplet has no proxies to divide"),
-        ("proxy-anchor", {"touched": "batch"}, "RowProxies cannot be divided"),
+        ("vcpa", {}, "got VariationalProxies, whose proxies cannot be divided"),
+        ("vptsp-g", {}, "got SemanticProxies, whose proxies cannot be divided"),
+        ("triplet", {}, "got triplet, which has no proxies to divide"),
+        ("proxy-anchor", {"touched": "batch"}, "got RowProxies, whose proxies cannot be divided"),
     ],
 )
 def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], sentence: str) -> None:

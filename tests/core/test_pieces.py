@@ -1,4 +1,4 @@
-"""Proxy-ISA, VCPA, CCP and MoCo put together by hand: what is forgotten is said, and several passes are one step."""
+"""Proxy-ISA, VCPA, CCP and MoCo assembled by hand: missing inputs are named, and several passes are one step."""
 
 import pytest
 import torch

@@ -165,13 +165,13 @@ def test_cache_is_read_once(images, folder):
 
 
 def test_feeds_that_are_refused(images):
-    with pytest.raises(ValueError, match="cache must be one of none, memory, device, got 'disk'"):
+    with pytest.raises(ValueError, match="cache: got 'disk', expected one of none, memory, device"):
         feed(images, "disk")
-    with pytest.raises(ValueError, match="workers must be 0 or more"):
+    with pytest.raises(ValueError, match="workers: got -1, expected at least 0"):
         feed(images, workers=-1)
-    with pytest.raises(ValueError, match="made for 40 images, but images has 8"):
+    with pytest.raises(ValueError, match="got batches of 40 images, expected 8"):
         TrainFeed(images.of_classes([0]), Batches(images.labels, 4), TrainView(16))
-    with pytest.raises(ValueError, match="batch must be 1 or more"):
+    with pytest.raises(ValueError, match="batch: got 0, expected at least 1"):
         EvalFeed(images, EvalView(16), batch=0)
 
 

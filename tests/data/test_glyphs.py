@@ -99,10 +99,10 @@ def test_the_task_is_neither_trivial_nor_hopeless_for_raw_pixels(default):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"characters": 3}, "characters must be 4 to"),
-        ({"characters": 5000}, "that many are distinct"),
-        ({"size": 4}, "size must be >= 8"),
-        ({"drawings": 0}, "drawings >= 1"),
+        ({"characters": 3}, "characters: got 3, expected 4 to"),
+        ({"characters": 5000}, "the number of distinct characters"),
+        ({"size": 4}, "size: got 4, expected at least 8"),
+        ({"drawings": 0}, "drawings: got 0, expected at least 1"),
     ],
 )
 def test_refused(options, sentence):

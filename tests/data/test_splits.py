@@ -47,11 +47,11 @@ def test_single_images_stay_in_training():
     [
         ((2, 2), {}, "leaves 0 for training"),
         ((2, 2, 2), {}, "leaves 1 for training"),
-        ((2, 2, 1, 1, 1, 1), {"validation": 0.5}, "3 validation classes .* only 2 of the 6"),
-        ((2, 1, 1, 1), {"test": 0.2}, "asks for 2 classes of two images or more, but only 1 of 4"),
-        ((2, 2, 2, 2), {"validation": 1.0}, r"validation must be a fraction"),
-        ((2, 2, 2, 2), {"test": "half"}, "test must be .* got 'half'"),
-        ((2, 2, 2, 2), {"test": 1.5}, "test must be .* got 1.5"),
+        ((2, 2, 1, 1, 1, 1), {"validation": 0.5}, "3 classes of two images or more, .* 2 of the 6"),
+        ((2, 1, 1, 1), {"test": 0.2}, "2 classes of two images or more, .* 1 of the 4"),
+        ((2, 2, 2, 2), {"validation": 1.0}, "validation: got 1.0, expected a fraction"),
+        ((2, 2, 2, 2), {"test": "half"}, "test: got 'half', expected"),
+        ((2, 2, 2, 2), {"test": 1.5}, "test: got 1.5, expected"),
     ],
 )
 def test_splits_that_are_refused(counts, options, sentence):
@@ -110,7 +110,7 @@ def test_start_is_the_tail_of_the_epoch(per_class):
     whole = list(batches.epoch(2))
     assert np.array_equal(np.stack(list(batches.epoch(2, start=3))), np.stack(whole[3:]))
     assert list(batches.epoch(2, start=8)) == []
-    with pytest.raises(ValueError, match=r"start must be a step in 0\.\.8"):
+    with pytest.raises(ValueError, match=r"start: got 9, expected a step in 0\.\.8"):
         next(batches.epoch(2, start=9))
 
 
@@ -125,11 +125,11 @@ def test_batch_larger_than_the_set_is_one_batch_of_everything():
     ("options", "sentence"),
     [
         ({"batch": 25, "world": 2}, "multiple of world"),
-        ({"batch": 25, "per_class": 2}, "multiple of per_class"),
+        ({"batch": 25, "per_class": 2}, "per_class: got 2, expected a divisor of batch=25"),
         ({"batch": 0}, "positive"),
-        ({"batch": 48, "per_class": 2}, "needs 24 classes in every batch, but there are 12"),
-        ({"batch": 8, "rank": 2, "world": 2}, "rank must be"),
-        ({"batch": 8, "seed": -1}, "seed must be"),
+        ({"batch": 48, "per_class": 2}, "needs 24 classes in every batch, expected at most the 12"),
+        ({"batch": 8, "rank": 2, "world": 2}, "rank: got 2 with world=2"),
+        ({"batch": 8, "seed": -1}, "seed: got -1"),
     ],
 )
 def test_batches_that_are_refused(options, sentence):

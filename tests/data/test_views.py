@@ -127,13 +127,13 @@ def test_flat_buffer_gives_back_its_images():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EvalView(0), "size must be 1 or more"),
-        (lambda: EvalView(64, resize=32), r"resize must be size \(64\) or more"),
-        (lambda: EvalView(64, interpolation="area"), "interpolation must be one of bilinear, bicubic"),
-        (lambda: TrainView(64, crop="centre"), "crop must be one of random-resized, random, none"),
-        (lambda: TrainView(64, resize=32, crop="random"), r"resize must be size \(64\) or more"),
-        (lambda: TrainView(64, scale=(0.5, 1.5)), "scale must be"),
-        (lambda: TrainView(64, ratio=(2.0, 1.0)), "ratio must be"),
+        (lambda: EvalView(0), "size: got 0, expected at least 1"),
+        (lambda: EvalView(64, resize=32), "resize: got 32, expected at least size=64"),
+        (lambda: EvalView(64, interpolation="area"), "interpolation: got 'area', expected one of bilinear, bicubic"),
+        (lambda: TrainView(64, crop="centre"), "crop: got 'centre', expected one of random-resized, random, none"),
+        (lambda: TrainView(64, resize=32, crop="random"), "resize: got 32 .* expected at least size=64"),
+        (lambda: TrainView(64, scale=(0.5, 1.5)), "scale: got"),
+        (lambda: TrainView(64, ratio=(2.0, 1.0)), "ratio: got"),
     ],
 )
 def test_views_that_are_refused(make, sentence):
@@ -165,5 +165,5 @@ def test_named_views_are_the_papers():
     ccp, mlrc = (TrainView(**named_view(name)["train"]) for name in ("ccp", "mlrc"))
     assert (ccp.size, ccp.scale, ccp.resize) == (227, (0.16, 1.0), None)
     assert (mlrc.size, mlrc.scale, mlrc.resize) == (227, (0.16, 1.0), 256)
-    with pytest.raises(ValueError, match=r"view must be one of proxy-anchor, .* did you mean 'mlrc'"):
+    with pytest.raises(ValueError, match=r"view: got .*, expected one of proxy-anchor, .* did you mean 'mlrc'"):
         named_view("mlcr")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxymetric.plots import Stage, draw_projections
+from proxymetric.plots import CcpStage, draw_ccp_stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -113,12 +113,12 @@ def test_wrong_data_is_answered_in_a_sentence(tmp_path, photos):
 # The drawing
 
 
-def stage(**changed: object) -> Stage:
+def stage(**changed: object) -> CcpStage:
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 60)
     centres = np.array([[0.8, 0.0], [-0.6, 0.5], [0.0, -0.7]])
     points = centres[labels] + 0.02 * random.standard_normal((60, 2))
-    first = Stage("before", points, labels, centres[:, None].repeat(2, 1), None, 0.1, 0.5)
+    first = CcpStage("before", points, labels, centres[:, None].repeat(2, 1), None, 0.1, 0.5)
     return first._replace(**changed)
 
 
@@ -129,8 +129,8 @@ def colours(path: Path) -> set[tuple[int, ...]]:
 
 def test_what_is_picked_is_drawn(tmp_path):
     far = np.array([[[0.1, 0.9]], [[0.2, 0.8]], [[-0.9, -0.2]]])
-    draw_projections(tmp_path / "without.png", [stage()])
-    draw_projections(tmp_path / "with.png", [stage(picks=far)])
+    draw_ccp_stages(tmp_path / "without.png", [stage()])
+    draw_ccp_stages(tmp_path / "with.png", [stage(picks=far)])
     with Image.open(tmp_path / "without.png") as without, Image.open(tmp_path / "with.png") as drawn:
         assert without.size == drawn.size
         differs = np.any(np.asarray(without.convert("RGB")) != np.asarray(drawn.convert("RGB")), axis=2)
@@ -144,14 +144,14 @@ def test_what_is_picked_is_drawn(tmp_path):
 
 
 def test_every_class_has_its_colour(tmp_path):
-    draw_projections(tmp_path / "three.png", [stage()])
+    draw_ccp_stages(tmp_path / "three.png", [stage()])
     assert {(0x33, 0x22, 0x88), (0x88, 0xCC, 0xEE), (0x11, 0x77, 0x33)} <= colours(tmp_path / "three.png")
     assert (0xDD, 0xCC, 0x77) not in colours(tmp_path / "three.png")
 
 
 def test_stages_that_cannot_be_drawn(tmp_path):
     with pytest.raises(ValueError, match="stages: got none, expected at least one"):
-        draw_projections(tmp_path / "a.png", [])
-    with pytest.raises(ValueError, match=r"'before' has points \(60, 3\) for 60 labels, expected \(N, 2\)"):
-        draw_projections(tmp_path / "a.png", [stage(points=np.zeros((60, 3)))])
+        draw_ccp_stages(tmp_path / "a.png", [])
+    with pytest.raises(ValueError, match=r"got points \(60, 3\) for 60 labels in 'before', expected \(N, 2\)"):
+        draw_ccp_stages(tmp_path / "a.png", [stage(points=np.zeros((60, 3)))])
     assert not list(tmp_path.iterdir())

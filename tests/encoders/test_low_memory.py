@@ -18,8 +18,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
 from proxymetric.core.second_pass import ClassPrompts
-from proxymetric.encoders import Encoder, build, low_memory, vit
+from proxymetric.encoders import TUNINGS, Encoder, build, low_memory, vit
 from proxymetric.encoders.vit import first_tokens
+from scale_shift import ScaleShift
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
 WIDTH = 24
@@ -79,8 +80,8 @@ def test_a_gelu_and_its_slope() -> None:
     y, slope = slopes(gelu, low_memory.Gelu.apply, x, torch.ones_like(x))
     assert torch.equal(y, gelu(x))
     exact = slopes(gelu, gelu, x.double(), torch.ones_like(x))[1]
-    assert exact.min() > low_memory.LOW
-    assert exact.max() < low_memory.HIGH
+    assert exact.min() > low_memory.MIN_SLOPE
+    assert exact.max() < low_memory.MAX_SLOPE
     assert (slope - exact).abs().max() < 1 / 400
 
 
@@ -160,7 +161,7 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
         return [first, *(step(loaded(encoder, other)) for other in encoders[1:])], number
 
     found, bytes_kept = steps()
-    monkeypatch.setattr(vit, "short", lambda x: None)
+    monkeypatch.setattr(vit, "compiled_16_bit_dtype", lambda x: None)
     modules, bytes_of_modules = steps()
     assert all(torch.equal(got[0], want[0]) for got, want in zip(found, modules, strict=True))
     assert sum(map(error, found, exact)) < 1.25 * sum(map(error, modules, exact))
@@ -207,8 +208,8 @@ def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> 
     x, change = drawn(2, 5, 7, WIDTH).float().requires_grad_(), drawn(3, 5, 7, WIDTH).to(kind).requires_grad_()
     wanted = [x, change, *(p for p in norm.parameters() if p.requires_grad)]
     backs = [drawn(i, 5, 7, WIDTH).float() for i in (4, 5)]
-    assert low_memory.in_parts(norm, x, change)
-    found = low_memory.added(norm, x, change, None)
+    assert low_memory.keeps_summands(norm, x, change)
+    found = low_memory.add_and_norm(norm, x, change, None)
     total = x + change
     for got, want in zip(found, (total, norm(total)), strict=True):
         assert torch.equal(got, want)
@@ -224,13 +225,13 @@ def test_where_the_sum_is_no_more_to_keep_than_its_parts() -> None:
     norm, x = nn.LayerNorm(WIDTH), drawn(2, 5, WIDTH).float()
     short = x.bfloat16().requires_grad_()
     with torch.no_grad():
-        assert not low_memory.in_parts(norm, x, short)
-    assert not low_memory.in_parts(norm, x, short), "nobody keeps an x without a gradient"
+        assert not low_memory.keeps_summands(norm, x, short)
+    assert not low_memory.keeps_summands(norm, x, short), "nobody keeps an x without a gradient"
     x.requires_grad_()
-    assert low_memory.in_parts(norm, x, short)
-    assert not low_memory.in_parts(norm, x, x)
-    assert not low_memory.in_parts(norm, short, short)
-    assert not low_memory.in_parts(nn.Identity(), x, short)
+    assert low_memory.keeps_summands(norm, x, short)
+    assert not low_memory.keeps_summands(norm, x, x)
+    assert not low_memory.keeps_summands(norm, short, short)
+    assert not low_memory.keeps_summands(nn.Identity(), x, short)
 
 
 @pytest.mark.parametrize("checkpointing", [False, "mlp"])
@@ -243,8 +244,8 @@ def test_what_is_not_compiled_keeps_no_sums(
     encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
     stir(encoder.tuning)
     found, bytes_kept = kept(encoder)
-    for module in ("lean", "vit"):
-        monkeypatch.setattr(f"proxymetric.encoders.{module}.in_parts", lambda *given: False)
+    for module in ("low_memory", "vit"):
+        monkeypatch.setattr(f"proxymetric.encoders.{module}.keeps_summands", lambda *given: False)
     modules, bytes_of_modules = kept(encoder)
     for got, want in zip(found, modules, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -278,3 +279,51 @@ def test_a_compiled_step_with_checkpointing_keeps_the_tokens_between_blocks(monk
     assert error(result, exact) < 1.25 * error(wanted, exact)
     rows, tokens = 8, 5
     assert sum(each.numel() >= rows * tokens * encoder.width for each in found) == 2
+
+
+@pytest.mark.parametrize(
+    ("tuning", "checkpointing", "compiled"),
+    [("ssf", False, True), ("ssf", "mlp", False), ("vpt+ssf", False, True), ("vpt+ssf", False, False)],
+)
+def test_a_tuning_that_hooks_norms_takes_part_in_16_bit_steps(
+    tuning: str, checkpointing: bool | str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters change the features, and their gradients are as exact as those of the other parameters."""
+    two_blocks(monkeypatch)
+    monkeypatch.setitem(TUNINGS, "ssf", ScaleShift)
+    torch.manual_seed(0)
+    encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
+    stir(encoder.tuning)
+    exact = one_tower(copy.deepcopy(encoder).double(), None)
+    result = one_tower(pressed(encoder) if compiled else encoder)
+    assert len(result) == len(exact), "every trained parameter has a gradient"
+    torch.testing.assert_close(result[0].double(), exact[0], rtol=0.05, atol=0.05)
+    assert error(result, exact) < 0.03
+
+
+def one_tower(encoder: Encoder, kind: torch.dtype | None = torch.bfloat16) -> list[Tensor]:
+    """The features of a plain pass, and the gradients of all parameters that have one."""
+    with torch.autocast("cpu", kind, enabled=kind is not None):
+        features = encoder.features(pictures(4))
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(features, parameters, drawn(5, *features.shape).to(features), allow_unused=True)
+    return [features.detach(), *(gradient for gradient in gradients if gradient is not None)]
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("tuning", ["full", "vpt+bitfit"])
+def test_hooks_inside_a_block_run_in_every_kind_of_step(
+    tuning: str, register: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_blocks(monkeypatch)
+    encoder = build(**TINY_VIT, tuning=tuning)
+    for place in ("norm1", "norm2", "mlp", "mlp.act", "attn", "attn.qkv"):
+        calls: list[object] = []
+        module = encoder.backbone.blocks[0].get_submodule(place)
+        hook = getattr(module, register)(lambda *given, calls=calls: calls.append(given))
+        for kind in (None, torch.bfloat16):
+            monkeypatch.setattr(vit, "compiled_16_bit_dtype", lambda x: kind)  # noqa: B023  (a compiled step has a type)
+            calls.clear()
+            one_tower(encoder)
+            assert calls, f"the hook of {place} with 16-bit functions of type {kind}"
+        hook.remove()

@@ -69,9 +69,9 @@ def test_the_stride_moves_to_the_first_convolution_and_back():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backbone": "resnet50"}, "made for backbone='resnet26', and the recipe has backbone='resnet50'"),
-        ({"stride": "3x3"}, "made with stride='1x1', and the recipe has stride='3x3'"),
-        ({"bn_eps": 1e-5}, "made with bn_eps=1.001e-05, and the recipe has bn_eps=1e-05"),
+        ({"backbone": "resnet50"}, "made for backbone='resnet26', with backbone='resnet50' in the recipe"),
+        ({"stride": "3x3"}, "made with stride='1x1', with stride='3x3' in the recipe"),
+        ({"bn_eps": 1e-5}, "made with bn_eps=1.001e-05, with bn_eps=1e-05 in the recipe"),
     ],
 )
 def test_a_contradiction_names_both(tmp_path: Path, settings, message):
@@ -82,7 +82,7 @@ def test_a_contradiction_names_both(tmp_path: Path, settings, message):
 
 def test_an_encoder_that_was_built_otherwise_refuses_the_file(tmp_path: Path):
     file = weights(tmp_path / "first.safetensors", "resnet26", {"stride": "1x1"})
-    with pytest.raises(ValueError, match="made with stride='1x1', and the recipe has stride='3x3'"):
+    with pytest.raises(ValueError, match="made with stride='1x1', with stride='3x3' in the recipe"):
         load_weights(build("resnet26", dim=8, size=64, pretrained=False), file)
 
 
@@ -98,15 +98,15 @@ def test_normalisation_and_size_give_way_to_the_recipe(tmp_path: Path):
     assert torch.equal(encoder.mean.flatten(), torch.full((3,), 0.5))
     assert encoder.report is not None
     assert encoder.report.overridden == {"mean": ((0.1, 0.2, 0.3), (0.5, 0.5, 0.5)), "img_size": (32, 48)}
-    assert "img_size is 48 as asked, where its header says 32" in str(encoder.report)
+    assert "img_size is 48 from the recipe; the header says 32" in str(encoder.report)
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "expected JSON"),
         ([1], r"got \[1\] under 'proxymetric', expected a table"),
-        ({"patch": 16}, "needs 'patch', which is not known here; expected one of backbone, stride"),
+        ({"patch": 16}, "got 'patch', expected one of backbone, stride"),
         ({"stride": "2x2"}, "stride: got '2x2', expected '1x1' or '3x3'"),
         ({"bn_eps": 0}, "bn_eps: got 0, expected a number above 0"),
         ({"std": [0.2, 0.2]}, r"std: got \[0.2, 0.2\], expected three numbers"),
@@ -121,7 +121,7 @@ def test_a_wrong_header_is_a_sentence(tmp_path: Path, header, message):
 
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "small", "resnetblur50"])
 def test_a_network_without_plain_bottlenecks_has_no_stride_to_move(name: str):
-    with pytest.raises(ValueError, match="is no ResNet of plain bottleneck blocks"):
+    with pytest.raises(ValueError, match="expected a ResNet of plain bottleneck blocks"):
         build(name, dim=8, size=64, pretrained=False, stride="1x1")
 
 
@@ -135,9 +135,9 @@ def test_a_run_says_what_was_applied_and_goes_on_without_the_file(photos: Path, 
     settings = {"encoder__backbone": "resnet26", "encoder__weights": str(file), "train__epochs": 1}
     settings |= {"view__size": 32, "view__resize": 32}
     done = run(photos, tmp_path / "run", **settings)
-    assert done.result["weights"]["file"] == "w.safetensors"
-    assert done.result["weights"]["applied"]["stride"] == "1x1"
+    assert done.result.weights["file"] == "w.safetensors"
+    assert done.result.weights["applied"]["stride"] == "1x1"
     file.unlink()
     assert load(done.folder, device="cpu").encoder.backbone.layer2[0].conv1.stride == (2, 2)
     again = run(photos, tmp_path / "run", resume=True, **{**settings, "train__epochs": 2})
-    assert again.result["weights"]["applied"]["stride"] == "1x1"
+    assert again.result.weights["applied"]["stride"] == "1x1"

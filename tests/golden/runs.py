@@ -48,7 +48,7 @@ def ended(variant: str) -> dict[str, Any]:
         settings = SETTINGS | VARIANTS[variant]
         run = train("glyphs:6", out=Path(folder) / "run", settings=settings, watcher=Silent(), report=False)
         tensors = Checkpoint.read(run.folder / "last.safetensors").tensors
-        curve = [{key: record[key] for key in ("loss", "MAP@R") if key in record} for record in run.result["curve"]]
+        curve = [{key: record[key] for key in ("loss", "MAP@R") if key in record} for record in run.result.curve]
     return {"curve": curve, "tensors": {n: _kept(v) for n, v in sorted(tensors.items()) if not n.startswith("random.")}}
 
 

@@ -10,7 +10,16 @@ import proxymetric as pm
 from oracles import losses as oracle
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, References, unit
-from proxymetric.losses import MPA, Contrastive, MarginContrastive, MultiSimilarity, ProxyAnchor, Spread, Triplet
+from proxymetric.losses import (
+    MPA,
+    Circle,
+    Contrastive,
+    MarginContrastive,
+    MultiSimilarity,
+    ProxyAnchor,
+    Spread,
+    Triplet,
+)
 from proxymetric.ops import Similarity
 from proxymetric.papers import options
 from proxymetric.sources import LearnedProxies
@@ -132,6 +141,50 @@ def test_pair_loss_is_its_equation_against_proxies(name, loss, reference, seed):
     agrees(value, (x, p), (tx, source.vectors), lambda x, p: reference(x, y, refs=(p, labels)))
 
 
+def circle_held_at(x, y, refs=None):
+    """The oracle of Circle with its factors frozen at x: the function whose gradient the loss has."""
+    factors = oracle.circle_factors(x, y, 0.3, refs)
+    return lambda x, refs=None: oracle.circle(x, y, 5.0, 0.3, refs=refs, factors=factors)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_circle_has_the_value_of_eq_6_and_its_gradient_with_the_factors_frozen(seed):
+    x, y, p = problem(seed, 2)
+    labels = np.arange(C).repeat(2)
+    (tx,) = tensors(x)
+    in_batch = pm.Criterion(Compare(Circle(5.0, 0.3), pm.sources.InBatch()))(tx, torch.from_numpy(y))
+    assert in_batch.item() == pytest.approx(oracle.circle(x, y, 5.0, 0.3), rel=1e-10)
+    agrees(in_batch, (x,), (tx,), circle_held_at(x, y))
+    (slope,) = oracle.gradient(lambda x: oracle.circle(x, y, 5.0, 0.3), [x])
+    assert not np.allclose(tx.grad.numpy(), slope, rtol=0.05), "the gradient of the value is another"
+
+    tx, tp = tensors(x, p)
+    refs = References(unit(tp), torch.from_numpy(labels))
+    against_rows = Circle(5.0, 0.3)(unit(tx), torch.from_numpy(y), refs)
+    held = circle_held_at(x, y, (p, labels))
+    agrees(against_rows, (x, p), (tx, tp), lambda x, p: held(x, (p, labels)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_circle_has_the_gradient_of_eq_10_in_the_similarities(seed):
+    x, y, p = problem(seed)
+    s = torch.from_numpy(oracle.cosines(x, p)).requires_grad_()
+    # Against the unit vectors, queries are their own similarities.
+    loss = Circle(7.0, 0.25)(s, torch.from_numpy(y), References(torch.eye(C, dtype=torch.float64), torch.arange(C)))
+    loss.backward()
+    expected = oracle.circle_similarity_gradient(s.detach().numpy(), y, 7.0, 0.25)
+    np.testing.assert_allclose(s.grad.numpy(), expected, rtol=1e-8, atol=1e-12)
+
+
+def test_circle_without_positives_or_without_negatives_is_zero():
+    for labels in (torch.arange(4), torch.zeros(4, dtype=torch.int64)):
+        x = torch.randn(4, D, requires_grad=True)
+        loss = pm.method("circle", classes=4, dim=D)(x, labels)
+        loss.backward()
+        assert loss.item() == 0
+        assert (x.grad == 0).all()
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_proxy_anchor_against_any_labelled_rows(seed):
     x, y, p = problem(seed, 2)
@@ -205,7 +258,7 @@ def test_a_loss_that_needs_classes_refuses_an_unstructured_source():
 def test_a_pair_loss_refuses_a_weighting_by_name():
     rule = StepFunction(torch.zeros(C, 1), torch.ones(C, 2))
     refs = References(torch.eye(C), torch.arange(C))
-    with pytest.raises(ValueError, match="Triplet has no exponent"):
+    with pytest.raises(ValueError, match="got one for Triplet, which has no exponent"):
         Triplet()(torch.eye(C), torch.arange(C), refs, PairWeights(rule, rule))
 
 
@@ -278,6 +331,17 @@ class TestPeer:
     def test_soft_triple_without_its_regulariser(self, peer):
         theirs = peer.SoftTripleLoss(C, D, centers_per_class=K, la=20, gamma=0.1, margin=0.01)
         self.compare(theirs, "soft-triple", per_class=K, tau=0.0, scale=20.0, gamma=0.1, margin=0.01)
+
+    def test_circle(self, peer):
+        """The peer takes the mean over the queries that have a positive and a negative: here all have both."""
+        torch.manual_seed(0)
+        x, y = torch.randn(8, D), torch.arange(8) % 2
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours, theirs = pm.method("circle", classes=2, dim=D)(a, y), peer.CircleLoss(m=0.4, gamma=80)(b, y)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        ours.backward()
+        theirs.backward()
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
     def test_proxy_nca_is_our_plus_plus(self, peer):
         self.compare(peer.ProxyNCALoss(C, D, softmax_scale=3), "proxy-nca++", temperature=1 / 6)

@@ -96,7 +96,7 @@ def test_few_items() -> None:
     assert (found.worst, found.confused, found.queries.tolist()) == ([], [], [0, 1])
     with pytest.raises(ValueError, match="worst: got -1"):
         breakdown(torch.eye(3), [0, 0, 1], worst=-1)
-    with pytest.raises(ValueError, match="metrics: got NMI, which has no value for a query"):
+    with pytest.raises(ValueError, match="metrics: got NMI, expected means over queries"):
         breakdown(torch.eye(3), [0, 0, 1], "NMI")
 
 
@@ -128,7 +128,7 @@ def test_values_that_hang_together_make_it_wider() -> None:
 def test_it_does_not_draw_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(3).normal(size=50)
     whole = interval(values, repeats=300)
-    monkeypatch.setattr("proxymetric.metrics.intervals.DRAWS", 130)
+    monkeypatch.setattr("proxymetric.metrics.intervals.MAX_DRAWS", 130)
     assert interval(values, repeats=300) == whole
 
 

@@ -95,7 +95,7 @@ def test_more_clusters_than_rounds_of_seeding() -> None:
 def test_little_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = blobs(30, 10, 0.3)
     whole = kmeans(vectors, 30)
-    monkeypatch.setattr("proxymetric.metrics.clustering.MEMORY", 1000)
+    monkeypatch.setattr("proxymetric.metrics.clustering.MEMORY_BYTES", 1000)
     assert torch.equal(kmeans(vectors, 30).assignment, whole.assignment)
 
 
@@ -123,7 +123,7 @@ def test_an_empty_cluster_is_put_on_the_item_farthest_from_its_centre() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"clusters": 0}, "clusters: got 0, expected from 1 to the 4 items"),
+        ({"clusters": 0}, "clusters: got 0, expected a whole number from 1 to the 4 items"),
         ({"clusters": 5}, "clusters: got 5"),
         ({"iterations": 0}, "iterations: got 0"),
         ({"distance": "cosinus"}, "did you mean 'cosine'"),
@@ -156,8 +156,8 @@ def test_geometry_like_the_oracle(seed: int, distance: str, far: float) -> None:
 def test_geometry_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, labels = blobs(9, 7, 0.5)
     whole = [each(vectors, labels) for each in (covering_radius, inter_class_distance)]
-    monkeypatch.setattr("proxymetric.metrics.geometry.NUMBERS", 1)
-    monkeypatch.setattr("proxymetric.metrics.geometry.TILE", 5)
+    monkeypatch.setattr("proxymetric.metrics.geometry.MAX_NUMBERS", 1)
+    monkeypatch.setattr("proxymetric.metrics.geometry.TILE_ROWS", 5)
     assert [each(vectors, labels) for each in (covering_radius, inter_class_distance)] == pytest.approx(whole, rel=1e-6)
 
 
@@ -188,9 +188,9 @@ def test_evaluate_knows_them_by_name() -> None:
 
 def test_they_are_no_means_over_queries() -> None:
     ranking = rank(torch.eye(4), [0, 0, 1, 1])
-    with pytest.raises(ValueError, match="metrics: got NMI, which is of embeddings, not of a ranking"):
+    with pytest.raises(ValueError, match="metrics: got NMI, expected metrics of a ranking"):
         per_query(ranking, ["P@1", "NMI"])
-    with pytest.raises(ValueError, match="metrics: got covering_radius, which is no mean over queries"):
+    with pytest.raises(ValueError, match="metrics: got covering_radius, expected means over queries"):
         estimate(torch.eye(4), [0, 0, 1, 1], "covering_radius")
 
 

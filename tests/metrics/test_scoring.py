@@ -59,12 +59,12 @@ def settings_of_the_search(draw: st.DrawFn) -> dict[str, object]:
     """Small problems would always be ranked by whole rows on the CPU: make the tiles and the memory small too."""
     inside: dict[str, object] = {}
     if draw(st.booleans()):
-        inside["selecting.in_numpy"] = lambda _: False  # as on a GPU
+        inside["knn.topk.use_numpy"] = lambda _: False  # as on a GPU
     if draw(st.booleans()):
-        inside["searching.SHARE"] = 0
-        inside["searching.TILE"] = {"cpu": draw(st.integers(1, 7))}
-        inside["searching.MEMORY"] = draw(st.sampled_from([2**28, 500]))
-        inside["candidates.ROOM"] = draw(st.sampled_from([64, 0]))
+        inside["knn.search.MIN_ITEMS_PER_RESULT"] = 0
+        inside["knn.search.TILE_ROWS"] = {"cpu": draw(st.integers(1, 7))}
+        inside["knn.search.MEMORY_BYTES"] = draw(st.sampled_from([2**28, 500]))
+        inside["knn.candidates.SPARE_PER_QUERY"] = draw(st.sampled_from([64, 0]))
     return inside
 
 
@@ -83,7 +83,7 @@ def test_ties_and_values_like_the_oracle(problem: dict, inside: dict, block: int
             assert ranking.neighbours[row].tolist() == wanted
 
         if nobody == len(lists):
-            with pytest.raises(ValueError, match=f"none of the {nobody} queries"):
+            with pytest.raises(ValueError, match=f"labels: got {nobody} queries without"):
                 evaluate(**problem, metrics=NAMES, block=block)
             return
         found = evaluate(**problem, metrics=NAMES, block=block)
@@ -107,8 +107,8 @@ def test_random_vectors_like_the_oracle(distance: str, repeated: bool) -> None:
     assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, abs=1e-12)
 
 
-BY_TILES = {"searching.SHARE": 0, "searching.TILE": {"cpu": 5}}
-BY_ROWS = {"searching.SHARE": 10**6}
+BY_TILES = {"knn.search.MIN_ITEMS_PER_RESULT": 0, "knn.search.TILE_ROWS": {"cpu": 5}}
+BY_ROWS = {"knn.search.MIN_ITEMS_PER_RESULT": 10**6}
 
 
 def set_inside(patch: pytest.MonkeyPatch, inside: dict) -> None:
@@ -164,7 +164,7 @@ def test_a_crowd_of_nearly_equal_directions(crowd: float, others: int) -> None:
 def test_duplicates_tie_exactly_in_float32_wherever_they_stand(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product's edge columns may be summed in another order (here: one query at a time, where the budget is one
     byte): copies must still come in the gallery's order."""
-    monkeypatch.setattr("proxymetric.metrics.knn.search.MEMORY", memory)
+    monkeypatch.setattr("proxymetric.metrics.knn.search.MEMORY_BYTES", memory)
     torch.manual_seed(0)
     few = torch.randn(11, 67)
     kind = torch.randint(0, 11, (1003,))
@@ -217,7 +217,7 @@ def test_a_small_memory_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     embeddings = torch.randn(300, 5, dtype=torch.float64)
     labels = torch.arange(300) % 40
     whole = evaluate(embeddings, labels, NAMES)
-    monkeypatch.setattr("proxymetric.metrics.knn.search.MEMORY", 20_000)
+    monkeypatch.setattr("proxymetric.metrics.knn.search.MEMORY_BYTES", 20_000)
     searcher = search(embeddings, labels, None, None, "cosine", None, None)._searcher(300)
     sizes = [len(best.queries) for best in searcher.run(torch.full((300,), 200))]
     assert max(sizes) * 300 * 8 <= 20_000

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import proxymetric as pm
 from proxymetric.encoders import build
-from proxymetric.models.export import Embedder, export, traced
+from proxymetric.models.export import Embedder, export, trace
 from proxymetric.models.model import Model
 from terminal import bytes_of, proxymetric, refused
 from training_runs import run as trained
@@ -77,7 +77,7 @@ def test_a_torch_program_gives_the_runs_vectors_without_this_package(run, tmp_pa
 
 
 def test_prompts_are_baked_in_and_proxies_are_not(run):
-    program = traced(pm.load(run, device="cpu"))
+    program = trace(pm.load(run, device="cpu"))
     names = set(program.state_dict)
     assert any(name.startswith("encoder.tuning.vpt.tokens") for name in names)
     assert names <= {f"encoder.{name}" for name in pm.load(run, device="cpu").encoder.state_dict()}
@@ -90,7 +90,7 @@ def test_a_program_takes_one_kind_of_images(run, tmp_path):
     pixels = images() / 255
     assert torch.allclose(program(pixels), pm.load(run, device="cpu").embed(pixels), rtol=0, atol=1e-6)
     with pytest.raises(RuntimeError, match="dtype"):
-        traced(pm.load(run, device="cpu")).module()(pixels)
+        trace(pm.load(run, device="cpu")).module()(pixels)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_every_kind_of_encoder_can_be_traced(backbone, normalise, settings):
     pixels = images()
     with torch.no_grad():
         assert torch.equal(Embedder(model.encoder, normalise)(pixels), model.embed(pixels))
-        assert torch.allclose(traced(model).module()(pixels), model.embed(pixels), rtol=0, atol=1e-6)
+        assert torch.allclose(trace(model).module()(pixels), model.embed(pixels), rtol=0, atol=1e-6)
 
 
 def test_a_program_that_differs_is_not_written(run, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_program_that_differs_is_not_written(run, tmp_path, monkeypatch):
         changed = copy.deepcopy(model)
         with torch.no_grad():
             changed.encoder.head.bias += 1e-4
-        return traced(changed, takes)
+        return trace(changed, takes)
 
     monkeypatch.setattr("proxymetric.models.export.traced", other)
     with pytest.raises(ValueError, match="is not written: its vectors would differ"):
@@ -150,7 +150,7 @@ def test_a_slim_file_refuses_another_backbone(run, weights, tmp_path):
     file = tmp_path / "vit.safetensors"
     export(run, {"slim": file})
     with pytest.raises(
-        ValueError, match=r"are not the weights of 'test_vit' that .* was trained on \(vit.safetensors\)"
+        ValueError, match=r"are not the weights of 'test_vit' that .* was trained from \(vit.safetensors\)"
     ):
         pm.load(file, weights=random_weights(tmp_path / "drawn.safetensors", 2))
     # One bit of a frozen tensor is enough; a trained one may differ, since it comes from the slim file.
@@ -172,7 +172,9 @@ def test_a_slim_file_without_the_backbone_asks_for_it(run, weights, tmp_path, mo
     monkeypatch.setattr("proxymetric.encoders.backbones._reachable", lambda address: False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     export(run, {"slim": tmp_path / "vit.safetensors"})
-    with pytest.raises(ValueError, match=r"only what was trained of 'test_vit': .*weights=FILE \(.*\) \(it was vit"):
+    with pytest.raises(
+        ValueError, match=r"only the trained parameters of 'test_vit'; .*weights=FILE \(.*\) \(it was vit"
+    ):
         pm.load(tmp_path / "vit.safetensors")
 
 
@@ -206,7 +208,7 @@ def test_a_damaged_slim_file_is_refused(run, weights, tmp_path):
     save_file({name: value for name, value in load_file(file).items() if name != "head.bias"}, file, header)
     with pytest.raises(ValueError, match="is damaged"):
         pm.load(file, weights=weights)
-    with pytest.raises(ValueError, match="is not what `export --slim` wrote"):
+    with pytest.raises(ValueError, match="expected the folder of a run, or a file that `export --slim` wrote"):
         pm.load(run / "best.safetensors")
 
 
@@ -229,7 +231,10 @@ def test_full_fine_tuning_is_kept_whole_and_frozen_features_are_not(photos, weig
     assert torch.equal(slim.embed(pixels), pm.load(tmp_path / "frozen", device="cpu").embed(pixels))
 
     trained(photos, tmp_path / "drawn", train__epochs=1, train__frozen=True)
-    refused(proxymetric("export", tmp_path / "drawn", "--slim", tmp_path / "drawn.safetensors"), "drawn at random")
+    refused(
+        proxymetric("export", tmp_path / "drawn", "--slim", tmp_path / "drawn.safetensors"),
+        "frozen backbone has random weights",
+    )
     assert not (tmp_path / "drawn.safetensors").exists()
 
 
@@ -240,8 +245,8 @@ def test_bad_input_writes_nothing(run, tmp_path):
     before, own = bytes_of(tmp_path), bytes_of(run)
     new = tmp_path / "new.pt2"
     refused(proxymetric("export", tmp_path / "none", "--torch", new), "holds no run")
-    refused(proxymetric("export", run), "nothing to write")
-    refused(proxymetric("export", run, "--torch", there), "exists already", "--overwrite")
+    refused(proxymetric("export", run), "files: got none, expected --torch")
+    refused(proxymetric("export", run, "--torch", there), "which exists", "--overwrite")
     refused(proxymetric("export", run, "--torch", tmp_path / "folder.pt2", "--overwrite"), "is a folder")
     refused(proxymetric("export", run, "--torch", tmp_path / "a.onnx"), "expected a name that ends in .pt2")
     refused(proxymetric("export", run, "--slim", tmp_path / "a.pt"), "expected a name that ends in .safetensors")

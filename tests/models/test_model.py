@@ -75,9 +75,9 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        ("a.jpg", r"images: got a single one, expected a list"),
-        (Path("a.jpg"), r"images: got a single one, expected a list"),
-        (Image.new("RGB", (8, 8)), r"images: got a single one, expected a list"),
+        ("a.jpg", r"images: got a single image, expected a list"),
+        (Path("a.jpg"), r"images: got a single image, expected a list"),
+        (Image.new("RGB", (8, 8)), r"images: got a single image, expected a list"),
         ([3], r"images\[0\]: got int, expected a path or a PIL image"),
         (torch.zeros(3, 32, 32), r"images: got a tensor of shape \(3, 32, 32\), expected \(N, 3, H, W\)"),
         (torch.zeros(2, 1, 32, 32), r"expected \(N, 3, H, W\)"),

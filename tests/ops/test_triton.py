@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from ops.test_chunked import (
     BUDGET,
-    Problem,
+    RandomProblem,
     notices_changed_rows,
     refuses_a_second_derivative,
     uses_twice_and_goes_back_again,
@@ -33,7 +33,7 @@ from proxymetric.ops.triton import reductions as triton_reductions
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
 """times the error of plain gradients of narrow types, as root mean square, that these may have: the shares they are
-made of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
+compute of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
 REDUCTIONS = ("mean_over_batch", "over_classes")
 DRAWS = 16 if DEVICE == "cuda" else 4
 """of a problem: errors of few small ones are a matter of luck"""
@@ -46,10 +46,10 @@ AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (7, 5, 3
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one after the other. Three sums side by side are as good as hundreds."""
-    monkeypatch.setattr(chunk_pass, "SUMS", 3 * 32)
+    monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 3 * 32)
 
 
-class Here(Problem):
+class ProblemOnDevice(RandomProblem):
     """A problem whose tensors lie on the device."""
 
     def __init__(self, *args: Any, **choice: Any) -> None:
@@ -65,7 +65,7 @@ class Here(Problem):
 
 
 class Errors:
-    """Squares of the errors of several answers, name by name, against float64."""
+    """Squares of the errors of several all_results, name by name, against float64."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, float]] = {}
@@ -94,10 +94,10 @@ def compare(
     """Errors against float64 within the budget, over several draws of one shape in float32."""
     errors = Errors()
     for seed in range(draws):
-        problem = Here(seed, *shape, **choice)
-        exact = problem.answer(reduction, "plain", given=torch.float32)
-        errors.take("plain", problem.answer(reduction, "plain", torch.float32), exact)
-        errors.take("triton", problem.answer(reduction, "triton", torch.float32, rows=rows, budget=budget), exact)
+        problem = ProblemOnDevice(seed, *shape, **choice)
+        exact = problem.results(reduction, "plain", given=torch.float32)
+        errors.take("plain", problem.results(reduction, "plain", torch.float32), exact)
+        errors.take("triton", problem.results(reduction, "triton", torch.float32, rows=rows, budget=budget), exact)
     errors.check()
 
 
@@ -133,8 +133,8 @@ def test_a_last_bit_of_a_large_exponent(weighted, per_class, kind, reduction):
 @pytest.mark.parametrize("present", [1, 6])
 def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
     """Programs that hold less than a batch go over it in blocks; one class or all in the batch."""
-    monkeypatch.setattr(chunk_pass, "ONE", 8)
-    monkeypatch.setattr(chunk_pass, "TILE", 16 * per_class)
+    monkeypatch.setattr(chunk_pass, "MAX_NUMBERS_WHOLE_BATCH", 8)
+    monkeypatch.setattr(chunk_pass, "NUMBERS_PER_TILE", 16 * per_class)
     kind = "soft" if per_class > 1 else None
     compare(reduction, 19, 6, per_class, 5, kind=kind, present=present, weighted=present > 1, draws=2, rows=24)
 
@@ -147,14 +147,14 @@ def test_many_queries_of_a_class_in_many_dimensions(per_class, kind):
 
 @pytest.mark.parametrize("counts", [(None, None), (3.0, None)])
 def test_sums_over_more_columns_than_a_program_goes_over(counts, monkeypatch):
-    monkeypatch.setattr(totals, "AT_ONCE", 16)
-    monkeypatch.setattr(totals, "PART", 16)
+    monkeypatch.setattr(totals, "MAX_COLUMNS_PER_PROGRAM", 16)
+    monkeypatch.setattr(totals, "COLUMNS_PER_PART", 16)
     compare("mean_over_batch", 9, 50, 1, 5, weighted=True, counts=counts, draws=2, rows=16)
 
 
 def test_means_may_be_changed_in_place():
-    """A loss that adds one to the other does not know how they were made."""
-    problem, grads = Here(0, 5, 7, 1, 3), []
+    """A loss that adds one to the other does not know how they were compute."""
+    problem, grads = ProblemOnDevice(0, 5, 7, 1, 3), []
     for impl in ("plain", "triton"):
         x = problem.x.float().requires_grad_()
         refs = problem.refs._replace(vectors=problem.p.float())
@@ -170,11 +170,11 @@ def test_means_may_be_changed_in_place():
 def test_a_batch_is_sorted_by_class(dtype):
     """More labels than a program places, most of them several times; every other number of a larger tensor."""
     labels = torch.randint(40, (300,), dtype=dtype, device=DEVICE)[::2]
-    found = batch_classes.arranged(labels)
+    found = batch_classes.sort_batch(labels)
     wanted, order = labels.long().sort(stable=True)
     assert torch.equal(found.labels, wanted)
     assert torch.equal(found.order, order)
-    assert torch.equal(found.narrow, labels.int())
+    assert torch.equal(found.labels32, labels.int())
     assert (found.columns == -1).all()
 
 
@@ -190,29 +190,29 @@ def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(shape, dty
     """Values as exact as float32's, for the products of narrow numbers are exact; gradients within `NARROW`."""
     errors = Errors()
     for seed in range(3):
-        problem = Here(seed, *shape, kind="soft", scale=32.0)
-        exact = problem.answer(reduction, "plain", given=dtype)
-        errors.take("plain", problem.answer(reduction, "plain", dtype), exact)
-        got = problem.answer(reduction, "triton", dtype, rows=24 if len(problem.p) < 100 else 140)
+        problem = ProblemOnDevice(seed, *shape, kind="soft", scale=32.0)
+        exact = problem.results(reduction, "plain", given=dtype)
+        errors.take("plain", problem.results(reduction, "plain", dtype), exact)
+        got = problem.results(reduction, "triton", dtype, rows=24 if len(problem.p) < 100 else 140)
         errors.take("triton", got, exact)
     errors.check(torch.finfo(dtype).eps / 4, NARROW[dtype])
     x, p = (each.to(dtype).requires_grad_() for each in (problem.x, problem.p))
-    found = problem.made(reduction, x, p, "triton")
+    found = problem.compute(reduction, x, p, "triton")
     assert {each.dtype for each in found} == {torch.float32}
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
 def test_mixed_types_are_multiplied_in_the_wider(types, reduction):
-    problem = Here(0, 9, 30, 1, 17)
-    answers = []
+    problem = ProblemOnDevice(0, 9, 30, 1, 17)
+    all_results = []
     for wide in (False, True):
         x, p = (each.to(kind) for each, kind in zip((problem.x, problem.p), types, strict=True))
         x, p = ((each.float() if wide else each).detach().requires_grad_() for each in (x, p))
-        found = problem.made(reduction, x, p, "triton", rows=8)
+        found = problem.compute(reduction, x, p, "triton", rows=8)
         torch.stack([each.where(each != NONE, 0.0).sum() for each in found[:2]]).sum().backward()
-        answers.append((found, x.grad, p.grad))
-    (narrow, *grads), (wide_ones, *wide_grads) = answers
+        all_results.append((found, x.grad, p.grad))
+    (narrow, *grads), (wide_ones, *wide_grads) = all_results
     for one, other in zip(narrow, wide_ones, strict=True):
         torch.testing.assert_close(one, other)
     for kind, one, other in zip(types, grads, wide_grads, strict=True):
@@ -223,12 +223,12 @@ def test_mixed_types_are_multiplied_in_the_wider(types, reduction):
 
 
 def test_small_gradients_of_half_precision_wait_for_the_loss_scale():
-    problem = Here(0, 4, 3, 1, 8, scale=1.0, counts=(1e6, 1e6))
+    problem = ProblemOnDevice(0, 4, 3, 1, 8, scale=1.0, counts=(1e6, 1e6))
     x, p = problem.x.half().requires_grad_(), problem.p.half().requires_grad_()
-    parts = problem.made("mean_over_batch", x, p, "triton")
+    parts = problem.compute("mean_over_batch", x, p, "triton")
     (2.0**20 * torch.stack(parts).sum()).backward()
     exact = [each.half().double().requires_grad_() for each in (problem.x, problem.p)]
-    (2.0**20 * torch.stack(problem.made("mean_over_batch", *exact, "plain")).sum()).backward()
+    (2.0**20 * torch.stack(problem.compute("mean_over_batch", *exact, "plain")).sum()).backward()
     for got, wanted in zip((x, p), exact, strict=True):
         torch.testing.assert_close(
             got.grad.double(), wanted.grad, rtol=2e-3, atol=2e-3 * float(wanted.grad.abs().max())
@@ -239,24 +239,24 @@ def test_small_gradients_of_half_precision_wait_for_the_loss_scale():
 @pytest.mark.parametrize("length", [0.0, 1.0])
 @pytest.mark.parametrize("normalise", NORMALISATIONS)
 def test_rows_at_the_edge_of_their_normalisation(normalise, length, reduction):
-    problem = Here(0, 5, 4, 1, 2, normalise=normalise)
+    problem = ProblemOnDevice(0, 5, 4, 1, 2, normalise=normalise)
     problem.p[1], problem.p[2] = torch.tensor([length, 0.0]), torch.tensor([0.0, -length])
-    wanted, got = (problem.answer(reduction, impl, torch.float32, rows=3) for impl in ("plain", "triton"))
+    wanted, got = (problem.results(reduction, impl, torch.float32, rows=3) for impl in ("plain", "triton"))
     for name, each in wanted.items():
         torch.testing.assert_close(got[name], each, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_of_several_largest_rows_each_has_an_equal_share(reduction):
-    problem = Here(0, 5, 4, 3, 6, kind="max")
+    problem = ProblemOnDevice(0, 5, 4, 3, 6, kind="max")
     problem.p[1::3] = problem.p[::3]
-    wanted, got = (problem.answer(reduction, impl, torch.float32) for impl in ("plain", "triton"))
+    wanted, got = (problem.results(reduction, impl, torch.float32) for impl in ("plain", "triton"))
     torch.testing.assert_close(got["in rows"], wanted["in rows"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_sum_that_one_does_not_show_counts():
     """`log(1 + 1e-9)` is 1e-9, not what is left of 1 + 1e-9 in float32."""
-    problem = Here(0, 5, 4, 1, 6)
+    problem = ProblemOnDevice(0, 5, 4, 1, 6)
     given = (problem.x.float(), problem.labels, problem.refs._replace(vectors=problem.p.float()))
     lines, counts = (Line(1.0, -20.0), Line(1.0, -21.0)), {"positive_count": 1.0, "negative_count": 1.0}
     with using("triton"):
@@ -270,21 +270,21 @@ def test_a_sum_that_one_does_not_show_counts():
 @pytest.mark.filterwarnings("ignore:overflow")  # float16 cannot hold the gradient in such a row, plain's neither
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_zero_rows_of_half_precision_leave_finite_gradients_in_the_queries(reduction):
-    problem = Here(0, 5, 4, 1, 2)
+    problem = ProblemOnDevice(0, 5, 4, 1, 2)
     problem.p[1] = 0
     for dtype in (torch.float16, torch.bfloat16):
-        got, exact = problem.answer(reduction, "triton", dtype), problem.answer(reduction, "plain", given=dtype)
+        got, exact = problem.results(reduction, "triton", dtype), problem.results(reduction, "plain", given=dtype)
         torch.testing.assert_close(got["in queries"], exact["in queries"], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("which", ["queries", "rows", "neither"])
 def test_only_what_wants_a_gradient_gets_one(which, reduction):
-    problem = Here(0, 5, 7, 2, 3, kind="soft")
-    wanted = problem.answer(reduction, "plain", torch.float32)
+    problem = ProblemOnDevice(0, 5, 7, 2, 3, kind="soft")
+    wanted = problem.results(reduction, "plain", torch.float32)
     x = problem.x.float().requires_grad_(which == "queries")
     p = problem.p.float().requires_grad_(which == "rows")
-    found = problem.made(reduction, x, p, "triton", rows=4)
+    found = problem.compute(reduction, x, p, "triton", rows=4)
     parts = [part.where(part != NONE, 0.0) for part in found[:2]]
     total = sum((part * mix[: part.numel()].view_as(part)).sum() for part, mix in zip(parts, problem.mix.float()))
     assert total.requires_grad == (which != "neither")
@@ -296,66 +296,66 @@ def test_only_what_wants_a_gradient_gets_one(which, reduction):
     for part, name in zip(parts, ("positive", "negative")):
         torch.testing.assert_close(part.double(), wanted[name].where(wanted[name] != NONE, 0.0), rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        assert not any(each.requires_grad for each in problem.made(reduction, x, p, "triton", rows=4))
+        assert not any(each.requires_grad for each in problem.compute(reduction, x, p, "triton", rows=4))
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_a_result_may_be_used_twice_and_gone_back_through_again(reduction, budget):
-    uses_twice_and_goes_back_again(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, budget, torch.float32)
+    uses_twice_and_goes_back_again(
+        ProblemOnDevice(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, budget, torch.float32
+    )
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_second_derivative_is_refused(reduction):
-    refuses_a_second_derivative(Here(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, torch.float32)
+    refuses_a_second_derivative(ProblemOnDevice(0, 5, 7, 2, 3, kind="soft"), "triton", reduction, torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
-    notices_changed_rows(Here(0, 5, 7, 1, 3), "triton", reduction, torch.float32)
+    notices_changed_rows(ProblemOnDevice(0, 5, 7, 1, 3), "triton", reduction, torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_labels_in_any_order_and_of_any_whole_type(reduction):
     """Classes need not lie in order, nor be all of them: a process may hold a part."""
-    problem = Here(0, 8, 9, 2, 5, kind="soft")
+    problem = ProblemOnDevice(0, 8, 9, 2, 5, kind="soft")
     order = torch.randperm(9)[:6].to(DEVICE)
     problem.refs = problem.refs._replace(labels=order.repeat_interleave(2))
     problem.p = problem.p[:12]
-    wanted = problem.answer(reduction, "plain", torch.float32)
+    wanted = problem.results(reduction, "plain", torch.float32)
     for kind in (torch.int64, torch.int16):
         problem.labels = problem.labels.to(kind)
-        for name, each in problem.answer(reduction, "triton", torch.float32, rows=4).items():
+        for name, each in problem.results(reduction, "triton", torch.float32, rows=4).items():
             torch.testing.assert_close(each, wanted[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_divided_references_are_put_together_as_before(reduction, tmp_path):
     """A process that holds all classes has what one without others has."""
-    problem = Here(0, 8, 9, 1, 5)
-    wanted = problem.answer(reduction, "triton", torch.float32, rows=4)
+    problem = ProblemOnDevice(0, 8, 9, 1, 5)
+    wanted = problem.results(reduction, "triton", torch.float32, rows=4)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         problem.refs = problem.refs._replace(shard=Shard.of(9, 0, 1))
-        got = problem.answer(reduction, "triton", torch.float32, rows=4)
+        got = problem.results(reduction, "triton", torch.float32, rows=4)
     finally:
         torch.distributed.destroy_process_group()
     for name, each in wanted.items():
         torch.testing.assert_close(got[name], each)
 
 
-@pytest.mark.parametrize("reduction", [*REDUCTIONS, "over_batch"])
-@pytest.mark.parametrize("choice", [{"loose": True}, {"loose": True, "same": True}, {"dtype": torch.float64}, {}])
-def test_what_kernels_do_not_know_is_done_in_chunks(choice, reduction):
-    """Rows without structure, the query among its references, float64, and `over_batch`: bit by bit as in chunks."""
-    if not choice and reduction != "over_batch":
-        pytest.skip("kernels know it")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("choice", [{"loose": True}, {"loose": True, "same": True}, {"dtype": torch.float64}])
+def test_unsupported_problems_are_computed_in_chunks(choice, reduction):
+    """Single rows, a query among its references, and float64: bit for bit equal to the chunked implementation."""
     choice = dict(choice)
     dtype = choice.pop("dtype", torch.float32)
-    problem = Here(0, 5, 7, 1, 3, **choice)
-    wanted = problem.answer(reduction, "chunked", dtype, rows=4)
+    problem = ProblemOnDevice(0, 5, 7, 1, 3, **choice)
+    wanted = problem.results(reduction, "chunked", dtype, rows=4)
     assert all(
-        torch.equal(each, wanted[name]) for name, each in problem.answer(reduction, "triton", dtype, rows=4).items()
+        torch.equal(each, wanted[name]) for name, each in problem.results(reduction, "triton", dtype, rows=4).items()
     )
 
 
@@ -374,17 +374,28 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
 
         monkeypatch.setattr(kernels, name, Seen())
     monkeypatch.setattr(launch, "interpreting", lambda: True)
-    for dtype, end in ((torch.float32, "finish"), (torch.bfloat16, "back_rows")):
+    for dtype, end in ((torch.float32, "row_gradients"), (torch.bfloat16, "fused_row_gradients")):
         seen.clear()
-        Here(0, 5, 7, 1, 3).answer(reduction, "triton", dtype, rows=4)
+        ProblemOnDevice(0, 5, 7, 1, 3).results(reduction, "triton", dtype, rows=4)
         # Seven classes are two chunks; those of a batch of five are two, too.
         means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
         # Gradients in the rows of the batch's classes are float32.
-        own = ["shares", "finish"] * 2
-        there, back = ["measure", *sums, "find", "place", "measure", *sums], [*shares, "measure", *own]
+        own = ["shares", "row_gradients"] * 2
+        there, back = (
+            ["row_norms", *sums, "find_columns", "rows_of_batch", "row_norms", *sums],
+            [*shares, "row_norms", *own],
+        )
         wanted = {
-            "mean_over_batch": ["arrange", "measure_and_find", *means, "own_means", "total", "rescale", "add"],
-            "over_classes": ["arrange", *there, *back],
+            "mean_over_batch": [
+                "sort_labels",
+                "norms_and_columns",
+                *means,
+                "positive_means",
+                "totals",
+                "rescale",
+                "add_gradients",
+            ],
+            "over_classes": ["sort_labels", *there, *back],
         }
         assert seen == wanted[reduction]
 
@@ -413,7 +424,7 @@ def test_it_is_named_and_chosen(monkeypatch):
 @pytest.mark.parametrize("which", ["labels", "references", "weights"])
 def test_tensors_of_several_devices_are_refused(which):
     """Kernels are given addresses. On a GPU the other device is the CPU."""
-    problem, other = Here(0, 5, 7, 1, 3, weighted=True), "cpu" if DEVICE == "cuda" else "meta"
+    problem, other = ProblemOnDevice(0, 5, 7, 1, 3, weighted=True), "cpu" if DEVICE == "cuda" else "meta"
     if which == "labels":
         problem.labels = problem.labels.to(other)
     elif which == "references":
@@ -423,21 +434,21 @@ def test_tensors_of_several_devices_are_refused(which):
         positive, negative = problem.weight
         problem.weight = PairWeights(positive, StepFunction(*(each.to(other) for each in negative)))
     for reduction in REDUCTIONS:
-        with pytest.raises(ValueError, match=f"device: queries are on {DEVICE}.*on {other}; expected all on one"):
-            problem.made(reduction, problem.x.float(), problem.p.float(), "triton")
+        with pytest.raises(ValueError, match=f"device: got queries on {DEVICE} and .* on {other}, expected all on one"):
+            problem.compute(reduction, problem.x.float(), problem.p.float(), "triton")
 
 
 def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
     monkeypatch.setattr(triton_reductions, "interpreting", lambda: False)
-    problem = Problem(0, 5, 7, 1, 3)
-    with pytest.raises(ValueError, match="impl: 'triton' wants tensors on cuda, got some on cpu; expected 'chunked'"):
-        problem.made("mean_over_batch", problem.x.float(), problem.p.float(), "triton")
+    problem = RandomProblem(0, 5, 7, 1, 3)
+    with pytest.raises(ValueError, match="impl: got 'triton' for tensors on cpu, expected 'chunked'"):
+        problem.compute("mean_over_batch", problem.x.float(), problem.p.float(), "triton")
 
 
 def test_without_the_package_it_cannot_be_asked_for(monkeypatch):
     monkeypatch.setattr(reductions, "installed", lambda: False)
     with (
-        pytest.raises(ValueError, match=r"impl: got 'triton', which wants .* pip install 'proxymetric\[triton\]'"),
+        pytest.raises(ValueError, match=r"impl: got 'triton', expected .* pip install 'proxymetric\[triton\]'"),
         using("triton"),
     ):
         pass

@@ -314,6 +314,52 @@ def multi_similarity(
     return total / len(y)
 
 
+def circle_factors(
+    x: Array, y: Labels, margin: float = 0.4, refs: References | None = None
+) -> list[tuple[list[float], list[float]]]:
+    """Eq. 5 of Sun 2020 for each query: [1 + m - s]_+ of its positives and [s + m]_+ of its negatives."""
+    return [
+        ([max(0.0, 1 + margin - s) for s in positives], [max(0.0, s + margin) for s in negatives])
+        for positives, negatives in _pairs(cosines, x, y, refs)
+    ]
+
+
+def circle(
+    x: Array,
+    y: Labels,
+    scale: float = 80.0,
+    margin: float = 0.4,
+    refs: References | None = None,
+    factors: list[tuple[list[float], list[float]]] | None = None,
+) -> float:
+    """Sun 2020, Eq. 6, mean over queries. Its gradient (Eq. 10) holds the ``factors`` of Eq. 5 as they are at x."""
+    factors = circle_factors(x, y, margin, refs) if factors is None else factors
+    total = 0.0
+    for (positives, negatives), (of_positives, of_negatives) in zip(_pairs(cosines, x, y, refs), factors):
+        pull = sum(math.exp(-scale * a * (s - (1 - margin))) for s, a in zip(positives, of_positives))
+        push = sum(math.exp(scale * a * (s - margin)) for s, a in zip(negatives, of_negatives))
+        total += math.log1p(pull * push)
+    return total / len(y)
+
+
+def circle_similarity_gradient(S: Array, y: Labels, scale: float, margin: float) -> Array:
+    """Sun 2020, Eq. 10 in the similarities of queries to one row of each class, divided by B.
+
+    Z = 1 - exp(-L), times the share of the entry in its sum, times scale, times its factor of Eq. 5.
+    """
+    B, C = S.shape
+    out = np.zeros((B, C))
+    for i, own in enumerate(y):
+        factor = {c: max(0.0, 1 + margin - S[i, c] if c == own else S[i, c] + margin) for c in range(C)}
+        pull = math.exp(-scale * factor[own] * (S[i, own] - 1 + margin))
+        push = {c: math.exp(scale * factor[c] * (S[i, c] - margin)) for c in range(C) if c != own}
+        Z = 1 - math.exp(-math.log1p(pull * sum(push.values())))
+        out[i, own] = -Z * scale * factor[own] / B
+        for c, value in push.items():
+            out[i, c] = Z * value / sum(push.values()) * scale * factor[c] / B
+    return out
+
+
 def proxy_anchor_similarity_gradient(
     S: Array, y: Labels, scale: float, margin: float, positive_norm: str = "present"
 ) -> Array:

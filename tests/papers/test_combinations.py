@@ -99,7 +99,7 @@ class Loop:
             loss = self.criterion(self.encoder(x), y, images=x if "images" in self.criterion.needs else None)
             loss.backward()
             self.optimizer.step()
-            self.criterion.commit()
+            self.criterion.commit(self.optimizer)
             found.append(torch.stack([next(iter(self.criterion.terms.values())), loss.detach()]))
         return found
 
@@ -137,20 +137,24 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
     [
         ("proxy-isa", {"base": "contrastive"}, "base: got 'contrastive', which has no proxies"),
         ("proxy-isa", {"base": "multi-similarity"}, "base: got 'multi-similarity', which has no proxies"),
-        ("proxy-isa", {"base": "arcface"}, "weighting: ArcFace's own exponent is no multiple of a line; use CosFace"),
+        ("proxy-isa", {"base": "arcface"}, "weighting: got one for ArcFace, whose exponent"),
         ("proxy-isa", {"base": "proxy-isa"}, "base: got 'proxy-isa', whose pairs are weighted already"),
-        ("proxy-isa", {"base": "xbm"}, "base: xbm is built around another method already"),
+        ("proxy-isa", {"base": "xbm"}, "base: got 'xbm', which is built around another method; expected"),
         ("proxy-isa", {"base": {"k": 1}}, "expected a method's name, or a table with the key method"),
         ("vcpa", {"base": "mpa"}, "newton_steps: got 10, but MPA offers no closed-form curvature"),
         ("vcpa", {"base": "triplet"}, "base: got 'triplet', which has no proxies"),
         ("vcpa", {"base": "vcpa"}, "base: got 'vcpa', whose proxies are Gaussian already"),
-        ("vcpa", {"base": {"method": "mpa", "per_class": 3}, "newton_steps": 0}, "base: mpa got per_class=3, but its"),
+        (
+            "vcpa",
+            {"base": {"method": "mpa", "per_class": 3}, "newton_steps": 0},
+            "base: got per_class=3 for mpa, whose proxies are",
+        ),
         (
             "vcpa",
             {"base": ISA | {"base": {"method": "proxy-anchor", "touched": "batch"}}},
-            "base: proxy-anchor got touched='batch', but its proxies are vcpa's",
+            "base: got touched='batch' for proxy-anchor, whose proxies are replaced by vcpa's",
         ),
-        ("vcpa", {"base": "ccp"}, "base: ccp is built around another method already"),
+        ("vcpa", {"base": "ccp"}, "base: got 'ccp', which is built around another method; expected"),
         (
             "ccp",
             {"base": {"method": "proxy-anchor", "touched": "batch"}},
@@ -158,10 +162,14 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
         ),
         ("ccp", {"base": "mpa", "in_batch": 0.1}, "compares with classes of K references each"),
         ("ccp", {"base": ISA | {"base": "soft-triple"}, "memory": 9}, "compares with classes of K references each"),
-        ("ccp", {"base": "xbm"}, "base: xbm is built around another method already"),
-        ("ccp", {"base": {"method": "proxy-anchor", "k": 1}}, "k: proxy-anchor takes no such argument"),
-        ("moco", {"base": "proxy-isa"}, "which would count the queue's samples anew at every step"),
-        ("moco", {"base": "ccp"}, "base: ccp is built around another method already"),
+        ("ccp", {"base": "xbm"}, "base: got 'xbm', which is built around another method; expected"),
+        (
+            "ccp",
+            {"base": {"method": "proxy-anchor", "k": 1}},
+            "k: got 1, expected no such argument: proxy-anchor takes scale, margin",
+        ),
+        ("moco", {"base": "proxy-isa"}, "whose weighting would count the samples of the queue again at every step"),
+        ("moco", {"base": "ccp"}, "base: got 'ccp', which is built around another method; expected"),
         ("moco", {"momentum": 1.5}, "momentum: got 1.5, expected at most 1"),
         ("xbm", {"base": ISA | {"base": "mpa-ap"}}, "compares with classes of K references each"),
     ],
@@ -174,9 +182,9 @@ def test_what_cannot_make_sense_is_refused(name: str, arguments: dict[str, Any],
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("moco", {}, r"moco needs images: criterion\(embeddings, labels, images=images\)"),
-        ("ccp", {"base": "proxy-isa"}, "ccp needs epochs: steps_per_epoch="),
-        ("xbm", {"base": "proxy-isa"}, "xbm needs epochs: steps_per_epoch="),
+        ("moco", {}, r"images: got none, expected criterion\(embeddings, labels, images=images\); moco needs it"),
+        ("ccp", {"base": "proxy-isa"}, "epochs: got none, expected steps_per_epoch=.*; ccp needs it"),
+        ("xbm", {"base": "proxy-isa"}, "epochs: got none, expected steps_per_epoch=.*; xbm needs it"),
     ],
 )
 def test_what_a_method_or_its_base_lacks_is_said(name: str, arguments: dict[str, Any], message: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,20 +19,21 @@ from proxymetric.ops.problem import Settings
 from proxymetric.ops.reductions import IMPLS
 from proxymetric.ops.triton import batch_classes, chunk_pass, norms, positives, totals
 from proxymetric.ops.triton import reductions as triton_reductions
-from proxymetric.papers import CATALOGUE, options
+from proxymetric.papers import CATALOGUE
 from proxymetric.planning import (
-    METHODS,
     Workload,
     exchanged,
     flops,
+    kind_of,
     memory,
     memory_of,
     most_classes,
     plan,
+    planned_methods,
     traffic,
     workload,
 )
-from proxymetric.planning.workload import APART, BUDGET, IMPLEMENTATIONS, OPTIMIZERS
+from proxymetric.planning.workload import BUDGET, IMPLEMENTATIONS, OPTIMIZERS
 from proxymetric.sources import proxies
 from terminal import proxymetric
 
@@ -109,19 +108,19 @@ def test_auto_is_triton_on_a_gpu_and_chunked_on_a_cpu():
     assert Workload(1000, 64, 32, implementation="auto", on_cpu=True).implementation == "chunked"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", planned_methods())
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_products_by_reduction_and_budget(method, implementation):
     most = BUDGET // (4 * 4096)
     for classes, fits in ((most, True), (most + 1, False)):
         work = Workload(classes, dim=64, batch=4096, method=method, implementation=implementation)
-        again = METHODS[method].over == "classes" and implementation != "plain" and not fits
+        again = kind_of(method).over == "classes" and implementation != "plain" and not fits
         assert flops(work) == (8 if again else 6) * 4096 * classes * 64
         if implementation == "triton":
             continue
-        kept = implementation != "plain" and METHODS[method].over == "classes" and fits
+        kept = implementation != "plain" and kind_of(method).over == "classes" and fits
         over = memory_of(work)["similarities"] - memory_of(replace(work, method="proxy-anchor"))["similarities"]
-        apart = 0 if METHODS[method].over == "batch" else 4 * 3 * 4096 * 64
+        apart = 0 if kind_of(method).over == "batch" else 4 * 3 * 4096 * 64
         assert over + (apart if implementation != "plain" else 0) == (4 * 4096 * classes if kept else 0)
 
 
@@ -146,18 +145,20 @@ def test_what_devices_send_each_other():
 # Against the library
 
 
-def test_every_method_is_planned_or_refused_with_a_reason():
-    assert METHODS.keys() | APART.keys() == CATALOGUE.keys()
-    assert not METHODS.keys() & APART.keys()
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_is_planned_or_refused_with_the_reason_in_its_row(name):
+    """That the loss sums as the row says, the contract checks ("reduction")."""
+    row = CATALOGUE[name].about
+    if row.sums_over is not None:
+        assert Workload(1000, 8, 4, method=name).kind.over == row.sums_over
+        return
+    with pytest.raises(ValueError, match=r"^method: got ") as refusal:
+        Workload(1000, 8, 4, method=name)
+    assert f"{name!r}, which {row.no_plan}; expected one of proxy-anchor, " in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_sum_as_the_plan_says(name):
-    kind = METHODS[name]
-    loss = pm.method(name, classes=4, dim=2).objective.loss
-    assert set(re.findall(r"over_(batch|classes)\(", inspect.getsource(type(loss).__call__))) == {kind.over}
-    assert hasattr(loss, "of_class") == kind.grouped
-    assert ("per_class" in options(name)) == kind.several
+def test_a_method_whose_class_has_one_proxy():
+    assert [name for name in planned_methods() if not kind_of(name).several] == ["arcface"]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +187,21 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 
 def test_chunks_and_budget_are_those_of_the_reductions():
-    assert (chunked.LARGE, chunked.CACHE, Settings().budget) == (memory.CHUNK, memory.CPU_CHUNK, BUDGET)
-    assert (chunk_pass.PAIRS, 4 * chunk_pass.SUMS, chunk_pass.SHALLOW) == (memory.CHUNK, memory.SUMS, memory.SHALLOW)
+    assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, Settings().budget) == (
+        memory.CHUNK,
+        memory.CPU_CHUNK,
+        BUDGET,
+    )
+    assert (chunk_pass.MAX_PAIRS_PER_CHUNK, 4 * chunk_pass.MAX_RUNNING_SUMS, chunk_pass.MAX_FUSED_BATCH) == (
+        memory.CHUNK,
+        memory.SUMS,
+        memory.SHALLOW,
+    )
     for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
-        assert memory.chunk(work) == chunk_pass.rows_of(batch, dim, None)
+        assert memory.chunk(work) == chunk_pass.rows_per_chunk(batch, dim, None)
     assert set(IMPLS) <= set(IMPLEMENTATIONS)
-    with pytest.raises(ValueError, match="RowProxies cannot be divided"):
+    with pytest.raises(ValueError, match="got RowProxies, whose proxies cannot be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
 
 
@@ -250,15 +259,15 @@ def test_plain_allocates_what_the_plan_says(method, per_class, dim):
 def test_chunked_allocates_what_the_plan_says(method, per_class, dim, batch, budget, monkeypatch):
     monkeypatch.setattr(workload, "BUDGET", budget)
     work = Workload(60_000 // per_class, dim, batch, per_class=per_class, method=method, on_cpu=True)
-    assert work.cached == (METHODS[method].over == "classes" and budget > 0)
+    assert work.cached == (kind_of(method).over == "classes" and budget > 0)
     assert 0.75 < measured(work, budget) <= 1
 
 
 def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:
     """In place of `launch`: rows that exist and lengths above zero; all else is what the memory held."""
     for tensor in tensors:
-        if name == "place" or (name in ("measure", "measure_and_find") and tensor is tensors[1]):
-            tensor.fill_(name != "place")
+        if name == "rows_of_batch" or (name in ("row_norms", "norms_and_columns") and tensor is tensors[1]):
+            tensor.fill_(name != "rows_of_batch")
 
 
 @pytest.mark.parametrize("budget", [0, BUDGET])
@@ -271,14 +280,14 @@ def test_triton_allocates_what_the_plan_says(method, per_class, classes, budget,
         monkeypatch.setattr(module, "launch", no_kernel)
     monkeypatch.setattr(reductions, "installed", lambda: True)
     monkeypatch.setattr(triton_reductions, "interpreting", lambda: True)
-    monkeypatch.setattr(chunk_pass, "PAIRS", 2**15)
+    monkeypatch.setattr(chunk_pass, "MAX_PAIRS_PER_CHUNK", 2**15)
     monkeypatch.setattr(memory, "CHUNK", 2**15)
-    monkeypatch.setattr(chunk_pass, "SUMS", 2**6)
+    monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 2**6)
     monkeypatch.setattr(memory, "SUMS", 2**8)
     monkeypatch.setattr(memory, "WORKSPACE", 0)
     monkeypatch.setattr(workload, "BUDGET", budget)
     work = Workload(classes, 64, 32, per_class=per_class, method=method, implementation="triton")
-    assert work.cached == (METHODS[method].over == "classes" and budget > 0)
+    assert work.cached == (kind_of(method).over == "classes" and budget > 0)
     assert 0.8 < measured(work, budget) <= 1
 
 

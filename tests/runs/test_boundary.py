@@ -103,9 +103,9 @@ def test_evaluated_after_so_many_steps_and_at_the_end(
     settings: dict, wanted: list, photos: Path, tmp_path: Path
 ) -> None:
     done = run(photos, tmp_path / "run", train__epochs=2, **settings)
-    assert steps(done.result["curve"]) == wanted
+    assert steps(done.result.curve) == wanted
     assert steps([record for record in records(done.folder) if record["event"] == "evaluation"]) == wanted
-    whole = [epoch for _, epoch in steps(done.result["curve"]) if epoch == int(epoch)]
+    whole = [epoch for _, epoch in steps(done.result.curve) if epoch == int(epoch)]
     assert all(isinstance(epoch, int) for epoch in whole)
 
 
@@ -122,12 +122,12 @@ def test_looking_changes_nothing(mode: str, photos: Path, tmp_path: Path, tastin
     settings = {"method": "plain", "train__epochs": 2, **MODES[mode]}
     looked = run(photos, tmp_path / "looked", train__evaluate_steps=1, **settings)
     blind = run(photos, tmp_path / "blind", train__evaluate_every=2, **settings)
-    assert [len(r.result["curve"]) for r in (looked, blind)] == [17, 2]
-    assert looked.result["skipped_steps"] == blind.result["skipped_steps"] == 1
+    assert [len(r.result.curve) for r in (looked, blind)] == [17, 2]
+    assert looked.result.skipped_steps == blind.result.skipped_steps == 1
     same_tensors(looked.folder / "last.safetensors", blind.folder / "last.safetensors")
-    losses = [record["loss"] for record in looked.result["curve"][1:] if "loss" in record]
+    losses = [record["loss"] for record in looked.result.curve[1:] if "loss" in record]
     assert len(losses) == 15, "none of the skipped step"
-    assert blind.result["curve"][-1]["loss"] == pytest.approx(sum(losses) / 15)
+    assert blind.result.curve[-1]["loss"] == pytest.approx(sum(losses) / 15)
 
 
 @pytest.mark.parametrize("method", ["plain", "moving"])
@@ -135,11 +135,11 @@ def test_the_best_step_is_kept_as_it_was_measured(method: str, photos: Path, tmp
     """Also where the method moves the encoder once it has heard the score."""
     settings = {"train__epochs": 2, "train__lr": 3e-3, "data__validation": 0.4, "train__evaluate_steps": 4}
     done = run(photos, tmp_path / "run", method=method, **settings)
-    best = max(done.result["curve"][1:], key=lambda record: record["MAP@R"])
+    best = max(done.result.curve[1:], key=lambda record: record["MAP@R"])
     assert best["step"] % 6, "a choice in the middle of an epoch"
-    assert done.result["chosen_step"] == best["step"]
-    assert done.result["chosen_epoch"] == best["epoch"] == best["step"] / 6
-    assert done.result["validation"] == best
+    assert done.result.chosen_step == best["step"]
+    assert done.result.chosen_epoch == best["epoch"] == best["step"] / 6
+    assert done.result.validation == best
     assert Checkpoint.read(done.folder / "best.safetensors").state == {"epoch": best["epoch"], "step": best["step"]}
     images = split(open_data(photos), 0.4, "auto", 0).validation
     assert images is not None
@@ -150,13 +150,13 @@ def test_the_best_step_is_kept_as_it_was_measured(method: str, photos: Path, tmp
 def test_patience_may_end_training_in_the_middle_of_an_epoch(photos: Path, tmp_path: Path) -> None:
     settings = STILL | {"train__epochs": 9, "train__patience": 2, "train__evaluate_steps": 3}
     done = run(photos, tmp_path / "run", **settings)
-    assert steps(done.result["curve"]) == [(0, 0), (3, 0.375), (6, 0.75)]
-    assert (done.result["epochs"], done.result["steps"]) == (0.75, 6)
-    assert (done.result["chosen_epoch"], done.result["chosen_step"]) == (0, 0)
+    assert steps(done.result.curve) == [(0, 0), (3, 0.375), (6, 0.75)]
+    assert (done.result.epochs, done.result.steps) == (0.75, 6)
+    assert (done.result.chosen_epoch, done.result.chosen_step) == (0, 0)
     assert state(done.folder)["done"]
-    assert run(photos, tmp_path / "run", resume=True, **settings).result["steps"] == 6
+    assert run(photos, tmp_path / "run", resume=True, **settings).result.steps == 6
     more = run(photos, tmp_path / "run", resume=True, **settings | {"train__patience": 3})
-    assert more.result["steps"] == 9
+    assert more.result.steps == 9
     same_run(more.folder, run(photos, tmp_path / "straight", **settings | {"train__patience": 3}).folder)
 
 
@@ -172,12 +172,12 @@ def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path
         run(photos, tmp_path / "run", watcher=Ends(), train__save_every=1, **settings)
     done = run(photos, tmp_path / "run", resume=True, **settings)
     refit = state(tmp_path / "run" / "refit")
-    chosen = done.result["chosen_epoch"]
+    chosen = done.result.chosen_epoch
     end = round(chosen * 10)
     assert (refit["step"], refit["epoch"], refit["position"], refit["done"]) == (end, end // 10, end % 10, True)
     due = sorted({*range(0, end + 1, 3), end})
     assert steps(refit["curve"]) == [(step, step / 10) for step in due]
-    assert (done.result["refit"]["epochs"], done.result["refit"]["steps"]) == (chosen, end)
+    assert (done.result.refit["epochs"], done.result.refit["steps"]) == (chosen, end)
     straight = run(photos, tmp_path / "straight", **settings)
     same_run(done.folder, straight.folder)
     same_tensors(done.folder / "refit" / "last.safetensors", straight.folder / "refit" / "last.safetensors")
@@ -191,7 +191,7 @@ def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path
     chosen.state["best"] = [1.0, 0.25]
     chosen.write(done.folder / "last.safetensors")
     fewer = run(photos, tmp_path / "run", resume=True, **settings)
-    assert (fewer.result["refit"]["steps"], state(fewer.folder / "refit")["step"]) == (2, 2)
+    assert (fewer.result.refit["steps"], state(fewer.folder / "refit")["step"]) == (2, 2)
 
 
 class Copies(Silent):
@@ -269,7 +269,7 @@ def test_figures_are_those_after_the_boundary(photos: Path, tmp_path: Path, tast
     drawn = {event.step: event.value for event in found.Scalars("validation/figures/taste")}
     assert drawn == pytest.approx({record["step"]: record["figures"]["taste"] for record in told})
     plain = run(photos, tmp_path / "plain", method="plain", train__epochs=1)
-    assert all("figures" not in record for record in (*plain.result["curve"], *records(plain.folder)))
+    assert all("figures" not in record for record in (*plain.result.curve, *records(plain.folder)))
 
 
 @pytest.fixture
@@ -312,5 +312,5 @@ def test_frozen_features_refuse_a_method_that_wants_images(photos: Path, tmp_pat
         raise AssertionError
 
     monkeypatch.setitem(CATALOGUE, "looking", looking)
-    with pytest.raises(ValueError, match=r"^frozen: looking runs the encoder on images"):
+    with pytest.raises(ValueError, match=r"^train.frozen: got true, but looking runs the encoder on images"):
         run(photos, tmp_path / "run", method="looking", train__frozen=True)

@@ -36,17 +36,17 @@ def held_out(photos: Path, seed: int = 0) -> ImageSet:
 
 
 def test_the_loaded_model_scores_what_was_recorded(chosen: Run, photos: Path) -> None:
-    curve = chosen.result["curve"]
+    curve = chosen.result.curve
     trained = [record for record in curve if record["epoch"] > 0]
     best = max(trained, key=lambda record: record["MAP@R"])
     assert [record["epoch"] for record in curve] == [0, 1, 2, 3, 4, 5]
     assert len({record["MAP@R"] for record in trained}) > 1, "a curve that cannot tell epochs apart shows nothing"
-    assert chosen.result["chosen_epoch"] == best["epoch"]
+    assert chosen.result.chosen_epoch == best["epoch"]
     images = held_out(photos)
     for which, record in (("best", best), ("chosen", best), ("last", curve[-1])):
         scores = pm.evaluate(pm.load(chosen.folder, which).embed(images), images.labels, ("R@1", "MAP@R"))
         assert scores == {name: record[name] for name in scores}
-    assert chosen.result["validation"] == best
+    assert chosen.result.validation == best
     assert chosen.scores == {name: best[name] for name in ("R@1", "MAP@R")}
     assert Checkpoint.read(chosen.folder / "best.safetensors").state["epoch"] == best["epoch"]
 
@@ -63,34 +63,34 @@ def test_vectors_do_not_depend_on_how_images_are_given(chosen: Run, photos: Path
 def test_the_untrained_encoder_is_chosen_where_training_does_not_help(photos: Path, tmp_path: Path) -> None:
     # A rate of nothing leaves every score as it was: no epoch is better than the first evaluation.
     still = run(photos, tmp_path / "run", train__lr=0.0, encoder__freeze_bn=True, train__epochs=2)
-    assert len({record["MAP@R"] for record in still.result["curve"]}) == 1
-    assert still.result["chosen_epoch"] == 0
+    assert len({record["MAP@R"] for record in still.result.curve}) == 1
+    assert still.result.chosen_epoch == 0
 
 
 def test_patience_ends_training(photos: Path, tmp_path: Path) -> None:
     still = {"train__lr": 0.0, "encoder__freeze_bn": True, "train__epochs": 9, "train__patience": 2}
     done = run(photos, tmp_path / "run", **still)
-    assert done.result["epochs"] == 2
-    assert [record["epoch"] for record in done.result["curve"]] == [0, 1, 2]
+    assert done.result.epochs == 2
+    assert [record["epoch"] for record in done.result.curve] == [0, 1, 2]
     assert state(done.folder)["done"]
     # Stopped is stopped, unless there is to be more patience.
-    assert run(photos, tmp_path / "run", resume=True, **still).result["epochs"] == 2
-    assert run(photos, tmp_path / "run", resume=True, **still | {"train__patience": 3}).result["epochs"] == 3
+    assert run(photos, tmp_path / "run", resume=True, **still).result.epochs == 2
+    assert run(photos, tmp_path / "run", resume=True, **still | {"train__patience": 3}).result.epochs == 3
 
 
 def test_evaluation_every_second_epoch(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", train__evaluate_every=2, train__epochs=3)
-    assert [record["epoch"] for record in done.result["curve"]] == [0, 2, 3], "and after the last"
+    assert [record["epoch"] for record in done.result.curve] == [0, 2, 3], "and after the last"
     straight = run(photos, tmp_path / "straight", train__epochs=3)
     same_tensors(done.folder / "last.safetensors", straight.folder / "last.safetensors")
     # The loss of an evaluation is the mean over all steps since the one before.
-    one, two = (record["loss"] for record in straight.result["curve"][1:3])
-    assert done.result["curve"][1]["loss"] == pytest.approx((one + two) / 2)
+    one, two = (record["loss"] for record in straight.result.curve[1:3])
+    assert done.result.curve[1]["loss"] == pytest.approx((one + two) / 2)
 
 
 def test_without_held_out_classes_the_last_epoch_counts(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", data__validation=0.0, train__epochs=1)
-    assert (done.result["chosen_epoch"], done.result["chosen_by"]) == (1, "last")
+    assert (done.result.chosen_epoch, done.result.chosen_by) == (1, "last")
     assert not (done.folder / "best.safetensors").exists()
     assert len(done.load().classes) == 10
 
@@ -99,8 +99,8 @@ def test_refit_trains_on_all_classes_for_the_chosen_epochs(chosen: Run, photos: 
     both = run(photos, tmp_path / "run", train__refit=True, **LONGER)
     for name in ("best.safetensors", "last.safetensors"):
         same_tensors(both.folder / name, chosen.folder / name)
-    epochs = chosen.result["chosen_epoch"]
-    assert {key: both.result["refit"][key] for key in ("epochs", "images", "classes")} == {
+    epochs = chosen.result.chosen_epoch
+    assert {key: both.result.refit[key] for key in ("epochs", "images", "classes")} == {
         "epochs": epochs,
         "images": 80,
         "classes": 10,
@@ -114,7 +114,7 @@ def test_refit_trains_on_all_classes_for_the_chosen_epochs(chosen: Run, photos: 
     assert not torch.equal(first, both.load().embed(images))
     assert torch.equal(both.load().embed(images), both.load(which="last").embed(images))
     # The refitted model has seen every class: its row is what the choice was made by.
-    assert both.scores == {name: both.result["validation"][name] for name in ("R@1", "MAP@R")}
+    assert both.scores == {name: both.result.validation[name] for name in ("R@1", "MAP@R")}
     # It is the run that sees all classes from the start.
     alone = run(photos, tmp_path / "alone", **LONGER | {"data__validation": 0.0, "train__epochs": epochs})
     same_tensors(both.folder / "refit" / "last.safetensors", alone.folder / "last.safetensors")
@@ -140,12 +140,12 @@ def test_killed_while_refitting_it_goes_on(photos: Path, tmp_path: Path) -> None
 def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -> None:
     """The same folder refitted again after another choice: never the weights of more epochs than were chosen."""
     first = run(photos, tmp_path / "run", train__refit=True, train__epochs=1)
-    assert first.result["refit"]["epochs"] == 1
+    assert first.result.refit["epochs"] == 1
     longer = {"train__refit": True, "train__epochs": 2}
     second = run(photos, tmp_path / "run", resume=True, **longer)
     straight = run(photos, tmp_path / "straight", **longer)
     timeless = [
-        {key: value for key, value in run.result["refit"].items() if key not in TIMES} for run in (second, straight)
+        {key: value for key, value in run.result.refit.items() if key not in TIMES} for run in (second, straight)
     ]
     assert timeless[0] == timeless[1]
     same_tensors(second.folder / "refit" / "last.safetensors", straight.folder / "refit" / "last.safetensors")
@@ -154,13 +154,13 @@ def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -
     best.state["best"] = [1.0, 1]
     best.write(second.folder / "last.safetensors")
     third = run(photos, tmp_path / "run", resume=True, **longer)
-    assert third.result["refit"]["epochs"] == 1
+    assert third.result.refit["epochs"] == 1
     assert state(third.folder / "refit")["epoch"] == 1
 
 
 def test_one_json_explains_the_numbers(chosen: Run) -> None:
     result = json.loads((chosen.folder / "result.json").read_text())
-    assert result == json.loads(json.dumps(chosen.result))
+    assert result == json.loads(json.dumps(chosen.result.as_dict()))
     assert result["recipe"]["method"] == "proxy-anchor"
     assert result["recipe"]["seed"] == 0
     assert result["recipe"]["loss"]["margin"] == 0.1, "defaults are written out too"

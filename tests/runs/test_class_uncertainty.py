@@ -19,9 +19,9 @@ from proxymetric.data import ImageSet, open_data, split
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
-from proxymetric.runs.class_uncertainty import class_uncertainty, knows_uncertainty
+from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.evaluation_set import seen_set
-from proxymetric.runs.remake import remake_report
+from proxymetric.runs.report import remake_report
 from proxymetric.sources import InBatch, LearnedProxies
 from training_runs import records, run, same_run
 
@@ -111,10 +111,10 @@ def test_a_correlation_that_is_not_defined_is_left_out() -> None:
 
 
 def test_who_can_tell() -> None:
-    assert knows_uncertainty(criterion(2))
-    assert knows_uncertainty(criterion(2, extra=True))
-    assert not knows_uncertainty(criterion(2, doubts=False))
-    assert not knows_uncertainty(pm.Criterion(Compare(ProxyAnchor(), InBatch())))
+    assert has_uncertainty(criterion(2))
+    assert has_uncertainty(criterion(2, extra=True))
+    assert not has_uncertainty(criterion(2, doubts=False))
+    assert not has_uncertainty(pm.Criterion(Compare(ProxyAnchor(), InBatch())))
 
 
 @pytest.fixture
@@ -126,8 +126,11 @@ def doubting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CATALOGUE, "doubting", build)
 
 
-STILL: dict[str, Any] = {"method": "doubting", "train__lr": 0.0, "encoder__freeze_bn": True, "train__epochs": 2}
-"""no score changes, so that the first epoch is chosen and the last one differs from it in its doubts alone"""
+STILL: dict[str, Any] = {
+    "method": "doubting", "encoder__freeze_bn": True, "train__epochs": 2, "train__lr": 1e-2, "train__warmup": 0,
+    "train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-30,
+}  # fmt: skip
+"""only the first epoch changes weights, so that it is chosen, and the last one differs from it in its doubts alone"""
 
 
 def expected(tensors: dict[str, Tensor], seen: ImageSet, vectors: Tensor) -> tuple[np.ndarray, float]:
@@ -140,12 +143,12 @@ def expected(tensors: dict[str, Tensor], seen: ImageSet, vectors: Tensor) -> tup
 
 def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, doubting: None, no_page: None) -> None:
     done = run(photos, tmp_path / "run", **STILL)
-    assert done.result["chosen_epoch"] == 1
+    assert done.result.chosen_epoch == 1
     seen = split(open_data(photos), 0.2, "auto", 0).train
     assert seen_set(done.folder).identity() == seen.identity()
     best, last = (Checkpoint.read(done.folder / name).tensors for name in ("best.safetensors", "last.safetensors"))
     doubt, correlation = expected(best, seen, done.load().embed(seen))
-    found = done.result["uncertainty"]
+    found = done.result.uncertainty
     assert found["mean"] == pytest.approx(doubt.mean())
     assert found["mean"] != pytest.approx(float(last["criterion.objective.source.doubt"].mean()))
     assert found["least"] == [[seen.classes[c], doubt[c]] for c in np.argsort(doubt)[:4]]
@@ -161,9 +164,9 @@ def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, 
     doubt, correlation = expected(
         Checkpoint.read(both.folder / "refit" / "last.safetensors").tensors, everything, both.load().embed(everything)
     )
-    assert both.result["uncertainty"]["mean"] == pytest.approx(doubt.mean())
-    assert both.result["uncertainty"]["correlation"] == pytest.approx(correlation, abs=1e-5)
-    assert len(both.result["uncertainty"]["most"]) == 5
+    assert both.result.uncertainty["mean"] == pytest.approx(doubt.mean())
+    assert both.result.uncertainty["correlation"] == pytest.approx(correlation, abs=1e-5)
+    assert len(both.result.uncertainty["most"]) == 5
 
 
 def test_the_page_shows_the_classes_and_is_made_again_alike(photos: Path, tmp_path: Path, doubting: None) -> None:
@@ -174,7 +177,7 @@ def test_the_page_shows_the_classes_and_is_made_again_alike(photos: Path, tmp_pa
     page = (done.folder / "report.html").read_text()
     start = page.index("How sure it is of its classes")
     part = page[start : page.index("</section>", start)]
-    found = done.result["uncertainty"]
+    found = done.result.uncertainty
     names = [name for end in ("least", "most") for name, _ in found[end]]
     assert len(names) == len(set(names)) == 8
     assert all(f">{name}</span>" in part for name in names)
@@ -185,7 +188,7 @@ def test_the_page_shows_the_classes_and_is_made_again_alike(photos: Path, tmp_pa
 
 def test_others_say_nothing(photos: Path, tmp_path: Path, no_page: None) -> None:
     done = run(photos, tmp_path / "run", train__epochs=1)
-    assert "uncertainty" not in done.result
+    assert done.result.uncertainty is None
 
 
 @pytest.mark.parametrize("method", ["vcpa", "ccp"])
@@ -193,7 +196,7 @@ def test_gaussian_proxies_tell(method: str, photos: Path, tmp_path: Path, no_pag
     """Also under a scheme."""
     base = {"loss__base": "vcpa", "loss__per_class": 1, "train__per_class": 2} if method == "ccp" else {}
     done = run(photos, tmp_path / "run", method=method, train__epochs=1, **base)
-    found = done.result["uncertainty"]
+    found = done.result.uncertainty
     assert -1 <= found["correlation"] <= 1
     assert found["least"][0][1] < found["most"][0][1]
     assert [record["figures"] for record in records(done.folder) if record["event"] == "evaluation"]

@@ -8,12 +8,15 @@ import torch
 from PIL import Image
 
 from proxymetric.core.watcher import Silent
+from proxymetric.data import ImageSet
 from proxymetric.metrics import evaluate
 from proxymetric.recipe import check
-from proxymetric.runs.assemble import eval_view, scored, train_view
+from proxymetric.runs.assemble import eval_view, train_view
 from proxymetric.runs.evaluation_set import evaluation_set, unseen_vectors
-from proxymetric.runs.remake import remake_report
+from proxymetric.runs.report import remake_report
+from proxymetric.runs.score import EmbeddedSet, break_down, describe, queries_left_out, rank_set, score
 from proxymetric.runs.train import train
+from terminal import proxymetric
 from training_runs import TINY
 
 
@@ -41,7 +44,8 @@ def in_shop(tmp_path_factory):
 def test_a_test_set_with_a_gallery_is_measured_query_against_gallery(in_shop, tmp_path):
     settings = TINY | {"train.epochs": 1, "data.validation": 0.34}
     run = train(in_shop, out=tmp_path / "run", settings=settings, watcher=Silent())
-    vectors, images = unseen_vectors(tmp_path / "run", Silent())
+    embedded = unseen_vectors(tmp_path / "run", Silent())
+    images, vectors = embedded.images, embedded.vectors
     stored = torch.from_numpy(images.gallery)
     labels = torch.from_numpy(images.labels)
     assert (int((~stored).sum()), int(stored.sum())) == (12, 24)
@@ -50,7 +54,60 @@ def test_a_test_set_with_a_gallery_is_measured_query_against_gallery(in_shop, tm
     )
     assert run.scores == pytest.approx(wanted)
     assert run.scores != pytest.approx(evaluate(vectors, labels, ["R@1", "MAP@R"]))
-    assert scored(images, (vectors, labels, np.arange(36)), ["R@1", "MAP@R"]) == wanted
+    assert score(embedded, ["R@1", "MAP@R"]) == wanted
+    answer = proxymetric("evaluate", tmp_path / "run", "--metrics", "R@1,MAP@R", "--device", "cpu")
+    assert answer.code == 0, answer
+    assert "12 queries against a gallery of 24 images, 6 classes" in " ".join(answer.out.split())
+    shown = [f"{100 * wanted[name]:.1f}" for name in ("R@1", "MAP@R")]
+    assert all(value in answer.out for value in shown), (shown, answer.out)
+
+
+def toy(gallery: list[bool] | None, test_classes: tuple[int, ...] = ()) -> EmbeddedSet:
+    """Five images of three classes; the last image could not be read."""
+    images = ImageSet(
+        "toy", np.array([0, 0, 1, 1, 2, 0]), ["a", "b", "c"], arrays=np.zeros((6, 8, 8), np.uint8),
+        test_classes=test_classes, gallery=None if gallery is None else np.array(gallery),
+    )  # fmt: skip
+    vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3], [0.1, 1.0]])
+    return EmbeddedSet(images, vectors, np.arange(5))
+
+
+def test_a_gallery_is_searched_and_never_asked():
+    """Rows of rankings and breakdowns are those of the embedded set, on both sides."""
+    embedded = toy([False, True, False, True, False, True])
+    ranking = rank_set(embedded, 3)
+    assert ranking.queries.tolist() == [0, 2]
+    assert ranking.neighbours.tolist() == [[1, 3, -1], [3, 1, -1]]
+    assert ranking.hits[:, 0].tolist() == [True, True]
+    assert (ranking.left_out, queries_left_out(embedded)) == (1, 1), "nothing of class c is in the gallery"
+    assert score(embedded, ["R@1"]) == {"R@1": 1.0}
+    parts = break_down(embedded, worst=2, pairs=1)
+    assert [(query.query, query.neighbours) for query in parts.worst] == [(0, [1, 3]), (2, [3, 1])]
+    assert parts.queries.tolist() == [0, 2]
+    assert describe(embedded) == "3 queries against a gallery of 2 images, 3 classes"
+
+
+@pytest.mark.parametrize(("gallery", "test"), [(None, ()), ([False, True, False, True, False, True], (1, 2))])
+def test_other_sets_are_scored_each_image_against_all_others(gallery, test):
+    """Also a set that still holds training classes, which have no gallery."""
+    embedded = toy(gallery, test)
+    assert embedded.gallery is None
+    assert rank_set(embedded, 1).neighbours.flatten().tolist() == [1, 0, 4, 1]
+    assert score(embedded, ["R@1"]) == {"R@1": 0.5}
+    assert describe(embedded) == "5 images of 3 classes"
+
+
+def test_the_report_ranks_queries_against_the_gallery(in_shop, tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr("proxymetric.plots.write_report", lambda file, **parts: pages.append(parts) or file)
+    settings = TINY | {"train.epochs": 1, "data.validation": 0.34}
+    run = train(in_shop, out=tmp_path / "run", settings=settings, watcher=Silent())
+    remake_report(run.folder)
+    for page in pages:
+        assert page["facts"]["evaluated on"].startswith("12 queries against a gallery of 24 images")
+        assert all(sum(hit.right for hit in row.results) <= 4 for row in page["gallery"]), "4 of a class can be found"
+    (_, first), (_, again) = ((len(page["gallery"]), [r.query_class for r in page["gallery"]]) for page in pages)
+    assert first == again
 
 
 def test_a_papers_view_by_name():
@@ -86,7 +143,7 @@ def test_an_encoder_without_a_head_trains(photos, tmp_path):
     with pytest.raises(ValueError, match=r"train.warmup: got 1, but there is neither head nor proxies"):
         train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Silent())
     rows = settings | {"loss.touched": "batch"}
-    assert train(photos, out=tmp_path / "rows", settings=rows, watcher=Silent()).result["skipped_steps"] == 0
+    assert train(photos, out=tmp_path / "rows", settings=rows, watcher=Silent()).result.skipped_steps == 0
 
 
 @pytest.mark.usefixtures("no_page")
@@ -99,7 +156,7 @@ def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, 
 
     settings = TINY | {"train.batch": 128, "train.epochs": 1}
     train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Notes())
-    assert "batches of 32: triplet wants 4 images of a class in each" in said
+    assert "batch size 32: triplet needs 4 images of each class" in said
     with pytest.raises(ValueError, match=r"--set train.per_class"):
         train(
             photos, method="triplet", out=tmp_path / "no", settings=settings | {"train.per_class": 4}, watcher=Silent()
@@ -111,16 +168,16 @@ def test_what_a_resumed_run_was_told_anew_is_kept(photos, tmp_path):
     train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, watcher=Silent())
     train(out=tmp_path / "run", epochs=2, resume=True, watcher=Silent())
     again = train(out=tmp_path / "run", resume=True, watcher=Silent())
-    assert (again.result["recipe"]["train"]["epochs"], again.result["epochs"]) == (2, 2)
+    assert (again.result.recipe["train"]["epochs"], again.result.epochs) == (2, 2)
 
 
 @pytest.mark.usefixtures("no_page")
 def test_a_refit_says_what_it_cost_and_the_chosen_model_is_measured_on_what_it_has_not_seen(photos, tmp_path):
     run = train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, refit=True, watcher=Silent())
-    refit = run.result["refit"]
+    refit = run.result.refit
     assert refit["images"] == 80
-    assert refit["parameters"]["trained"] > run.result["parameters"]["trained"]
-    assert run.result["seconds"] >= run.result["training_seconds"] + refit["training_seconds"]
+    assert refit["parameters"]["trained"] > run.result.parameters["trained"]
+    assert run.result.seconds >= run.result.training_seconds + refit["training_seconds"]
     images, words = evaluation_set(tmp_path / "run", which="chosen")
     assert (len(images.classes), words) == (2, "none of them trained on")
     assert evaluation_set(tmp_path / "run")[1] == "all of them trained on"

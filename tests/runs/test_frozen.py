@@ -46,8 +46,8 @@ def test_features_are_computed_once(photos: Path, tmp_path: Path, passes: list[i
 def test_only_head_and_proxies_are_trained(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", **FROZEN)
     head, proxies = 256 * 8 + 8, 8 * 8
-    assert done.result["parameters"]["trained"] == head + proxies
-    assert done.result["parameters"]["total"] == 388_896 + head + proxies
+    assert done.result.parameters["trained"] == head + proxies
+    assert done.result.parameters["total"] == 388_896 + head + proxies
     still = run(photos, tmp_path / "still", **FROZEN | {"train__lr": 0.0, "train__epochs": 1})
     after, before = (Checkpoint.read(folder / "last.safetensors").tensors for folder in (done.folder, still.folder))
     backbone = [name for name in before if name.startswith("encoder.") and not name.startswith("encoder.head.")]
@@ -61,7 +61,7 @@ def test_it_equals_training_the_head_behind_a_backbone_that_stands_still(photos:
     plain = {"view__crop": "none", "view__flip": False, "encoder__freeze_bn": True, "view__resize": 16}
     frozen = run(photos, tmp_path / "frozen", **FROZEN | plain)
     slow = run(photos, tmp_path / "slow", **FROZEN | plain | {"train__frozen": False, "train__warmup": 99})
-    for ours, theirs in zip(frozen.result["curve"], slow.result["curve"], strict=True):
+    for ours, theirs in zip(frozen.result.curve, slow.result.curve, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     ours, theirs = (Checkpoint.read(r.folder / "last.safetensors").tensors for r in (frozen, slow))
     torch.testing.assert_close(ours["encoder.head.weight"], theirs["encoder.head.weight"], rtol=1e-3, atol=1e-5)
@@ -76,9 +76,9 @@ def test_stopped_and_resumed(photos: Path, tmp_path: Path) -> None:
 
 def test_it_learns(letters: Path, tmp_path: Path) -> None:
     done = run(letters, tmp_path / "run", **LEARNING)
-    before, after = done.result["curve"][0], done.result["validation"]
+    before, after = done.result.curve[0], done.result.validation
     assert after["MAP@R"] > 1.3 * before["MAP@R"], "on classes it has never seen, behind random features"
-    assert done.result["curve"][-1]["loss"] < done.result["curve"][1]["loss"]
+    assert done.result.curve[-1]["loss"] < done.result.curve[1]["loss"]
 
 
 def test_an_image_that_cannot_be_read_is_left_out_and_named(photos: Path, tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ def test_an_image_that_cannot_be_read_is_left_out_and_named(photos: Path, tmp_pa
     (broken / "class1" / "new.png").write_bytes((broken / "class1" / "new.png").read_bytes()[:40])
     notes = Notes()
     done = run(broken, tmp_path / "run", watcher=notes, **FROZEN)
-    assert [Path(title).name for title in done.result["bad_images"]] == ["new.png"]
+    assert [Path(title).name for title in done.result.bad_images] == ["new.png"]
     assert len([said for said in notes.said if "cannot be read" in said]) == 1

@@ -11,6 +11,7 @@ from proxymetric.data import open_data, split
 from proxymetric.metrics import evaluate
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.mlrc import mlrc
+from terminal import proxymetric, refused
 
 SETTINGS = {
     "view.resize": 32,
@@ -52,9 +53,9 @@ def test_average_and_concatenation(study):
     out, result = study
     assert result["average"]["MAP@R"] == pytest.approx(sum(m["test"]["MAP@R"] for m in result["models"]) / 4)
     parts = [unseen_vectors(out / f"fold{k}", Silent()) for k in range(1, 5)]
-    joined = torch.cat([unit(v) for v, _ in parts], dim=1)
+    joined = torch.cat([unit(part.vectors) for part in parts], dim=1)
     assert joined.shape[1] == 64
-    labels = torch.from_numpy(parts[0][1].labels)
+    labels = parts[0].labels
     assert result["concatenated"] == evaluate(joined, labels, ["P@1", "P@R", "MAP@R"])
     assert result["concatenated"]["MAP@R"] > result["average"]["MAP@R"]
     assert json.loads((out / "result.json").read_text())["concatenated"] == result["concatenated"]
@@ -82,5 +83,15 @@ def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
 
 
 def test_the_protocols_own_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="are MLRC's own"):
+    with pytest.raises(ValueError, match=r"settings: got data\.validation, which MLRC sets itself"):
         mlrc("glyphs:40", out=tmp_path / "x", settings={"data.validation": 0.5})
+
+
+def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
+    """The flag that the sentence names exists, and helps."""
+    words = ("mlrc", "--data", photos, "--out", tmp_path / "x", "--backbone", "small", "--epochs", 1, "--size", 16,
+             "--dim", 8, "--device", "cpu", "--set", "view.resize=16", "--set", "data.workers=0")  # fmt: skip
+    refused(proxymetric(*words), "data: got photos, which has no test classes", "--set data.test=0.5")
+    assert not (tmp_path / "x").exists()
+    answer = proxymetric(*words, "--set", "data.test=0.5", "--folds", 2)
+    assert answer.code == 0, answer

@@ -23,16 +23,16 @@ del LEARN["data__validation"]
 def test_papers_scores_the_test_classes_at_every_evaluation_and_reports_best_and_last(letters, tmp_path):
     done = run(letters, tmp_path / "run", protocol="papers", **LEARN)
     result = done.result
-    assert result["protocol"] == result["recipe"]["protocol"] == "papers"
-    assert "validation" not in result["data"]
-    assert result["chosen_by"] == "R@1"
-    best = max(result["curve"], key=lambda record: record["R@1"])
-    assert result["chosen_epoch"] == best["epoch"]
+    assert result.protocol == result.recipe["protocol"] == "papers"
+    assert "validation" not in result.data
+    assert result.chosen_by == "R@1"
+    best = max(result.curve, key=lambda record: record["R@1"])
+    assert result.chosen_epoch == best["epoch"]
     for name in ("R@1", "MAP@R"):
         assert done.scores[name] == pytest.approx(best[name])
-        assert result["rows"]["last epoch"][name] == result["curve"][-1][name]
+        assert result.rows["last epoch"][name] == result.curve[-1][name]
     images, words = evaluation_set(done.folder)
-    assert len(images.classes) == result["data"]["test"]["classes"]
+    assert len(images.classes) == result.data["test"]["classes"]
     assert "epoch chosen on the test half" in words
     assert "epoch chosen on the test half" in (done.folder / "report.html").read_text()
 
@@ -40,35 +40,38 @@ def test_papers_scores_the_test_classes_at_every_evaluation_and_reports_best_and
 def test_last_trains_on_all_classes_for_the_epochs_asked(letters, tmp_path):
     held_out = run(letters, tmp_path / "held-out", protocol="held-out", **LEARN).result
     last = run(letters, tmp_path / "last", protocol="last", **LEARN, train__patience=1).result
-    classes = {part: held_out["data"][part]["classes"] for part in ("train", "validation", "test")}
-    assert last["data"]["train"]["classes"] == classes["train"] + classes["validation"]
-    assert last["data"]["test"]["classes"] == classes["test"]
-    assert (last["chosen_by"], last["chosen_epoch"], last["epochs"]) == ("last", 4, 4)
-    assert last["recipe"]["train"]["patience"] is None
+    classes = {part: held_out.data[part]["classes"] for part in ("train", "validation", "test")}
+    assert last.data["train"]["classes"] == classes["train"] + classes["validation"]
+    assert last.data["test"]["classes"] == classes["test"]
+    assert (last.chosen_by, last.chosen_epoch, last.epochs) == ("last", 4, 4)
+    assert last.recipe["train"]["patience"] is None
 
 
 def test_the_untrained_model_is_a_candidate(letters, tmp_path):
     """A rate that destroys what the head had at first: no later epoch is as good."""
     settings = {**LEARNING, "train__lr": 1e4, "train__epochs": 3, "data__validation": 0.3, "data__test": 0.3}
     done = run(letters, tmp_path / "run", **settings)
-    scores = [record["MAP@R"] for record in done.result["curve"]]
+    scores = [record["MAP@R"] for record in done.result.curve]
     assert max(scores[1:]) < scores[0]
-    assert done.result["chosen_epoch"] == 0
+    assert done.result.chosen_epoch == 0
     assert done.load() is not None
     refitted = run(letters, tmp_path / "refit", **settings, train__refit=True)
-    assert "refit" not in refitted.result
+    assert refitted.result.refit is None
     assert refitted.scores == pytest.approx(done.scores)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "paper"}, r"protocol: got 'paper'; did you mean 'papers'\?"),
+        (
+            {"protocol": "paper"},
+            r"protocol: got 'paper', expected one of held-out, last, papers; did you mean 'papers'\?",
+        ),
         ({"protocol": "papers", "train__refit": True}, "train.refit: got true with protocol 'papers'"),
         ({"protocol": "papers", "data__test": "none"}, "chooses the epoch on the test classes, but photos has none"),
-        ({"protocol": "last", "method": "ccp"}, "ccp needs held-out classes all the way"),
-        ({"data__fraction": 0.0}, "data.fraction: got 0.0, expected a share above 0"),
-        ({"data__wrong_labels": 1.0}, "data.wrong_labels: got 1.0, expected a share"),
+        ({"protocol": "last", "method": "ccp"}, "got 'ccp', which needs held-out classes during the whole training"),
+        ({"data__fraction": 0.0}, "data.fraction: got 0.0, expected a number above 0"),
+        ({"data__wrong_labels": 1.0}, "data.wrong_labels: got 1.0, expected a number of at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(photos: Path, tmp_path: Path, settings, message):

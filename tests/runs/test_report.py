@@ -15,7 +15,7 @@ from proxymetric.metrics import Ranking, per_query, rank
 from proxymetric.plots import Certainty, ClassSamples, GalleryHit, GalleryRow, Scatter, pick_queries, tsne, write_report
 from proxymetric.plots.curve import curve_svg
 from proxymetric.plots.gallery import data_uri
-from proxymetric.plots.scatter import _apart, scatter_svg
+from proxymetric.plots.scatter import _separate_labels, scatter_svg
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 LOADS = {"src", "href", "xlink:href", "srcset", "poster", "data", "action", "background"}
@@ -316,7 +316,7 @@ def test_mistakes_about_the_map_are_named() -> None:
 
 def test_labels_of_the_map_do_not_cover_each_other() -> None:
     centres = np.tile([450.0, 320.0], (12, 1))
-    placed = _apart(centres, np.full(12, 80.0))
+    placed = _separate_labels(centres, np.full(12, 80.0))
     assert np.diff(np.sort(placed[:, 1])).min() >= 17.9
-    edge = _apart(np.array([[0.0, 0.0], [900.0, 640.0]]), np.array([100.0, 100.0]))
+    edge = _separate_labels(np.array([[0.0, 0.0], [900.0, 640.0]]), np.array([100.0, 100.0]))
     assert edge[:, 0].tolist() == [50.0, 850.0]

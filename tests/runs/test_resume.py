@@ -18,7 +18,7 @@ from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.sources import LearnedProxies
 from proxymetric.training.log import Log
-from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, state
+from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
 CHOICES = {name: {"method": name} for name in CATALOGUE}
@@ -100,7 +100,7 @@ def test_random_numbers_go_on_where_they_were(few: Path, tmp_path: Path, monkeyp
     run(few, out, resume=True, **settings)
     same_run(out, straight)
     other = run(few, tmp_path / "other", seed=1, **settings)
-    assert other.result["curve"] != json.loads((tmp_path / "run" / "result.json").read_text())["curve"]
+    assert other.result.curve != json.loads((tmp_path / "run" / "result.json").read_text())["curve"]
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +140,10 @@ def test_a_log_that_lost_its_end_is_not_filled_with_zeros(again: Path, few: Path
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"train__batch": 4}, r"begun with train.batch=8, now it is 4"),
-        ({"seed": 3}, r"begun with seed=0, now it is 3"),
-        ({"loss__margin": 0.3}, r"begun with loss.margin=0.1, now it is 0.3"),
-        ({"method": "triplet"}, r"begun with"),
+        ({"train__batch": 4}, r"got train.batch=4, expected 8 as .* began with"),
+        ({"seed": 3}, r"got seed=3, expected 0 as"),
+        ({"loss__margin": 0.3}, r"got loss.margin=0.3, expected 0.1 as"),
+        ({"method": "triplet"}, r"began with"),
     ],
 )
 def test_another_run_is_refused(settings: dict, sentence: str, again: Path, few: Path) -> None:
@@ -157,15 +157,46 @@ def test_a_key_that_there_was_not_yet_had_its_default(again: Path, few: Path) ->
     begun = read_json(again / "run.json")
     del begun["recipe"]["train"]["compile"], begun["recipe"]["encoder"]["tuning"]
     write_json(again / "run.json", begun)
-    with pytest.raises(ValueError, match=r"begun with train.compile=False, now it is True"):
+    with pytest.raises(ValueError, match=r"got train.compile=True, expected False as"):
         run(few, again, resume=True, **SHORT | {"train__compile": True})
     run(few, again, resume=True, **SHORT)
+
+
+def as_of_0_1_0(folder: Path, without: tuple[str, ...] = ()) -> None:
+    """Make a run what version 0.1.0 would have left: without keys of the recipe, state and tensors that came later."""
+    begun = read_json(folder / "run.json")
+    del begun["recipe"]["protocol"], begun["recipe"]["encoder"]["stride"]
+    del begun["recipe"]["data"]["fraction"], begun["recipe"]["data"]["wrong_labels"]
+    write_json(folder / "run.json", begun)
+    last = Checkpoint.read(folder / "last.safetensors")
+    del last.state["images"]
+    last.tensors = {name: value for name, value in last.tensors.items() if not any(part in name for part in without)}
+    last.write(folder / "last.safetensors")
+
+
+def test_a_checkpoint_of_0_1_0_resumes(few: Path, tmp_path: Path) -> None:
+    longer = SHORT | {"train__epochs": 3}
+    run(few, tmp_path / "run", **SHORT)
+    as_of_0_1_0(tmp_path / "run")
+    again = run(few, tmp_path / "run", resume=True, **longer)
+    same_tensors(
+        again.folder / "last.safetensors", run(few, tmp_path / "straight", **longer).folder / "last.safetensors"
+    )
+
+
+def test_a_checkpoint_of_0_1_0_without_the_counts_of_proxy_isa_is_refused_in_a_sentence(few: Path, tmp_path: Path):
+    settings = SHORT | {"method": "proxy-isa"}
+    first = run(few, tmp_path / "run", **settings)
+    as_of_0_1_0(tmp_path / "run", without=(".weighting.tally.",))
+    with pytest.raises(ValueError, match=r"^resume: .*last\.safetensors does not fit this recipe's method: .*tally"):
+        run(few, tmp_path / "run", resume=True, **settings | {"train__epochs": 3})
+    assert first.load().dim == 8, "the model can still be used"
 
 
 def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(few, tmp_path / "photos")
     Image.new("RGB", (16, 16)).save(moved / "class0" / "new.png")
-    with pytest.raises(ValueError, match=r"not those that .* was begun with"):
+    with pytest.raises(ValueError, match=r"not those that .* began with"):
         run(few, stopped, resume=True, data__path=str(moved), **SHORT)
 
 
@@ -180,7 +211,7 @@ def test_more_epochs_may_be_asked_for(again: Path, few: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"train\.decay"):
         run(few, again, resume=True, **longer)
     run(few, again, resume=True, watcher=notes, **SHORT | {"train__epochs": 4})
-    assert "going on from epoch 1, step 4" in notes.said
+    assert "continuing from epoch 1, step 4" in notes.said
     same_run(again, run(few, tmp_path / "straight", **SHORT | {"train__epochs": 4}).folder)
 
 
@@ -192,21 +223,21 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
     assert (first.folder / "last.safetensors").stat().st_mtime_ns == written
     assert second.result == first.result, "also what it cost, and when"
     old = {"seconds": 1e6, "memory": {"process_mb": 1e6}}
-    write_json(first.folder / "result.json", first.result | old)
-    assert run(few, tmp_path / "run", resume=True, **longer).result == first.result | old
+    write_json(first.folder / "result.json", first.result.as_dict() | old)
+    assert run(few, tmp_path / "run", resume=True, **longer).result.as_dict() == first.result.as_dict() | old
     refitted = longer | {"train__refit": True}
     third = run(few, tmp_path / "run", resume=True, **refitted)
-    assert third.result["seconds"] < 1e6, "then there was work to do"
-    assert third.result["memory"] == old["memory"], "but not here"
+    assert third.result.seconds < 1e6, "then there was work to do"
+    assert third.result.memory == old["memory"], "but not here"
     assert run(few, tmp_path / "run", resume=True, **refitted).result == third.result
     # Neither what it cost to come to another end, nor what it had cost a run whose checkpoint is gone.
     for lost in (False, True):
-        write_json(first.folder / "result.json", first.result | old | ({} if lost else {"steps": 3}))
+        write_json(first.folder / "result.json", first.result.as_dict() | old | ({} if lost else {"steps": 3}))
         if lost:
             (first.folder / "last.safetensors").unlink()
         found = run(few, tmp_path / "run", resume=True, **longer).result
-        assert found["seconds"] < 1e6
-        assert found["memory"] != old["memory"]
+        assert found.seconds < 1e6
+        assert found.memory != old["memory"]
 
 
 def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_path: Path) -> None:
@@ -217,11 +248,11 @@ def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_p
     with pytest.raises(Stop):
         run(broken, tmp_path / "run", watcher=StopAfter(5), train__save_every=2, **SHORT)
     done = run(broken, tmp_path / "run", resume=True, watcher=notes, **SHORT)
-    assert len(done.result["bad_images"]) == 6
+    assert len(done.result.bad_images) == 6
     assert not [said for said in notes.said if "cannot be read" in said], "named in the first sitting already"
     straight = run(broken, tmp_path / "straight", **SHORT)
-    assert straight.result["bad_images"].keys() == done.result["bad_images"].keys()
-    assert straight.result["curve"] == done.result["curve"]
+    assert straight.result.bad_images.keys() == done.result.bad_images.keys()
+    assert straight.result.curve == done.result.curve
 
 
 def test_the_optimisers_memory_lies_as_the_weights_do(tmp_path: Path) -> None:

@@ -365,14 +365,14 @@ def test_resumes_to_the_bit_in_the_third_projection() -> None:
 def test_what_is_forgotten_is_said() -> None:
     x, y = samples(0, 8)
     toy = Toy(bound=False)
-    with pytest.raises(ValueError, match=r"ccp needs encoder: criterion.bind\(encoder\) before the first step"):
+    with pytest.raises(ValueError, match=r"encoder: got none, expected criterion.bind\(encoder\).*; ccp needs it"):
         toy.criterion(toy.encoder(x), y)
     toy.criterion.bind(toy.encoder)
-    with pytest.raises(ValueError, match="boundary: the first proxies are picked there; expected one call before"):
+    with pytest.raises(ValueError, match="boundary: got no call, expected one before the first step"):
         toy.criterion(toy.encoder(x), y)
-    with pytest.raises(ValueError, match=r"ccp needs validation: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"validation: got none, expected criterion.boundary"):
         toy.criterion.boundary(pool=toy.pool)
-    with pytest.raises(ValueError, match=r"ccp needs pool: criterion.boundary"):
+    with pytest.raises(ValueError, match=r"pool: got none, expected criterion.boundary"):
         toy.criterion.boundary(0.0)
     with pytest.raises(ValueError, match=r"pool: got embeddings \(8, 5\) and 8 labels, expected \(n, 3\)"):
         toy.criterion.boundary(0.0, lambda count: (x, y))
@@ -380,7 +380,7 @@ def test_what_is_forgotten_is_said() -> None:
         toy.criterion.boundary(0.0, lambda count: (x[:, :D], y + 1))
     toy.criterion.boundary(0.0, toy.pool)
     toy.encoder.bias = nn.Parameter(torch.zeros(D).double())
-    with pytest.raises(ValueError, match="bind: bias has become trainable since"):
+    with pytest.raises(ValueError, match="bind: got bias, which became trainable after bind"):
         toy.criterion(toy.encoder(x), y)
 
 
@@ -391,7 +391,7 @@ def test_what_is_forgotten_is_said() -> None:
         ({"patience": 0}, "patience: got 0, expected a whole number of at least 1"),
         ({"anchor": "first"}, "anchor: got 'first', expected one of last, best"),
         ({"start": "ones"}, "start: got 'ones', expected one of random, zero"),
-        ({"roll_back": True}, "roll_back: got true with anchor='last'"),
+        ({"roll_back": True}, "roll_back: got True with anchor='last'"),
         ({"pool": 7}, "pool: got 7, expected at least the 8 proxies of a class, or 1"),
         ({"normalise": "l1"}, "normalise: got 'l1'"),
     ],

@@ -114,7 +114,7 @@ def foreign(kind, folder):
     "kind", ["missing", "text", "other tensors", "no names", "fewer names", "names are no list", "cut short"]
 )
 def test_a_foreign_file_is_refused(kind, tmp_path):
-    with pytest.raises(ValueError, match=r"foreign.safetensors is no file that `proxymetric embed` wrote"):
+    with pytest.raises(ValueError, match=r"foreign.safetensors, expected a file that `proxymetric embed` wrote"):
         Index.load(foreign(kind, tmp_path))
 
 

@@ -25,13 +25,13 @@ def test_xbm_is_the_base_loss_plus_the_same_against_a_list_of_the_past(size):
         got = criterion(x, y)
         queries = unit(x)
         itself = torch.eye(len(y), dtype=torch.bool)
-        wanted = loss(queries, y, References(queries, y, same=itself))
+        expected = loss(queries, y, References(queries, y, same=itself))
         if past:
             rows = torch.stack([v for v, _ in past]), torch.tensor([c for _, c in past])
-            wanted = wanted + 0.5 * loss(queries, y, References(*rows))
-        torch.testing.assert_close(got, wanted)
+            expected = expected + 0.5 * loss(queries, y, References(*rows))
+        torch.testing.assert_close(got, expected)
         (gradient,) = torch.autograd.grad(got, x, retain_graph=True)
-        (wanted_gradient,) = torch.autograd.grad(wanted, x)
+        (wanted_gradient,) = torch.autograd.grad(expected, x)
         torch.testing.assert_close(gradient, wanted_gradient)
         criterion.commit()
         if step >= start:
@@ -69,7 +69,7 @@ def test_a_loss_of_structured_classes_is_refused_as_base():
     ("arguments", "message"),
     [
         ({"memory": 0}, "memory: got 0"),
-        ({"base": "xbm"}, "base: xbm is built around another"),
+        ({"base": "xbm"}, "base: got 'xbm', which is built around another"),
         ({"base": {"margin": 1.0}}, "with the key method"),
         ({"base": {"method": "triplet", "margn": 1.0}}, "did you mean 'margin'"),
     ],

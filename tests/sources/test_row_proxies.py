@@ -16,7 +16,7 @@ import torch
 import proxymetric as pm
 from proxymetric.core.pieces import Batch, Context, Progress
 from proxymetric.sources import RowProxies, RowTable
-from proxymetric.sources.row_table import STATE
+from proxymetric.sources.row_optimizers import OPTIMIZER_STATE
 from proxymetric.training.rowwise_adagrad import with_rowwise
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, records, run, same_run
@@ -54,12 +54,11 @@ def test_a_share_of_the_other_classes_is_drawn_anew_at_each_step() -> None:
 def test_only_what_was_drawn_moves_and_all_of_it() -> None:
     torch.manual_seed(0)
     criterion = pm.method("proxy-anchor", classes=C, dim=D, touched=0.1)
-    criterion.param_groups(lr=0.1)
     (table,) = criterion.row_tables()
     before = table.values.clone()
     criterion(torch.randn(4, D), LABELS).backward()
     (leaf,) = table.leaves()
-    criterion.commit()
+    criterion.commit(lr=0.1)
     moved = (table.values != before).any(1)
     assert int(moved.sum()) == len(leaf)
     assert moved[LABELS].all()
@@ -101,7 +100,7 @@ def test_row_wise_adagrad_is_adagrad_where_a_row_is_one_number() -> None:
         torch.testing.assert_close(table.values, dense.detach(), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", STATE)
+@pytest.mark.parametrize("kind", OPTIMIZER_STATE)
 def test_state_is_as_large_as_the_optimiser_wants(kind: str) -> None:
     table = RowTable(torch.zeros(10, 4, 6), optimizer=kind)
     numbers = {"adamw": 480, "adam": 480, "sgd": 240, "rowwise-adagrad": 10}[kind]

@@ -1,4 +1,4 @@
-"""Rows that step themselves: `RowTable` against torch.optim, step by step, and in whole runs."""
+"""`RowTable` against torch.optim, step by step, and in whole runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ DEVICES = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_avai
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_expected_are_those_that_would_be_taken(kind: str, device: torch.device) -> None:
-    """Also such as the step that is under way moves, or does not take after all; and what is expected in vain."""
+def test_prefetched_rows_are_those_that_take_would_copy(kind: str, device: torch.device) -> None:
+    """Also rows that the current step moves, rows of a discarded step, and rows that are prefetched but not taken."""
     torch.manual_seed(0)
     values, goal = torch.randn(6, 3), torch.randn(6, 3, device=device)
     one, other = (RowTable(values, host=True, **KINDS[kind][0]) for _ in range(2))
@@ -72,7 +72,7 @@ def test_rows_that_are_expected_are_those_that_would_be_taken(kind: str, device:
         for table in (one, other):
             pull(table.take(torch.tensor(index), device), goal[index]).backward()
             if table is one and step + 1 < len(TOUCHED):
-                table.expect(torch.tensor(TOUCHED[step + 1] if step != 2 else [1, 4]), device)
+                table.prefetch(torch.tensor(TOUCHED[step + 1] if step != 2 else [1, 4]), device)
             if step == 1:
                 table.discard()
             else:
@@ -120,7 +120,7 @@ def test_rows_lie_in_host_memory_whatever_the_default_device() -> None:
 @pytest.mark.parametrize("index", [[5], [0, -1], [2, 7]])
 def test_rows_that_a_table_does_not_have(index: list[int]) -> None:
     table = RowTable(torch.zeros(5, 2), host=True)
-    with pytest.raises(IndexError, match=rf"index: got rows {min(index)} to {max(index)} of a table that has 5"):
+    with pytest.raises(IndexError, match=rf"index: got rows {min(index)} to {max(index)}, expected rows 0 to 4"):
         table.take(torch.tensor(index))
 
 
@@ -130,22 +130,22 @@ def test_what_is_no_index_of_rows(index: torch.Tensor) -> None:
         RowTable(torch.zeros(3, 2), host=True).take(index)
 
 
-def test_what_was_expected_is_forgotten_when_the_table_is_another() -> None:
+def test_prefetched_rows_are_dropped_when_the_table_changes() -> None:
     table = RowTable(torch.zeros(3, 2), host=True)
-    table.expect(torch.tensor([1]), torch.device("cpu"))
+    table.prefetch(torch.tensor([1]), torch.device("cpu"))
     table.load_state_dict({name: value + 1 for name, value in table.state_dict().items()})
     assert table.take(torch.tensor([1])).tolist() == [[1.0, 1.0]]
-    table.expect(torch.tensor([1]), torch.device("cpu"))
+    table.prefetch(torch.tensor([1]), torch.device("cpu"))
     assert table.double().take(torch.tensor([1])).dtype == torch.float64
 
 
-def test_several_batches_of_a_step_after_one_that_was_expected() -> None:
-    """Rows of two batches are put together from the table: which must have what the step before moved."""
+def test_several_batches_in_a_step_after_a_prefetched_one() -> None:
+    """Rows of two batches are merged from the table, which must hold the moves of the previous step."""
     one, other = (RowTable(torch.ones(3, 2), host=True, optimizer="sgd", momentum=0.0) for _ in range(2))
     for table in (one, other):
         table.take(torch.tensor([0, 1])).sum().backward()
         if table is one:
-            table.expect(torch.tensor([0, 1]), torch.device("cpu"))
+            table.prefetch(torch.tensor([0, 1]), torch.device("cpu"))
         table.step(0.5)
         for index in ([0, 1], [1, 2]):
             table.take(torch.tensor(index)).square().sum().backward()
@@ -209,34 +209,55 @@ def test_nothing_is_left_after_discard_or_without_gradients() -> None:
     assert torch.equal(table.values, torch.ones(2, 2))
 
 
-def test_commit_steps_rows_at_the_rate_of_the_groups_or_its_own() -> None:
-    def moved(**commit: float) -> Tensor:
-        torch.manual_seed(0)
-        criterion = pm.method("norm-softmax", classes=4, dim=3, touched="batch")
-        assert criterion.param_groups(lr=0.5) == [], "no optimiser sees the rows"
-        before = criterion.objective.source.table.values.clone()
-        criterion(torch.randn(2, 3), torch.tensor([1, 3])).backward()
-        criterion.commit(**commit)
-        return criterion.objective.source.table.values - before
+def rows_of_one_step(factor: float = 1.0, **commit: float) -> Tensor:
+    """How far `commit` moves the rows; factor: what a scheduler multiplies the optimiser's rates with."""
+    torch.manual_seed(0)
+    criterion, net = pm.method("norm-softmax", classes=4, dim=3, touched="batch"), torch.nn.Linear(3, 3)
+    groups = criterion.param_groups(lr=0.5)
+    assert [group["params"] for group in groups] == [[]], "no optimiser sees the rows"
+    criterion.param_groups(lr=99.0)  # asking for groups changes nothing
+    optimizer = torch.optim.AdamW([{"params": net.parameters()}, *groups], lr=1e-3)
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    before = criterion.objective.source.table.values.clone()
+    criterion(net(torch.randn(2, 3)), torch.tensor([1, 3])).backward()
+    optimizer.step()
+    criterion.commit(optimizer, **commit)
+    return criterion.objective.source.table.values - before
 
+
+def test_commit_steps_rows_at_the_rate_of_the_groups_or_its_own() -> None:
     # The first step of Adam is lr in the direction of the sign.
-    step = moved()
+    step = rows_of_one_step()
     assert not step[[0, 2]].any()
     torch.testing.assert_close(step[[1, 3]].abs(), torch.full((2, 3), 0.5), rtol=1e-3, atol=0)
-    torch.testing.assert_close(moved(lr=0.25), step / 2, rtol=1e-5, atol=1e-6)
-    criterion = pm.method("norm-softmax", classes=4, dim=3, touched="batch")
+    torch.testing.assert_close(rows_of_one_step(lr=0.25), step / 2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rows_of_one_step(factor=0.25), step / 4, rtol=1e-5, atol=1e-6)
+
+
+def test_commit_refuses_rows_without_a_rate_and_changes_nothing() -> None:
+    criterion, net = pm.method("norm-softmax", classes=4, dim=3, touched="batch"), torch.nn.Linear(3, 3)
+    criterion.param_groups(lr=0.5)
+    before = criterion.objective.source.table.values.clone()
     criterion(torch.randn(2, 3), torch.tensor([1, 3])).backward()
-    with pytest.raises(ValueError, match=r"^lr: this method's rows step themselves"):
+    with pytest.raises(ValueError, match=r"^lr: got none and no optimizer, expected criterion.commit\(optimizer\)"):
         criterion.commit()
+    with pytest.raises(ValueError, match=r"^lr: got none and an optimizer with 0 groups 'proxy rows', expected"):
+        criterion.commit(torch.optim.SGD(net.parameters(), lr=0.1))
+    groups = [*criterion.param_groups(lr=0.5), *criterion.param_groups(lr=0.1)]
+    with pytest.raises(ValueError, match=r"with 2 groups 'proxy rows'"):
+        criterion.commit(torch.optim.SGD(groups, lr=0.1))
+    assert criterion.pending == 1
+    assert torch.equal(criterion.objective.source.table.values, before)
 
 
 def test_a_run_whose_rows_step_themselves_learns(letters: Path, tmp_path: Path, no_page: None) -> None:
     done = run(letters, tmp_path / "run", loss__touched="batch", **LEARNING)
-    assert done.result["parameters"]["trained"] == 2 * 256 + 256 * 32 + 32 + 56 * 32, "LayerNorm, head, rows"
-    assert done.result["parameters"]["parts"]["proxies"] == 56 * 32
-    assert done.result["validation"]["MAP@R"] > 1.3 * done.result["curve"][0]["MAP@R"]
+    assert done.result.parameters["trained"] == 2 * 256 + 256 * 32 + 32 + 56 * 32, "LayerNorm, head, rows"
+    assert done.result.parameters["parts"]["proxies"] == 56 * 32
+    assert done.result.validation["MAP@R"] > 1.3 * done.result.curve[0]["MAP@R"]
     tensors = Checkpoint.read(done.folder / "last.safetensors").tensors
-    assert int(tensors["criterion.objective.source.table.steps"].max()) <= done.result["steps"]
+    assert int(tensors["criterion.objective.source.table.steps"].max()) <= done.result.steps
     assert int(tensors["criterion.objective.source.table.steps"].min()) > 0
 
 

@@ -48,12 +48,12 @@ def test_a_pass_is_traced_as_a_whole(checkpointing: bool | str, monkeypatch: pyt
 
     rows, x = drawn(3, 3, 4, 64).requires_grad_(), pictures(B)
     prompts = ClassPrompts(rows, torch.tensor([2, 0, 2, 1]), [3, 1])
-    wanted = encoder.features_twice(x, prompts, True)
+    expected = encoder.features_twice(x, prompts, True)
     encoder._compiled = counted
-    found = encoder.features_twice(x, prompts, True)
-    for got, want in zip(found, wanted, strict=True):
+    actual = encoder.features_twice(x, prompts, True)
+    for got, want in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT)
-    alike(slopes(encoder, found, [rows]), slopes(encoder, wanted, [rows]), **EXACT)
+    alike(slopes(encoder, actual, [rows]), slopes(encoder, expected, [rows]), **EXACT)
     assert len(calls) == 1
     with torch.no_grad():
         encoder.features(x)
@@ -182,11 +182,11 @@ class There:
         loss.backward()
         self.optimizer.step()
         torch.cuda._sleep(20_000_000)  # some ten milliseconds in which the rows cannot arrive
-        self.learner.criterion.commit()
+        self.learner.criterion.commit(self.optimizer)
         return loss.detach()
 
     def late(self) -> bool:
-        return {"values", "average"} <= set(self.table._late)
+        return {"values", "average"} <= set(self.table._arriving)
 
     def state(self) -> dict[str, Tensor]:
         return state(self.learner)
@@ -214,7 +214,7 @@ def test_rows_that_travel_are_those_that_stay(kind: str, monkeypatch: pytest.Mon
             copied = copy.deepcopy(host.learner)
             (table,) = copied.criterion.row_tables()
             assert isinstance(table, RowTable)
-            assert not table._late
+            assert not table._arriving
             alike(state(copied), there.state(), rtol=0, atol=0)
     alike(host.state(), there.state(), rtol=0, atol=0)
     assert not host.late()

@@ -48,14 +48,14 @@ def test_a_class_takes_its_samples_in_an_order_that_is_random_and_follows_the_se
         torch.manual_seed(seed)
         criterion(x, y, images=images)
         criterion.commit(lr=0.0, network_lr=0.0)
-        found = source.stored.clone()
+        actual = source.stored.clone()
         source.stored.copy_(before)
-        return found
+        return actual
 
     before = source.stored.clone()
-    found = torch.stack([moved(seed) for seed in range(60)])
-    assert torch.equal(moved(7), found[7])
-    orders = [len(found[:, c].round(decimals=9).unique(dim=0)) for c in (3, 0, 1)]
+    actual = torch.stack([moved(seed) for seed in range(60)])
+    assert torch.equal(moved(7), actual[7])
+    orders = [len(actual[:, c].round(decimals=9).unique(dim=0)) for c in (3, 0, 1)]
     assert orders == [6, 2, 1], "3!, 2!, 1! orders of its samples"
 
 
@@ -121,19 +121,22 @@ def test_groups_and_rates() -> None:
     owned = {id(p) for part in (source.head, source.cell) for p in part.parameters()}
     assert {id(p) for p in groups["criterion"]["params"]} == owned
     assert groups["criterion"]["lr"] == 0.01
+    assert groups["network rows"] == {"params": [], "name": "network rows", "lr": 0.01}
+    optimizer = torch.optim.SGD([dict(group) for group in groups.values()], lr=7.0)
     before = source.prompts.values.clone()
     x, y, images = batch(0)
     for arguments, rate in (({}, 0.01), ({"lr": 9.0, "network_lr": 0.02}, 0.02)):
         source.prompts.average.zero_(), source.prompts.square.zero_(), source.prompts.steps.zero_()
         source.prompts.values.copy_(before)
         criterion(x, y, images=images).backward()
-        criterion.commit(**arguments)
+        criterion.commit(optimizer, **arguments)
         moved = (source.prompts.values - before).abs()
         assert not moved[[2, 4]].any(), "a class that is not in the batch is not moved"
         torch.testing.assert_close(moved[[0, 1, 3]], torch.full_like(moved[[0, 1, 3]], rate), rtol=1e-2, atol=0)
-    criterion.param_groups(lr=0.5)
+    default = torch.optim.SGD(criterion.param_groups(lr=0.5), lr=7.0)
+    assert [group["lr"] for group in default.param_groups if group["name"] == "network rows"] == [7.0]
     criterion(x, y, images=images).backward()
-    with pytest.raises(ValueError, match=r"^network_lr: this method's rows step themselves: call param_groups\(net"):
+    with pytest.raises(ValueError, match=r"^network_lr: got none and no optimizer, expected .*commit\(network_lr="):
         criterion.commit(lr=0.1)
 
 
@@ -214,7 +217,7 @@ def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            criterion.commit()
+            criterion.commit(optimizer)
             losses.append(loss.detach())
         whole.step(y, kind, 1e-2, 0.01)
         assert torch.equal(*losses)
@@ -254,16 +257,16 @@ def test_resumed_with_its_bank_it_goes_on_bit_for_bit(name: str) -> None:
 
     def go(parts: tuple[Criterion, Toy, torch.optim.Optimizer], numbers: range) -> list[Tensor]:
         criterion, toy, optimizer = parts
-        found = []
+        actual = []
         for number in numbers:
             _, y, images = batch(number, [number % C, (number + 1) % C, number % C])
             loss = criterion(toy(images), y, images=images)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            criterion.commit()
-            found.append(loss.detach())
-        return found
+            criterion.commit(optimizer)
+            actual.append(loss.detach())
+        return actual
 
     straight = make(0)
     go(straight, range(7))

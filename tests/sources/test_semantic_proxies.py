@@ -44,8 +44,8 @@ def test_the_oracles_gru_by_hand() -> None:
     one, none = np.ones((1, 1)), np.zeros(1)
     w = {key + gate: one for key in "WU" for gate in "zrh"} | {"bz": none, "br": none, "bh": -np.ones(1)}
     s = 1 / (1 + math.exp(-1.5))
-    found = oracle.gru(np.array([0.5]), np.array([1.0]), w)
-    assert found.item() == pytest.approx((1 - s) / 2 + s * s / 2, rel=1e-14)
+    actual = oracle.gru(np.array([0.5]), np.array([1.0]), w)
+    assert actual.item() == pytest.approx((1 - s) / 2 + s * s / 2, rel=1e-14)
     below = oracle.gru(np.array([0.5]), np.array([1.0]), w | {"bh": -2 * np.ones(1)})
     assert below.item() == pytest.approx((1 - s) / 2, rel=1e-14), "the candidate is cut off at 0"
 
@@ -54,13 +54,13 @@ def test_the_oracles_average_by_hand() -> None:
     """lam = 3/4 and two samples of class 0 at right angles to it: (3, 1)/sqrt 10, then (9/sqrt 10, 3/sqrt 10 + 1)."""
     stored, samples = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.0, 2.0], [0.0, 5.0]])
     step = step_of("ema", {}, lam=0.75)
-    found = oracle.accumulate(stored, samples, np.array([0, 0]), [0, 1], step)
-    wanted = np.array([9, 3 + math.sqrt(10)])
-    np.testing.assert_allclose(found[0], wanted / np.linalg.norm(wanted), rtol=1e-14)
-    assert found[1].tolist() == [0.6, 0.8]
+    actual = oracle.accumulate(stored, samples, np.array([0, 0]), [0, 1], step)
+    expected = np.array([9, 3 + math.sqrt(10)])
+    np.testing.assert_allclose(actual[0], expected / np.linalg.norm(expected), rtol=1e-14)
+    assert actual[1].tolist() == [0.6, 0.8]
     # Once a batch: 3/4 (3/4, 1/4) + (0, 1/4) = (9, 7)/16.
-    found = oracle.accumulate(stored, samples, np.array([0, 0]), [0, 1], step, every="batch")
-    np.testing.assert_allclose(found[0], np.array([9, 7]) / math.sqrt(130), rtol=1e-14)
+    actual = oracle.accumulate(stored, samples, np.array([0, 0]), [0, 1], step, every="batch")
+    np.testing.assert_allclose(actual[0], np.array([9, 7]) / math.sqrt(130), rtol=1e-14)
 
 
 # Whole steps
@@ -127,9 +127,9 @@ def agrees_with_the_oracle(name: str, **arguments: Any) -> None:
         assert np.abs(slopes[2]).max() > 1e-4, "the tower's head moves the loss"
 
         criterion.commit(lr=0.1, network_lr=0.1)
-        wanted = stepped.states(*arrays[2:])
-        np.testing.assert_allclose(array(source.stored), wanted, **CLOSE)
-        np.testing.assert_allclose(np.linalg.norm(wanted[:, :D], axis=1), 1, rtol=1e-6)
+        expected = stepped.states(*arrays[2:])
+        np.testing.assert_allclose(array(source.stored), expected, **CLOSE)
+        np.testing.assert_allclose(np.linalg.norm(expected[:, :D], axis=1), 1, rtol=1e-6)
         absent = sorted(set(range(C)) - set(labels))
         np.testing.assert_array_equal(array(source.stored)[absent], states[absent])
         states = array(source.stored)
@@ -155,18 +155,18 @@ def test_the_class_prompts_have_the_gradient_of_the_value(prompts, depth, step, 
     present = source.prompts._taken[0][0]
     assert present.tolist() == [3, 0, 1]
     criterion.discard()
-    (wanted,) = oracle.slopes(_valued(value, source.prompts, criterion), [array(source.prompts.values)])
-    np.testing.assert_allclose(leaf.grad.numpy(), wanted[present], **SLOPE)
-    assert np.abs(wanted[present]).min(axis=(1, 2)).max() > 1e-7
-    assert not wanted[[2, 4]].any()
+    (expected,) = oracle.slopes(_valued(value, source.prompts, criterion), [array(source.prompts.values)])
+    np.testing.assert_allclose(leaf.grad.numpy(), expected[present], **SLOPE)
+    assert np.abs(expected[present]).min(axis=(1, 2)).max() > 1e-7
+    assert not expected[[2, 4]].any()
 
 
 def _valued(value: Callable[[], Tensor], table: RowTable, criterion: Criterion) -> Callable[[np.ndarray], float]:
     def of(values: np.ndarray) -> float:
         table.values.copy_(torch.from_numpy(values))
-        found = value().item()
+        actual = value().item()
         criterion.discard()
-        return found
+        return actual
 
     return of
 
@@ -178,7 +178,7 @@ def test_no_gradient_from_one_batch_to_the_next() -> None:
         x, y, images = batch(number)
         criterion(x, y, images=images).backward()  # through an earlier batch this would fail: its graph is gone
         optimizer.step()
-        criterion.commit()
+        criterion.commit(optimizer)
         assert not source.stored.requires_grad
 
 
@@ -199,11 +199,11 @@ def test_what_is_compared_is_the_mix() -> None:
         criterion, source, _ = build(a=a)
         x, y, images = batch(0)
         before = torch.get_rng_state()
-        found = criterion.eval()(x, y, images=images)
-        assert torch.equal(found, criterion(x, y)), "nor are images"
+        actual = criterion.eval()(x, y, images=images)
+        assert torch.equal(actual, criterion(x, y)), "nor are images"
         assert torch.equal(before, torch.get_rng_state())
-        wanted = oracle.value(array(x), y.numpy(), array(source.stored), array(source.free), a=a, **NUMBERS)
-        assert found.item() == pytest.approx(wanted, rel=1e-10)
+        expected = oracle.value(array(x), y.numpy(), array(source.stored), array(source.free), a=a, **NUMBERS)
+        assert actual.item() == pytest.approx(expected, rel=1e-10)
         groups = {group["name"]: group["params"] for group in criterion.param_groups(lr=1.0)}
         assert ("proxies" in groups) == (a > 0)
         criterion.train()(x, y, images=images).backward()
@@ -211,7 +211,7 @@ def test_what_is_compared_is_the_mix() -> None:
         if a == 1:
             refs = References(unit(source.free), torch.arange(C), 1)
             plain = ProxyAnchor(**NUMBERS, positive_norm="all")(unit(x), y, refs)
-            torch.testing.assert_close(found, plain)
+            torch.testing.assert_close(actual, plain)
 
 
 @pytest.mark.parametrize("length", [0.1, 1.0, 30.0])
@@ -250,8 +250,8 @@ def test_what_is_trained_is_counted_by_name() -> None:
 
 def test_positive_norm_is_a_choice() -> None:
     x, y, images = batch(0)
-    found = [build(positive_norm=norm)[0].eval()(x, y, images=images) for norm in ("all", "present")]
-    assert found[0] < found[1]
+    actual = [build(positive_norm=norm)[0].eval()(x, y, images=images) for norm in ("all", "present")]
+    assert actual[0] < actual[1]
     assert pm.method("vptsp-g", classes=C, dim=D).objective.loss == ProxyAnchor(32.0, 0.1, "all")
 
 
@@ -292,9 +292,9 @@ def test_dropout_is_on_the_states_that_move(name: str, parts: int) -> None:
     assert not left
     criterion.commit(lr=0.0, network_lr=0.0)
     for mask, label, sample in zip(masks.numpy(), (0, 3), (1, 0)):  # one sample of each: classes by their numbers
-        wanted = step(before[label], oracle.normal(seen[sample]))
-        wanted[:D] = oracle.normal(wanted[:D] * (mask[:D] >= 0.25) / 0.75)
-        np.testing.assert_allclose(array(source.stored)[label], wanted, rtol=1e-6)
+        expected = step(before[label], oracle.normal(seen[sample]))
+        expected[:D] = oracle.normal(expected[:D] * (mask[:D] >= 0.25) / 0.75)
+        np.testing.assert_allclose(array(source.stored)[label], expected, rtol=1e-6)
     assert (source.stored[[0, 3], :D] == 0).any()
 
 
@@ -321,9 +321,9 @@ def test_the_tower_computes_in_what_the_encoder_does_and_the_rest_in_full() -> N
         seen: tuple[torch.dtype, ...] = ()
 
         def features(self, *args: Any, **kwargs: Any) -> Tensor:
-            found = super().features(*args, **kwargs)
+            actual = super().features(*args, **kwargs)
             self.seen = (*self.seen, self.embed(args[0]).dtype)
-            return found
+            return actual
 
     criterion = pm.method("vptsp-g", classes=C, dim=D).bind(toy := Watched())
     _, y, images = batch(0)
@@ -361,8 +361,8 @@ def test_proxies_from_samples_without_prompts(class_prompts: str) -> None:
     samples = oracle.head(seen, {key: array(value) for key, value in head(source).items()})
     step = step_of("gru", weights(source.cell, "gru"))
     states = oracle.accumulate(array(source.stored), samples, y.numpy(), keys.argsort().tolist(), step)
-    wanted = oracle.value(array(x), y.numpy(), states, np.zeros((C, D)), a=0.0, **NUMBERS)
-    assert loss.item() == pytest.approx(wanted, rel=1e-10)
+    expected = oracle.value(array(x), y.numpy(), states, np.zeros((C, D)), a=0.0, **NUMBERS)
+    assert loss.item() == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "fixed_encoder"])
@@ -384,8 +384,8 @@ def test_proxies_from_the_encoder_itself_with_and_without_gradient(kind: str) ->
     assert loss.item() == pytest.approx(value(array(x), array(x)), rel=1e-10)
     queries, samples = oracle.slopes(value, [array(x), array(x)])
     assert np.abs(samples).max() > 1e-3
-    wanted = queries if kind == "fixed_encoder" else queries + samples
-    np.testing.assert_allclose(x.grad.numpy(), wanted, **SLOPE)
+    expected = queries if kind == "fixed_encoder" else queries + samples
+    np.testing.assert_allclose(x.grad.numpy(), expected, **SLOPE)
 
 
 @pytest.mark.parametrize(
@@ -414,16 +414,16 @@ def test_what_cannot_be_meant_is_refused(method: str, arguments: dict[str, Any],
 
 def test_encoders_and_batches_that_do_not_suit_are_refused() -> None:
     criterion = pm.method("vptsp-g", classes=C, dim=D)
-    with pytest.raises(ValueError, match=r"^encoder: Linear has no features"):
+    with pytest.raises(ValueError, match=r"^encoder: got Linear, which has no features"):
         criterion.bind(nn.Linear(PIXELS, D))
-    with pytest.raises(ValueError, match=r"^encoder: SmallConvNet takes no prompts; expected a vision transformer"):
+    with pytest.raises(ValueError, match=r"^encoder: got SmallConvNet, which takes no prompts, expected a vision"):
         criterion.bind(build_encoder("small", dim=D, size=16))
     criterion.bind(Toy())
-    with pytest.raises(ValueError, match=r"^encoder: got one of \(7, 2, 7\) \(features, blocks, width\), expected"):
+    with pytest.raises(ValueError, match=r"^encoder: got sizes \(7, 2, 7\) \(features, blocks, width\), expected"):
         criterion.bind(Toy(width=7))
     bare = Criterion(Compare(ProxyAnchor(), SemanticProxies(C, D)))
     x, y, images = (part.float() if part.is_floating_point() else part for part in batch(0))
-    with pytest.raises(ValueError, match=r"^encoder: semantic proxies see images through it"):
+    with pytest.raises(ValueError, match=r"^encoder: got none, expected criterion.bind"):
         bare(x, y, images=images)
     bare.bind(Toy())
     with pytest.raises(ValueError, match=r"^images: got none for 6 labels"):

@@ -53,26 +53,26 @@ def small(tuning: str = "vpt+bitfit", **options: Any) -> Encoder:
 
 def inputs(module: nn.Module) -> list[torch.Size]:
     """The shapes that `module` will be called with."""
-    found: list[torch.Size] = []
-    module.register_forward_hook(lambda _, given, out: found.append(given[0].shape))
-    return found
+    actual: list[torch.Size] = []
+    module.register_forward_hook(lambda _, given, out: actual.append(given[0].shape))
+    return actual
 
 
 def slopes(encoder: nn.Module, outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> dict[str, Tensor]:
     """Gradients of a random sum of all outputs in all that is trained and in `leaves`."""
-    total = sum((found * drawn(50 + i, *found.shape).to(found)).sum() for i, found in enumerate(outputs))
+    total = sum((actual * drawn(50 + i, *actual.shape).to(actual)).sum() for i, actual in enumerate(outputs))
     named: dict[str, Tensor] = {
         name: p for name, p in encoder.named_parameters() if p.requires_grad and not name.startswith("head.")
     }
     named |= {f"given {i}": leaf for i, leaf in enumerate(leaves)}
-    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)  # type: ignore[arg-type]
-    return {name: torch.zeros_like(named[name]) if g is None else g for name, g in zip(named, found)}
+    actual = torch.autograd.grad(total, list(named.values()), allow_unused=True)  # type: ignore[arg-type]
+    return {name: torch.zeros_like(named[name]) if g is None else g for name, g in zip(named, actual)}
 
 
-def alike(found: dict[str, Tensor], wanted: dict[str, Tensor], **tolerance: Any) -> None:
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
-        torch.testing.assert_close(found[name], want, **tolerance, msg=f"{name}: {{}}".format)
+def alike(actual: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: Any) -> None:
+    assert actual.keys() == expected.keys()
+    for name, want in expected.items():
+        torch.testing.assert_close(actual[name], want, **tolerance, msg=f"{name}: {{}}".format)
 
 
 # Both towers at once
@@ -129,18 +129,18 @@ def test_two_looks_in_one_pass_are_two_passes(kind: str, tuning: str, monkeypatc
     for form in FORMS:
         prompts, by_hand, leaves = given(form, encoder.backbone.embed_dim)
         for shared in (False, True):
-            wanted = plainly(encoder, x, None), plainly(encoder, x, by_hand, shared)
-            assert (wanted[0] - wanted[1]).abs().max() > 1e-6
-            graded = slopes(encoder, wanted, leaves)
+            expected = plainly(encoder, x, None), plainly(encoder, x, by_hand, shared)
+            assert (expected[0] - expected[1]).abs().max() > 1e-6
+            graded = slopes(encoder, expected, leaves)
             apart = encoder.features(x), encoder.features(x, by_hand, shared)
             alike(slopes(encoder, apart, leaves), graded, **EXACT)
             patches.clear()
             blocks.clear()
-            found = encoder.features_twice(x, prompts, shared)
+            actual = encoder.features_twice(x, prompts, shared)
             assert [shape[0] for shape in patches] == [B], "one patch embedding for both"
             assert kind in FALLBACK or [shape[0] for shape in blocks] == [2 * B], "one pass through the blocks"
-            alike(slopes(encoder, found, leaves), graded, **EXACT)
-            for got, alone, want in zip(found, apart, wanted, strict=True):
+            alike(slopes(encoder, actual, leaves), graded, **EXACT)
+            for got, alone, want in zip(actual, apart, expected, strict=True):
                 torch.testing.assert_close(got, want, **EXACT)
                 torch.testing.assert_close(alone, want, **EXACT)
             assert all(graded[f"given {i}"].abs().max() > 1e-6 for i, leaf in enumerate(leaves) if leaf.numel())
@@ -166,12 +166,12 @@ def test_of_the_last_block_only_what_is_pooled(
     prompts = [drawn(3, B, 2, 32), drawn(4, B, 1, 32)]
     for towers in ([Tower()], [Tower(), Tower(prompts, True)]):
         tokens = first_tokens(encoder.backbone, encoder.normalise(x))
-        wanted = encoder.pool(last_tokens(encoder.backbone, tokens, encoder.tuning, towers))
+        expected = encoder.pool(last_tokens(encoder.backbone, tokens, encoder.tuning, towers))
         whole = (len(towers) * B, *tokens.shape[1:])
         assert [shapes[-1] for shapes in each] == [whole, whole], "prompts are no part of it"
-        found = encoder.features(x) if len(towers) == 1 else torch.cat(encoder.features_twice(x, prompts, True))
-        torch.testing.assert_close(found, wanted, **EXACT)
-        alike(slopes(encoder, (found,), []), slopes(encoder, (wanted,), []), **EXACT)
+        actual = encoder.features(x) if len(towers) == 1 else torch.cat(encoder.features_twice(x, prompts, True))
+        torch.testing.assert_close(actual, expected, **EXACT)
+        alike(slopes(encoder, (actual,), []), slopes(encoder, (expected,), []), **EXACT)
         last = (whole[0], 1, whole[2])
         prompted = tuning != "full" or len(towers) == 2
         assert [shapes[-1] for shapes in each] == [whole, last if short and prompted else whole]
@@ -204,19 +204,19 @@ def stepped(learner: Learner, number: int, at_once: bool = True) -> dict[str, Te
     learner.zero_grad()
     loss = learner(x, y) if at_once else criterion(learner.encoder(x), y, images=x)
     loss.backward()
-    found = {"loss": loss.detach()} | {
+    actual = {"loss": loss.detach()} | {
         f"{name}.grad": p.grad for name, p in learner.named_parameters() if p.grad is not None
     }
     for i, table in enumerate(criterion.row_tables()):
         (leaf,) = table.leaves()
         assert leaf.grad is not None
-        found |= {f"rows {i}": leaf.detach().clone(), f"rows {i}.grad": leaf.grad.clone()}
+        actual |= {f"rows {i}": leaf.detach().clone(), f"rows {i}.grad": leaf.grad.clone()}
     with torch.no_grad():
         for parameter in learner.parameters():
             if parameter.grad is not None:
                 parameter.sub_(0.05 * parameter.grad)
     criterion.commit(lr=0.1, network_lr=0.1)
-    return found | {name: value.clone() for name, value in learner.state_dict().items()}
+    return actual | {name: value.clone() for name, value in learner.state_dict().items()}
 
 
 def same_steps(learner: Learner, passes: tuple[int, int]) -> None:
@@ -224,9 +224,9 @@ def same_steps(learner: Learner, passes: tuple[int, int]) -> None:
     other = copy.deepcopy(learner)
     counts = [inputs(each.encoder.backbone.patch_embed) for each in (learner, other)]
     for number in range(2):
-        found, wanted = stepped(learner, number), stepped(other, number, at_once=False)
-        alike(found, wanted, **EXACT)
-        assert wanted["rows 0.grad"].abs().max() > 1e-6
+        actual, expected = stepped(learner, number), stepped(other, number, at_once=False)
+        alike(actual, expected, **EXACT)
+        assert expected["rows 0.grad"].abs().max() > 1e-6
     assert tuple(map(len, counts)) == (2 * passes[0], 2 * passes[1])
 
 
@@ -290,18 +290,18 @@ def of_two(rank: int, folder: Path) -> None:
         torch.manual_seed(7 * rank)
         loss = learner(pictures(len(LABELS))[mine], LABELS[mine])
         loss.backward()
-        found = {"loss": loss.detach(), "blocks": torch.tensor([shape[0] for shape in blocks])}
+        actual = {"loss": loss.detach(), "blocks": torch.tensor([shape[0] for shape in blocks])}
         (leaf,) = learner.criterion.row_tables()[0].leaves()
         assert leaf.grad is not None
-        found["rows 0.grad"] = leaf.grad
+        actual["rows 0.grad"] = leaf.grad
         for key, parameter in learner.named_parameters():
             if parameter.requires_grad:
                 grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 torch.distributed.all_reduce(grad)
-                found[f"{key}.grad"] = grad / 2
+                actual[f"{key}.grad"] = grad / 2
         learner.criterion.commit(lr=0.0, network_lr=0.0)
-        found["stored"] = learner.criterion.state_dict()["objective.source.stored"]
-        kept |= {f"{name}: {key}": value for key, value in found.items()}
+        actual["stored"] = learner.criterion.state_dict()["objective.source.stored"]
+        kept |= {f"{name}: {key}": value for key, value in actual.items()}
     save_file(kept, folder / str(rank))
 
 
@@ -312,12 +312,12 @@ def test_of_two_processes_each_looks_at_its_own_images_alone(tmp_path: Path) -> 
     loss = learner(pictures(len(LABELS)), LABELS)
     loss.backward()
     leaves = dict(learner.named_parameters()) | {"rows 0": learner.criterion.row_tables()[0].leaves()[0]}
-    wanted = {"loss": loss.detach()} | {f"{name}.grad": p.grad for name, p in leaves.items() if p.grad is not None}
+    expected = {"loss": loss.detach()} | {f"{name}.grad": p.grad for name, p in leaves.items() if p.grad is not None}
     learner.criterion.commit(lr=0.0, network_lr=0.0)
-    wanted["stored"] = learner.criterion.state_dict()["objective.source.stored"]
+    expected["stored"] = learner.criterion.state_dict()["objective.source.stored"]
     for rank in (0, 1):
         kept = load_file(tmp_path / str(rank))
         for name, counts in SPLITS.items():
-            found = {key.partition(": ")[2]: value for key, value in kept.items() if key.startswith(f"{name}:")}
-            assert found.pop("blocks").tolist() == [2 * counts[rank] or 1], "where there is none, a black one"
-            alike(found, wanted, **EXACT)
+            actual = {key.partition(": ")[2]: value for key, value in kept.items() if key.startswith(f"{name}:")}
+            assert actual.pop("blocks").tolist() == [2 * counts[rank] or 1], "where there is none, a black one"
+            alike(actual, expected, **EXACT)

@@ -48,7 +48,11 @@ class Running:
             time.sleep(0.02)
 
     def finish(self) -> tuple[int, str]:
-        text, _ = self.process.communicate(timeout=PATIENCE)
+        try:
+            text, _ = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its workers notice
+            raise
         return self.process.returncode, text
 
 
@@ -95,8 +99,8 @@ def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
     settings = local(task, None)
     alone = pm.train(recipe=task.recipe, settings=settings, out=tmp_path / "run", report=False, watcher=Silent())
     there = read_json(finished / "runs" / RUNS[1] / "result.json")
-    assert there["rows"] == alone.result["rows"]
-    assert there["curve"] == alone.result["curve"]
+    assert there["rows"] == alone.result.rows
+    assert there["curve"] == alone.result.curve
 
 
 def test_the_state_file_says_what_it_cost(finished):
@@ -245,6 +249,21 @@ def test_failures_kills_and_stops(tmp_path):
     assert "1 runs are left" in text
     with tarfile.open(tmp_path / "a.tar.gz") as archive:
         assert "long/results/short-g-held-out-seed0.json" in archive.getnames()
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_files_are_read_by_processes_of_a_worker(cache, photos, tmp_path):
+    """Two runs after each other in one worker, whose images come from processes that it forks."""
+    file = tmp_path / "files.toml"
+    file.write_text(
+        "seeds = [0, 1]\n[settings]\n"
+        f'"data.cache" = "{cache}"\n"data.workers" = 1\n"data.test" = 0.4\n"view.size" = 16\n"view.resize" = 16\n'
+        '"encoder.pretrained" = false\n"encoder.dim" = 8\n"train.epochs" = 1\n"train.warmup" = 0\n'
+        f'[data.photos]\npath = "{photos.name}"\n[backbones.small]\n[[rows]]\nname = "a"'
+    )
+    code, text = study(file, "--out", tmp_path / "out", "--data-root", photos.parent)
+    assert code == 0, text
+    assert text.count("finished  a-photos-small-held-out-seed") == 2
 
 
 def state_of(checkpoint: Path) -> str:

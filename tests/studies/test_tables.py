@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve
 from proxymetric.studies.inference import paired, power, seeds_needed, student
@@ -29,7 +30,7 @@ def study(**more: object) -> Study:
     )  # fmt: skip
 
 
-def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, dict]:
+def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, Result]:
     """Results as training writes them, with scores that are known."""
     found = {}
     for task in of.tasks():
@@ -39,9 +40,8 @@ def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, dict]:
             rows["last epoch"] = {"R@1": score - 0.01 * (task.seed + 1)}
         curve = [{"epoch": epoch, "R@1": score - 0.1 + 0.05 * epoch} for epoch in range(3 + task.seed)]
         if task.name not in without:
-            found[task.name] = {
-                "rows": rows, "curve": curve, "validation": {"R@1": score, "figures": {"rank": 10 + task.seed}}
-            }  # fmt: skip
+            validation = {"R@1": score, "figures": {"rank": 10 + task.seed}}
+            found[task.name] = Result(rows=rows, curve=curve, validation=validation)
     return found
 
 

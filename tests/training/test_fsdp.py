@@ -21,7 +21,7 @@ from proxymetric.recipe import TrainOptions
 from proxymetric.training import sharded_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import clip_gradients, make_optimizer
-from proxymetric.training.parallel import Parallel, check, divide, gathered_parameters
+from proxymetric.training.parallel import Parallel, check, gathered_parameters, shard_encoder
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
 from training.test_parallel import STILL, Pair, close
@@ -60,8 +60,8 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
     one = run(photos, tmp_path / "one", **settings)
     close(tmp_path / "two", one.folder)
     two = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert two["parameters"] == one.result["parameters"], "of whole tensors"
-    for row, scores in one.result["rows"].items():
+    assert two["parameters"] == one.result.parameters, "of whole tensors"
+    for row, scores in one.result.rows.items():
         assert two["rows"][row] == pytest.approx(scores, abs=0.05), row
     if settings.get("train__refit"):
         close(tmp_path / "two" / "refit", one.folder / "refit")
@@ -120,13 +120,13 @@ def test_asked_to_stop_it_goes_on_bit_for_bit(photos: Path, tmp_path: Path) -> N
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "warm-up": ({"warmup": 2}, "proxy-anchor", r"train\.warmup=2: .*; expected 0$"),
-    "fp16": ({"amp": "fp16"}, "proxy-anchor", r"train\.amp='fp16': .*; expected 'bf16' or 'off'$"),
-    "frozen": ({"frozen": True}, "proxy-anchor", r"train\.frozen: .*; expected 'ddp'$"),
+    "warm-up": ({"warmup": 2}, "proxy-anchor", r"train\.warmup=2, .*; expected train\.warmup=0$"),
+    "fp16": ({"amp": "fp16"}, "proxy-anchor", r"train\.amp='fp16', .*; expected train\.amp 'bf16' or 'off'$"),
+    "frozen": ({"frozen": True}, "proxy-anchor", r"train\.frozen, .*; expected 'ddp'$"),
     "compile": ({"compile": True}, "proxy-anchor", r"train\.compile, .*; expected 'ddp'$"),
-    "ccp": ({}, "ccp", r"a method that looks into the encoder's weights or runs it itself; expected 'ddp'$"),
-    "vptsp": ({}, "vptsp-g", r"a method that looks into"),
-    "moco": ({}, "moco", r"a method that looks into"),
+    "ccp": ({}, "ccp", r"a method that reads the encoder's weights or runs the encoder itself; expected 'ddp'$"),
+    "vptsp": ({}, "vptsp-g", r"a method that reads"),
+    "moco": ({}, "moco", r"a method that reads"),
 }
 
 
@@ -156,8 +156,8 @@ def test_refusals_reach_people(photos: Path, tmp_path: Path) -> None:
 
 def test_a_torch_without_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.distributed.fsdp.fully_shard")
-    with pytest.raises(ValueError, match=r"^train\.parallel: 'fsdp' needs torch 2\.6 or newer, and this is .*'ddp'$"):
-        divide(build("small", dim=8, size=32))
+    with pytest.raises(ValueError, match=r"^train\.parallel: got 'fsdp', which needs torch 2\.6 .*; expected 'ddp'$"):
+        shard_encoder(build("small", dim=8, size=32))
 
 
 def test_alone_it_changes_nothing(photos: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def one_of_two(rank: int, folder: str) -> None:
         images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(rank))
         wanted = encoder.eval()(images).detach()
         total = sum(p.numel() for p in encoder.parameters())
-        divide(encoder)
+        shard_encoder(encoder)
         here: Any = list(encoder.parameters())
         about = found[name] = {
             "here": sum(p.to_local().numel() for p in here) / total,
@@ -210,7 +210,7 @@ def begun_apart(rank: int) -> dict[str, Any]:
     own = ShardedState(learner, make_optimizer(learner, TrainOptions()))
     proxies, weight = learner.criterion.objective.source.vectors, learner.encoder.head.weight
     proxies.grad = torch.full_like(proxies, 1.0 + 2 * rank)
-    parallel.average()
+    parallel.average_gradients()
     averaged = proxies.grad.unique().tolist()
     proxies.grad, weight.grad = torch.full_like(proxies, 3.0), torch.full_like(weight, 4.0)
     norm = clip_gradients([proxies, weight], [], TrainOptions(clip_norm=1.0), own)
@@ -278,8 +278,8 @@ def one_of_three(rank: int, folder: str) -> None:
     own = ShardedState(learner, make_optimizer(learner, TrainOptions()))
     for message in (1, 30, 2**20):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sharded_state, "MESSAGE", message)
-            found = own.whole(mine)
+            patch.setattr(sharded_state, "MAX_MESSAGE_BYTES", message)
+            found = own.gather(mine)
         assert found.keys() == mine.keys()
         for name, value in found.items():
             wanted = full[name] if rank == 0 and name in full else mine[name]

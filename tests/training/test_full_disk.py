@@ -33,9 +33,9 @@ def test_a_disk_that_is_full_from_the_beginning(photos, tmp_path):
     assert "Traceback" not in answer.stderr
     best = tmp_path / "run" / "best.safetensors"
     assert f"could not save {best}: the disk is full" in answer.stderr
-    assert "go on with --resume" in answer.stderr
+    assert "continue with --resume" in answer.stderr
     assert set(bytes_of(tmp_path / "run")) == {"run.json", "log.jsonl"}, "no half-written file is left"
-    refused(proxymetric("evaluate", tmp_path / "run"), "has no checkpoint yet")
+    refused(proxymetric("evaluate", tmp_path / "run"), "has no checkpoint")
     again = train(photos, tmp_path / "run", "--resume")
     assert again.code == 0, again
     assert read_json(tmp_path / "run" / "result.json")["epochs"] == 1
@@ -71,7 +71,7 @@ TWO = {
 def test_a_disk_that_fills_up_while_training(photos, tmp_path):
     whole = pm.train(photos, out=tmp_path / "whole", settings=TWO)
     room, filling = resource.getrlimit(resource.RLIMIT_FSIZE), Filling(tmp_path / "run")
-    with pytest.raises(NotSaved, match=r"the disk is full.*what was there before is untouched.*go on with --resume"):
+    with pytest.raises(NotSaved, match=r"the disk is full.*the earlier file is unchanged.*continue with --resume"):
         pm.train(photos, out=tmp_path / "run", settings=TWO, watcher=filling)
     resource.setrlimit(resource.RLIMIT_FSIZE, room)
     after = bytes_of(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_while_training(photos, tmp_path):
     assert set(after) == set(filling.saved), "no half-written file is left"
     assert pm.load(tmp_path / "run").dim == 8
     again = pm.train(photos, out=tmp_path / "run", settings=TWO, resume=True)
-    assert again.result["curve"] == whole.result["curve"]
+    assert again.result.curve == whole.result.curve
     assert again.scores == whole.scores
 
 
@@ -94,6 +94,6 @@ def test_a_disk_that_is_full_when_vectors_are_written(photos, tmp_path):
     answer = proxymetric("embed", run, photos, "--out", file)
     # At once: the limit holds for the file that the tests' own output may go to as well.
     resource.setrlimit(resource.RLIMIT_FSIZE, room)
-    refused(answer, f"could not save {file}: the disk is full", "what was there before is untouched")
+    refused(answer, f"could not save {file}: the disk is full", "the earlier file is unchanged")
     assert file.read_text() == "an earlier file"
     assert not list(tmp_path.glob(".*.part"))

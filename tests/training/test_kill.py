@@ -82,7 +82,7 @@ def test_killed_and_resumed_on_the_command_line(photos: Path, straight: Path, tm
     # A run is resumed by its folder alone: what was said at first is kept there.
     again = Process(["train", "--out", str(out), "--resume"], tmp_path / "text")
     assert again.finish() == 0, again.text()
-    assert "going on from epoch 1, step" in again.text()
+    assert "continuing from epoch 1, step" in again.text()
     same_run(out, straight)
 
 

@@ -1,4 +1,4 @@
-"""The next batch is made while a step is under way, and nothing but time depends on it."""
+"""The next batch is made while a step runs, and the results do not depend on it."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
     assert state(tmp_path / "run")["step"] == 4
 
 
-def test_prompts_of_the_next_batch_are_on_their_way() -> None:
-    """What is expected is what is taken: the same classes in the same order."""
+def test_prompts_of_the_next_batch_are_prefetched() -> None:
+    """The prefetched rows are the rows that are taken: the same classes in the same order."""
     criterion, source, _ = build("ema")
     x, y, images = batch(0)
-    criterion.expect(y)
-    assert source.prompts._ahead is not None
-    sent = source.prompts._ahead[1]
+    criterion.prefetch_batch(y)
+    assert source.prompts._prefetched is not None
+    sent = source.prompts._prefetched[1]
     criterion(x, y, images=images)
-    assert source.prompts._ahead is None
+    assert source.prompts._prefetched is None
     assert next(rows for _, rows in source.prompts._taken) is sent
 
 
 def test_a_run_makes_use_of_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from proxymetric.sources import RowTable
 
-    expected, taken = [], []
-    expect, take = RowTable.expect, RowTable.take
+    prefetched, taken = [], []
+    prefetch, take = RowTable.prefetch, RowTable.take
 
     def noted(self: RowTable, index: torch.Tensor, device: torch.device) -> None:
-        expected.append(index)
-        expect(self, index, device)
+        prefetched.append(index)
+        prefetch(self, index, device)
 
     def used(self: RowTable, index: torch.Tensor, *args: object, **told: object) -> torch.Tensor:
-        taken.append(self._ahead is not None and torch.equal(self._ahead[0], index))
+        taken.append(self._prefetched is not None and torch.equal(self._prefetched[0], index))
         return take(self, index, *args, **told)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RowTable, "expect", noted)
+    monkeypatch.setattr(RowTable, "prefetch", noted)
     monkeypatch.setattr(RowTable, "take", used)
     run(photos, tmp_path / "run", **SMALL, train__epochs=2)
     assert taken[0] is False
-    assert sum(taken) == len(expected) == len(taken) - 2, "all but the first of an epoch"
+    assert sum(taken) == len(prefetched) == len(taken) - 2, "all but the first of an epoch"

@@ -102,7 +102,7 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
     settings = STILL | {"train__batch": 2, "data__validation": 0.5}
     Pair(command(broken, tmp_path / "two", **settings), tmp_path).finish()
     one = run(broken, tmp_path / "one", **settings)
-    assert len(one.result["bad_images"]) == 10
+    assert len(one.result.bad_images) == 10
     close(tmp_path / "two", one.folder)
 
 

@@ -41,8 +41,8 @@ def test_four_batches_of_eight_are_one_of_thirty_two(mode: dict, photos: Path, t
     common |= {"train__epochs": 2, "train__warmup": 0, "train__clip_value": None, **STILL, **mode}
     one = run(photos, tmp_path / "one", train__batch=32, **common)
     four = run(photos, tmp_path / "four", train__batch=8, train__accumulate=4, **common)
-    assert one.result["steps"] == four.result["steps"] == 4
-    losses = [[record["loss"] for record in r.result["curve"][1:]] for r in (one, four)]
+    assert one.result.steps == four.result.steps == 4
+    losses = [[record["loss"] for record in r.result.curve[1:]] for r in (one, four)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     expected, found = tensors(one), tensors(four)
     for name in expected:
@@ -54,7 +54,7 @@ def test_four_batches_of_eight_are_one_of_thirty_two(mode: dict, photos: Path, t
 
 def test_the_last_step_of_an_epoch_takes_what_is_left(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", train__accumulate=3, train__epochs=2)
-    assert done.result["steps"] == 6, "8 batches: three, three and two"
+    assert done.result.steps == 6, "8 batches: three, three and two"
     assert tensors(done)["criterion._extra_state"].tolist() == [6.0, 1.0]
 
 
@@ -113,8 +113,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(
     watcher = Watching(tmp_path / "run")
     often = {"train__save_every": 1, "train__epochs": 1, "train__warmup": 0}
     done = run(photos, tmp_path / "run", method="poisoned", watcher=watcher, **often)
-    assert done.result["skipped_steps"] == 1
-    assert done.result["steps"] == 8
+    assert done.result.skipped_steps == 1
+    assert done.result.steps == 8
     before, after = (Checkpoint.read(tmp_path / "run" / name) for name in ("before", "after"))
     assert (before.state["step"], after.state["step"]) == (2, 3)
     assert after.state["skipped"] == 1
@@ -133,11 +133,11 @@ def test_a_batch_of_unreadable_images_is_no_step(photos: Path, tmp_path: Path) -
         for k in range(4):
             (broken / f"class{c}" / f"{k}.png").write_text("no picture")
     done = run(broken, tmp_path / "run", train__batch=1, train__epochs=1, encoder__freeze_bn=True)
-    trained = sum("class" in title for title in done.result["bad_images"])
+    trained = sum("class" in title for title in done.result.bad_images)
     skipped = [record for record in records(done.folder) if record["event"] == "unread"]
     assert 0 < len(skipped) <= trained
-    assert done.result["skipped_steps"] == 0, "not finite is something else"
-    assert int(tensors(done)["criterion._extra_state"][0]) == done.result["steps"] - len(skipped)
+    assert done.result.skipped_steps == 0, "not finite is something else"
+    assert int(tensors(done)["criterion._extra_state"][0]) == done.result.steps - len(skipped)
 
 
 def moved(before: dict[str, Tensor], after: dict[str, Tensor], part: str, kinds: tuple[str, ...]) -> list[bool]:
@@ -156,12 +156,12 @@ def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path)
     alone, rows = Notes(), Notes()
     few = {"train__epochs": 1, "train__warmup": 1, "train__lr": 1e-3}
     head = run(photos, tmp_path / "alone", watcher=alone, encoder__tuning="linear", **few)
-    assert head.result["rates"] == {"head": 1e-3, "proxies": 0.1}
+    assert head.result.rates == {"head": 1e-3, "proxies": 0.1}
     assert not [said for said in alone.said if "warms up" in said], "nothing else will ever move"
     headless = {"encoder__head": "none", "encoder__dim": None, "loss__touched": "batch"}
     none = run(photos, tmp_path / "rows", watcher=rows, **few | {"train__epochs": 2} | headless)
     assert told in rows.said
-    assert none.result["rates"] == {"backbone": 1e-3, "proxies": 0.1}
+    assert none.result.rates == {"backbone": 1e-3, "proxies": 0.1}
     weights = ("weight", "bias")
     assert not any(moved(initial, warm, "encoder.backbone.", weights))
     assert all(moved(initial, warm, "encoder.head.", weights))
@@ -184,7 +184,7 @@ def test_frozen_batch_norm_keeps_statistics_scale_and_shift(photos: Path, tmp_pa
     convolutions = [name for name in initial if name.endswith(".0.weight")]
     assert all(not torch.equal(initial[name], after[name]) for name in convolutions)
     frozen = 2 * (32 + 64 + 128 + 256)
-    assert done.result["parameters"]["total"] - done.result["parameters"]["trained"] == frozen
+    assert done.result.parameters["total"] - done.result.parameters["trained"] == frozen
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_groups_hold_what_is_trained_and_nothing_twice() -> None:
         wanted = [p for name, p in whole.named_parameters() if not (frozen and name.startswith("encoder.backbone."))]
         assert sorted(map(id, held)) == sorted(map(id, wanted))
     empty = Learner(build("small", dim=None, size=16, head="none"), pm.method("triplet", classes=3, dim=8), True)
-    with pytest.raises(ValueError, match="nothing to train"):
+    with pytest.raises(ValueError, match="got nothing to train"):
         make_optimizer(empty, TrainOptions())
 
 

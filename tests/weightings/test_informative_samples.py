@@ -334,5 +334,5 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
 
 
 def test_a_forgotten_length_of_an_epoch_is_said() -> None:
-    with pytest.raises(ValueError, match=r"proxy-isa needs epochs: steps_per_epoch=.* or criterion.epoch\(i\)"):
+    with pytest.raises(ValueError, match=r"epochs: got none, expected steps_per_epoch=.*; proxy-isa needs it"):
         pm.method("proxy-isa", classes=C, dim=D)(torch.randn(2, D), torch.tensor([0, 1]))

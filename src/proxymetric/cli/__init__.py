@@ -1,4 +1,4 @@
-"""The command line: a thin layer over the library. Heavy imports stay inside the verbs."""
+"""The command line: a thin layer over the library. Slow imports are made inside the verbs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from proxymetric.cli.root import app
 __all__ = ["app", "main"]
 
 VERBS = (
+    training.demo,
     training.train,
     trained.evaluate,
     trained.embed,
@@ -24,13 +25,13 @@ VERBS = (
     catalogue.methods,
     planning.plan,
 )
-"""in the order of `proxymetric --help`"""
+"""the verbs, in the order of `proxymetric --help`"""
 app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
 
 
 def main() -> None:
-    """Run the command line; a person's mistake is one sentence and exit code 1."""
-    # Threads that spin while they wait are several times slower as soon as anything else runs on the machine.
+    """Run the command line; an error of the user prints one sentence and exits with code 1."""
+    # Threads that wait actively are several times slower when other programs run on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
@@ -40,7 +41,7 @@ def main() -> None:
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory")):
             raise
-        typer.echo("proxymetric: not enough memory; smaller --batch or --size need less", err=True)
+        typer.echo("proxymetric: memory: got too little for this run, expected a smaller --batch or --size", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("proxymetric: stopped", err=True)

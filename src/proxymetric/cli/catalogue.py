@@ -1,4 +1,4 @@
-"""What there is to choose from: methods."""
+"""The verb that lists the methods: methods."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from proxymetric.cli.root import app, example
 
 
 @app.command(
-    short_help="List the methods: paper, and when to choose which.",
-    epilog=example("proxymetric methods mpa-ap"),
+    short_help="List the methods, or describe one.",
+    epilog=example("proxymetric methods", "proxymetric methods mpa-ap"),
 )
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method: its arguments and defaults.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Describe this method: its arguments and their defaults.")
+    ] = None,
 ) -> None:
-    """The catalogue: what can be trained, whose it is and when to choose it."""
+    """List the methods with their papers and when to choose each, or describe one method."""
     from proxymetric.cli.terminal import Terminal, catalogue_table
     from proxymetric.papers import CATALOGUE, lookup
     from proxymetric.papers import options as arguments
@@ -24,7 +26,7 @@ def methods(
     terminal = Terminal()
     if name is None:
         terminal.console.print(catalogue_table({key: row.about for key, row in CATALOGUE.items()}))
-        terminal.say("\nproxymetric methods NAME shows the arguments of one")
+        terminal.say("\nproxymetric methods NAME describes one method and its arguments")
         return
     row = lookup(name)
     first, *rest = (row.__doc__ or "").strip().splitlines()

@@ -1,4 +1,4 @@
-"""The program that verbs are added to, and the options that several of them have."""
+"""The program that the verbs are added to, and the options that several verbs share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from proxymetric import __version__
 
 
 def example(*lines: str) -> str:
-    """The foot of a help page: commands that are not broken at hyphens."""
+    """The last lines of a help page: commands, which are never wrapped."""
     return "\b\n" + "\n".join(("Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
 
 
 app = typer.Typer(
     name="proxymetric",
-    help="Learn an embedding from labelled images, to find things of classes it has never seen by similarity.",
+    help="Train an image embedding on labelled images, and use it to find similar images, also of new classes.",
     epilog=example(
+        "proxymetric demo",
         "proxymetric train --data PHOTOS --out runs/photos    (PHOTOS/<class>/*.jpg)",
         "proxymetric query runs/photos PHOTOS unknown.jpg",
+        "proxymetric train --help",
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -31,17 +33,26 @@ app = typer.Typer(
 
 Data = Annotated[
     str | None,
-    typer.Option("--data", "-d", help="Folder of class folders, CSV of file and class, a benchmark, glyphs or digits."),
+    typer.Option(
+        "--data",
+        "-d",
+        help="The labelled images: a folder with one folder per class, a CSV of file and class, the folder of a "
+        "benchmark, glyphs or digits.",
+    ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as `train --out` wrote it.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).")]
 RunOrFile = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, or the file that `export --slim` wrote of it.")
+    Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`), or a file of `export --slim`.")
 ]
-Weights = Annotated[
-    Path | None, typer.Option(help="For a slim file: its backbone's weights (safetensors) instead of the hub's.")
+SlimWeights = Annotated[
+    Path | None,
+    typer.Option("--weights", help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's."),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:0.")]
-Which = Annotated[str, typer.Option(help="best; last; or chosen, the best before a refit.")]
+Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:0.")]
+Which = Annotated[
+    str,
+    typer.Option(help="Which model of the run: best, last, or chosen (the best one before a refit)."),
+]
 
 
 def _version(asked: bool) -> None:
@@ -53,7 +64,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before the verb."""

@@ -1,4 +1,4 @@
-"""The verb that runs many runs: study."""
+"""The verb that trains many runs: study."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    short_help="Compare methods over data, protocols and seeds.",
+    short_help="Compare methods on data sets, protocols and seeds.",
     epilog=example(
         "proxymetric study studies/glyphs.toml --dry-run",
         "proxymetric study studies/glyphs.toml --jobs 2 --minutes 9 --archive glyphs.tar.gz",
@@ -23,59 +23,74 @@ if TYPE_CHECKING:
     ),
 )
 def study(
-    file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="What is compared.")],
+    file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="TOML file that describes the study.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the study; runs/study-<name> by default.")
+        Path | None, typer.Option("--out", "-o", help="Folder of the study. Default: runs/study-<name>.")
     ] = None,
     data_root: Annotated[
-        Path | None, typer.Option("--data-root", help="Folder that the study's data and weights lie in.")
+        Path | None, typer.Option("--data-root", help="Folder with the data and weights of the study.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at once; by default 1, on a GPU 4.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time. Default: 1, or 4 on a GPU.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Start only runs that fit; after so many minutes all save and stop.")
+        float | None, typer.Option(help="Stop after this time: start only runs that will finish, and save the others.")
     ] = None,
-    only: Annotated[str, typer.Option(metavar="ROW[,ROW]", help="Only these rows.")] = "",
-    seeds: Annotated[str, typer.Option(metavar="0,1", help="Only these seeds.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and how long they take; run none.")] = False,
+    only: Annotated[str, typer.Option(metavar="ROW[,ROW]", help="Run only these rows of the study.")] = "",
+    seeds: Annotated[str, typer.Option(metavar="0,1", help="Run only these seeds.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and their times; run nothing.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Redo runs whose recipe or data changed; replace collected results.")
+        bool, typer.Option("--overwrite", help="Repeat runs whose recipe or data changed; replace collected results.")
     ] = False,
     archive: Annotated[
-        Path | None, typer.Option(metavar="FILE.tar.gz", help="Then put results, logs and best embeddings there.")
+        Path | None,
+        typer.Option(metavar="FILE.tar.gz", help="Afterwards write results, logs and best embeddings there."),
     ] = None,
     collect: Annotated[
         list[Path] | None,
-        typer.Option(metavar="ARCHIVE", help="Run nothing: put an archive's or a study folder's results in --results."),
+        typer.Option(
+            metavar="ARCHIVE", help="Run nothing; copy the results of an archive or study folder to --results."
+        ),
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Small results, one file for each run, to be committed.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of collected results, one small file per run.")
     ] = None,
     embeddings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --collect: put the embeddings there too.")
+        Path | None, typer.Option(metavar="DIR", help="With --collect: copy the embeddings there.")
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run nothing: make tables and plots of --results or --out.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run nothing; write tables and plots of --results or --out there."),
     ] = None,
 ) -> None:
-    """Run all runs of a study that are not done yet; started again, it goes on where it was stopped or killed.
+    """Train all runs of a study that are not finished. The same command continues a study that was stopped or killed.
 
-    Several runs share a GPU. A failed run fails the command after the others are done. Tables of all results so far
-    are in the study's folder at the end.
+    Several runs share a GPU. If a run fails, the others continue, and the command fails at the end. The tables of all
+    results so far are written to the folder of the study.
     """
     from proxymetric.studies.command import Options, execute
 
     options = Options(
-        study=file, out=out, data_root=data_root, jobs=jobs, minutes=minutes, only=only, seeds=seeds, dry_run=dry_run,
-        overwrite=overwrite, archive=archive, collect=tuple(collect or ()), results=results, embeddings=embeddings,
+        study=file,
+        out=out,
+        data_root=data_root,
+        jobs=jobs,
+        minutes=minutes,
+        only=only,
+        seeds=seeds,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        archive=archive,
+        collect=tuple(collect or ()),
+        results=results,
+        embeddings=embeddings,
         tables=tables,
-    )  # fmt: skip
+    )
     code = execute(options, _Screen())
     if code:
         raise typer.Exit(code)
 
 
 class _Screen:
-    """Events as lines; on a terminal a table of the running runs below them."""
+    """Prints events as lines and, in a terminal, a table of the current runs below them."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -98,7 +113,7 @@ class _Screen:
 
 
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
-    """The runs that are under way."""
+    """Make a table of the current runs."""
     from rich.table import Table
 
     from proxymetric.studies.reporting import clock
@@ -110,8 +125,11 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
         facts = [""] * 3
         left = "embeddings" if each["kind"] == "embed" else ""
         if "step" in each:
-            facts = [f"{each['epoch']}/{each['epochs']}", f"{each['step']}/{each['steps']}",
-                     f"{each['images_per_second']:,.0f}"]  # fmt: skip
+            facts = [
+                f"{each['epoch']}/{each['epochs']}",
+                f"{each['step']}/{each['steps']}",
+                f"{each['images_per_second']:,.0f}",
+            ]
             left = left or clock(each["seconds_left"])
         table.add_row(each["run"], *facts, clock(each["seconds"]), left)
     return table

@@ -1,134 +1,214 @@
-"""Verbs that train: train, mlrc."""
+"""Verbs that train: demo, train, mlrc."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Data, Device, app, example
 
-Method = Annotated[str | None, typer.Option("--method", "-m", help="See `proxymetric methods`.")]
-Backbone = Annotated[str | None, typer.Option("--backbone", "-b", help="Any timm name, bn_inception or small.")]
-Weights = Annotated[Path | None, typer.Option(help="Backbone weights (safetensors) instead of the hub's.")]
-RecipeFile = Annotated[Path | None, typer.Option("--recipe", "-r", help="TOML file; flags win over it.")]
+if TYPE_CHECKING:
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.runs.train import Run
+
+Method = Annotated[
+    str | None, typer.Option("--method", "-m", help="Name of the method; `proxymetric methods` lists them.")
+]
+Backbone = Annotated[
+    str | None, typer.Option("--backbone", "-b", help="Backbone: any timm name, bn_inception or small.")
+]
+BackboneWeights = Annotated[
+    Path | None, typer.Option("--weights", help="File with the backbone's weights (safetensors), instead of the hub's.")
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", "-r", help="A shipped recipe by name, such as cub/proxy-anchor, or a TOML file. Flags win over it."
+    ),
+]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the training images, at most.")]
 Size = Annotated[int | None, typer.Option(help="Side of the images in pixels.")]
-Seed = Annotated[int | None, typer.Option(help="Makes a run repeatable.")]
-Cache = Annotated[str | None, typer.Option(help="Decoded images: auto, none, memory or device.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random numbers.")]
+Cache = Annotated[str | None, typer.Option(help="Where decoded images are kept: auto, none, memory or device.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any key of the recipe; repeatable, wins over flags."),
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Set any key of the recipe. Repeatable; wins over the flags."
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in --out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
+DEMO_RECIPE = "glyphs/demo"
 
 
 @app.command(
-    short_help="Train on labelled images and measure on unseen classes.",
+    short_help="Train a small model on drawn characters; takes about a minute.",
+    epilog=example("proxymetric demo", "proxymetric demo --out runs/demo"),
+)
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder; an earlier demo in it is replaced.")] = Path(
+        "runs/demo"
+    ),
+    device: Device = None,
+) -> None:
+    """Train a small model on characters drawn in many fonts, and search among characters it was not trained on.
+
+    It needs no download and no GPU.
+    """
+    from proxymetric.cli.terminal import Terminal
+
+    terminal = Terminal()
+    terminal.say("the demo trains a small network on drawn characters; it takes about a minute on two CPU cores")
+    _train(terminal, recipe=DEMO_RECIPE, out=out, device=device, overwrite=True)
+    terminal.say(
+        f"next: open {out / 'report.html'} in a browser, then train on your own images (PHOTOS/<class>/*.jpg):\n"
+        "  proxymetric train --data PHOTOS --out runs/photos"
+    )
+
+
+@app.command(
+    short_help="Train on labelled images and score classes never seen in training.",
     epilog=example(
         "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
         "proxymetric train --data PHOTOS --frozen --set loss.margin=0.2 --set train.patience=5",
+        "proxymetric train --data CUB_200_2011 --recipe cub/proxy-anchor",
     ),
 )
 def train(
     data: Data = None,
     method: Method = None,
     backbone: Backbone = None,
-    weights: Weights = None,
+    weights: BackboneWeights = None,
     tuning: Annotated[
         str | None,
         typer.Option(
-            help="What is trained of the backbone: full, linear, bitfit; of ViTs vpt, adapter, lora; several: vpt+lora."
+            help="Which parameters of the backbone are trained: full, linear or bitfit; for ViTs also vpt, adapter or "
+            "lora. Join several with +, such as vpt+bitfit."
         ),
     ] = None,
-    recipe: RecipeFile = None,
+    recipe: RecipeName = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run folder; runs/<data>-<method> by default.")
+        Path | None, typer.Option("--out", "-o", help="Folder of the run. Default: runs/<data>-<method>.")
     ] = None,
     epochs: Epochs = None,
-    batch: Annotated[int | None, typer.Option(help="Images in a step.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images in a forward pass.")] = None,
     size: Size = None,
     dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the encoder; proxies have 100 times that.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the encoder; the proxies have 100 times this rate.")
+    ] = None,
     seed: Seed = None,
     cache: Cache = None,
     device: Device = None,
     frozen: Annotated[
         bool | None,
-        typer.Option("--frozen/--no-frozen", help="Train head and proxies on cached features: no GPU needed."),
+        typer.Option(
+            "--frozen/--no-frozen",
+            help="Train only head and proxies, on cached features of the backbone. Fast without a GPU.",
+        ),
     ] = None,
     refit: Annotated[
         bool | None,
-        typer.Option("--refit/--no-refit", help="Then train on all classes for the chosen number of epochs."),
+        typer.Option("--refit/--no-refit", help="Afterwards train on all classes for the chosen number of epochs."),
     ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Which classes choose the epoch: held-out (a fifth of the training classes, the default), last (none, "
-            "the last epoch counts) or papers (the test classes: scores as papers report them, labelled so)."
+            help="Which classes choose the epoch: held-out (a fifth of the training classes, the default), last (none; "
+            "the last epoch counts) or papers (the test classes, as most papers do; the scores are labelled)."
         ),
     ] = None,
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Overwrite = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Draw the page report.html at the end.")] = True,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the page report.html at the end.")] = True,
 ) -> None:
-    """Train on labelled images, choose the epoch on held-out classes, measure, write a report."""
-    from proxymetric.cli.terminal import Terminal, result_lines, score_table
+    """Train on labelled images, choose the best epoch on held-out classes, score unseen classes and write a report.
+
+    Ctrl-C saves the run; the same command with --resume continues it.
+    """
+    from proxymetric.cli.terminal import Terminal
+
+    # --tuning is a flag, so the settings win over it.
+    overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
+    _train(
+        Terminal(),
+        data=data,
+        recipe=recipe,
+        method=method,
+        backbone=backbone,
+        weights=weights,
+        out=out,
+        epochs=epochs,
+        batch=batch,
+        size=size,
+        dim=dim,
+        lr=lr,
+        seed=seed,
+        cache=cache,
+        device=device,
+        frozen=frozen,
+        refit=refit,
+        protocol=protocol,
+        settings=overrides,
+        resume=resume,
+        overwrite=overwrite,
+        report=report,
+    )
+
+
+def _train(terminal: Terminal, **arguments: object) -> Run:
+    """Train and print the scores."""
+    from proxymetric.cli.terminal import result_lines, score_table
     from proxymetric.protocol import CHOSEN_ON_TEST
     from proxymetric.runs import train as whole_run
     from proxymetric.training import Interrupted
 
-    terminal = Terminal()
-    # A flag like the others, before the settings that win over it; `pm.train` reaches it as a setting too.
-    said = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
     try:
-        run = whole_run.train(
-            data, recipe=recipe, method=method, backbone=backbone, weights=weights, out=out, epochs=epochs, batch=batch,
-            size=size, dim=dim, lr=lr, seed=seed, cache=cache, device=device, frozen=frozen, refit=refit,
-            protocol=protocol, settings=said, resume=resume, overwrite=overwrite, report=report, watcher=terminal,
-        )  # fmt: skip
+        run = whole_run.train(**arguments, watcher=terminal)  # type: ignore[arg-type]
     except Interrupted:
         terminal.close()
-        terminal.say("saved; the same command with --resume goes on from here")
+        terminal.say("saved; the same command with --resume continues the run")
         raise typer.Exit(130) from None
     finally:
         terminal.close()
-    if any(run.result["rows"].values()):
-        chosen = f"; {CHOSEN_ON_TEST}" if run.result["protocol"] == "papers" else ""
-        terminal.console.print(score_table(f"on classes never seen in training, %{chosen}", run.result["rows"]))
+    if any(run.result.rows.values()):
+        label = f"; {CHOSEN_ON_TEST}" if run.result.protocol == "papers" else ""
+        terminal.console.print(score_table(f"on classes never seen in training, %{label}", run.result.rows))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
+    return run
 
 
 @app.command(
-    short_help="Compare fairly: one model per fold, averaged and joined.",
-    epilog=example("proxymetric mlrc --data CUB_200_2011 --recipe recipes/cub/proxy-anchor.toml --out runs/mlrc-cub"),
+    short_help="Compare methods fairly: train one model per fold, test once.",
+    epilog=example("proxymetric mlrc --data CUB_200_2011 --recipe cub/proxy-anchor --out runs/mlrc-cub"),
 )
 def mlrc(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the folds' runs and the result.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs of the folds and for the result.")],
     data: Data = None,
     method: Method = None,
     backbone: Backbone = None,
-    weights: Weights = None,
-    recipe: RecipeFile = None,
+    weights: BackboneWeights = None,
+    recipe: RecipeName = None,
     epochs: Epochs = None,
     size: Size = None,
-    folds: Annotated[int, typer.Option(help="Blocks of the training classes, one model each.")] = 4,
+    folds: Annotated[int, typer.Option(help="Number of folds and of models.")] = 4,
     dim: Annotated[int, typer.Option(help="Dimensions of each model.")] = 128,
     seed: Seed = None,
     cache: Cache = None,
     device: Device = None,
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """The protocol of "A Metric Learning Reality Check".
+    """The protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020).
 
-    The training classes are cut into folds; one model per fold, its epoch chosen by MAP@R on that fold; on the test
-    classes the mean over the models, and all of them side by side.
+    The training classes are cut into folds. One model is trained for each fold, and MAP@R on that fold chooses its
+    epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated
+    embeddings. The data must have test classes.
     """
     from proxymetric.cli.terminal import Terminal, score_table
     from proxymetric.runs import mlrc as protocol
@@ -137,13 +217,30 @@ def mlrc(
     terminal = Terminal()
     try:
         result = protocol.mlrc(
-            data, out=out, recipe=recipe, method=method, backbone=backbone, weights=weights, epochs=epochs, size=size,
-            folds=folds, dim=dim, seed=seed, cache=cache, device=device, settings=settings or (), resume=resume,
-            overwrite=overwrite, watcher=terminal,
-        )  # fmt: skip
+            data,
+            out=out,
+            recipe=recipe,
+            method=method,
+            backbone=backbone,
+            weights=weights,
+            epochs=epochs,
+            size=size,
+            folds=folds,
+            dim=dim,
+            seed=seed,
+            cache=cache,
+            device=device,
+            settings=settings or (),
+            resume=resume,
+            overwrite=overwrite,
+            watcher=terminal,
+        )
     except Interrupted:
-        terminal.say("saved; the same command with --resume goes on from here")
+        terminal.say("saved; the same command with --resume continues the run")
         raise typer.Exit(130) from None
-    rows = {f"average of {folds} x {dim}-D": result["average"], f"joined, {folds * dim}-D": result["concatenated"]}
+    rows = {
+        f"average of {folds} x {dim}-D": result["average"],
+        f"concatenated, {folds * dim}-D": result["concatenated"],
+    }
     terminal.console.print(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
     terminal.say(f"result: {out / 'result.json'}")

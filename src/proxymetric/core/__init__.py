@@ -1,1 +1,1 @@
-"""The pieces that everything is made of: losses, sources, weightings and objectives, and what they hand each other."""
+"""The pieces that every method is made of: losses, sources, weightings and objectives, and the data they exchange."""

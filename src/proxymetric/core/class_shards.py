@@ -1,8 +1,8 @@
-"""Classes that are divided among processes: which ones are here, and how processes put their parts together.
+"""Classes divided among processes: which classes are here, and how processes combine their results.
 
-All processes see the same queries; each compares them with its own classes. What the parts make together, a sum or a
-log-sum, all of them then know, and go on alike. So each has the gradient of its own references, whole and exact, and of
-the queries a part: `felt_by_all` adds these up.
+All processes have the same queries; each compares them with the references of its own classes. Processes add up their
+sums or log-sums, so that all of them continue with the same numbers. Each process then has the exact gradient of its
+own references, but only a part of the gradient of the queries: `grad_all_reduce` adds these parts up.
 """
 
 from __future__ import annotations
@@ -14,43 +14,62 @@ from torch import Tensor
 
 
 class Shard(NamedTuple):
-    """The classes from `start` to `stop` of `classes` lie here.
+    """The classes from `start` up to, but not including, `stop`.
 
-    >>> [Shard.of(10, rank, 3)[:2] for rank in range(3)]
-    [(0, 3), (3, 6), (6, 10)]
+    Example:
+        >>> [Shard.of(10, rank, 3)[:2] for rank in range(3)]
+        [(0, 3), (3, 6), (6, 10)]
     """
 
     start: int
     stop: int
     classes: int
+    """C, the number of classes in all processes"""
     group: Any = None
-    """of torch.distributed; None: that of all processes"""
+    """process group of torch.distributed; None: all processes"""
 
     @staticmethod
     def of(classes: int, rank: int, size: int, group: Any = None) -> Shard:
-        """The part of process `rank` among `size`; parts differ by one class at most."""
+        """The part of one process; the sizes of parts differ by at most one class.
+
+        Args:
+            classes: C.
+            rank: number of the process, from 0.
+            size: number of processes.
+            group: process group of torch.distributed; None: all processes.
+
+        Raises:
+            ValueError: there are fewer classes than processes.
+        """
         if classes < size:
-            raise ValueError(f"classes: got {classes} for {size} processes, expected one for each at least")
+            raise ValueError(f"classes: got {classes} for {size} processes, expected at least one class per process")
         return Shard(rank * classes // size, (rank + 1) * classes // size, classes, group)
 
 
 def all_reduce_sum(part: Tensor, shard: Shard) -> Tensor:
-    """The sum of what all processes have; each gets the gradient of its own part."""
+    """The sum of `part` over all processes; each process gets the gradient of its own part."""
     return _AllReduceSum.apply(part, shard.group)
 
 
 def grad_all_reduce(values: Tensor, shard: Shard) -> Tensor:
-    """Values that all processes have alike; their gradient is the sum of what comes of them in each."""
+    """The same values, whose gradient is summed over all processes; the values must be equal in all of them."""
     return _GradAllReduce.apply(values, shard.group)
 
 
 def all_reduce_logsumexp(logs: Tensor, shard: Shard) -> Tensor:
-    """`log sum exp` of what all processes have, element by element; -inf with a zero gradient where all have -inf."""
+    """`log sum exp` over all processes, element by element.
+
+    Where all processes have -inf, the result is -inf and the gradient is zero.
+
+    Args:
+        logs: of this process; the same shape in all processes.
+        shard: its process group is used.
+    """
     rank, size = torch.distributed.get_rank(shard.group), torch.distributed.get_world_size(shard.group)
-    found = [torch.empty_like(logs) for _ in range(size)]
-    torch.distributed.all_gather(found, logs.detach().contiguous(), group=shard.group)
-    found[rank] = logs
-    parts = torch.stack(found)
+    gathered = [torch.empty_like(logs) for _ in range(size)]
+    torch.distributed.all_gather(gathered, logs.detach().contiguous(), group=shard.group)
+    gathered[rank] = logs
+    parts = torch.stack(gathered)
     empty = (parts.detach() == -torch.inf).all(0)
     return torch.logsumexp(parts.masked_fill(empty, 0.0), 0).masked_fill(empty, -torch.inf)
 

@@ -9,21 +9,24 @@ from torch import Tensor
 
 
 class StepFunction(NamedTuple):
-    """A piecewise constant function of a similarity, one per class: level j holds from edge j (inclusive) to the next.
+    """A piecewise constant function of a similarity for each class; level j holds from edge j - 1, inclusive.
 
-    `edges` (C, E) ascending, `levels` (C, E + 1). Two numbers per class instead of a (B, C) matrix, so that it can be
-    evaluated chunk by chunk for very many classes.
+    A few numbers per class replace a (B, C) matrix, so that the function can be evaluated chunk by chunk for very many
+    classes.
 
-    >>> rule = Steps(edges=torch.tensor([[0.2]]), levels=torch.tensor([[0.5, 1.0]]))
-    >>> rule(torch.tensor([[0.1], [0.2], [0.9]])).T
-    tensor([[0.5000, 1.0000, 1.0000]])
+    Example:
+        >>> rule = StepFunction(edges=torch.tensor([[0.2]]), levels=torch.tensor([[0.5, 1.0]]))
+        >>> rule(torch.tensor([[0.1], [0.2], [0.9]])).T
+        tensor([[0.5000, 1.0000, 1.0000]])
     """
 
     edges: Tensor
+    """(C, E) similarities, ascending"""
     levels: Tensor
+    """(C, E + 1) values; the first one holds below the first edge"""
 
     def __call__(self, similarity: Tensor) -> Tensor:
-        """(B, C) similarities -> (B, C) values, without gradient."""
+        """The values (B, C) of similarities (B, C), without gradient."""
         similarity = similarity.detach()
         value = self.levels[:, 0].expand_as(similarity)
         for edge, level in zip(self.edges.unbind(1), self.levels[:, 1:].unbind(1), strict=True):
@@ -31,12 +34,18 @@ class StepFunction(NamedTuple):
         return value
 
     def of(self, classes: Tensor) -> StepFunction:
-        """The rules of these classes, one for each column of a similarity matrix: all of them, a chunk, or a few."""
+        """The functions of some classes, one for each column of a similarity matrix.
+
+        Args:
+            classes: (n,) class numbers; a class may occur several times.
+        """
         return StepFunction(self.edges[classes], self.levels[classes])
 
 
 class PairWeights(NamedTuple):
-    """The weight of every pair as a rule per class: one for its positives, one for its negatives."""
+    """The weight of every pair, as a function of its similarity for each class."""
 
     positive: StepFunction
+    """for pairs of a reference with queries of its class"""
     negative: StepFunction
+    """for pairs of a reference with queries of other classes"""

@@ -1,24 +1,27 @@
 """The architecture of proxymetric, in one file.
 
-A loss is a pure function of embeddings and the references they are compared with. Where references come from is a
-separate thing with a memory. Whatever must be remembered is handed back as a *commit*, run once the optimiser has
-moved.
+A loss is a pure function of embeddings and of the references they are compared with. The references come from a source,
+which has a memory. Every change to a memory is returned as a *commit*, a function that runs once the optimiser has
+stepped.
 
 =============  ==========================================================================================
 piece          what it is
 =============  ==========================================================================================
-`Loss`         a pure function: queries, their labels, references (and perhaps a weight) -> a scalar
-`Source`       makes the references: learned proxies, the batch itself, a queue of the past, ...
-`Weighting`    a rule per class that makes some pairs count more than others (it multiplies the exponent)
-`Objective`    what is minimised: `Compare(loss, source)`, `Sum(...)`, or a scheme around another objective
+`Loss`         a pure function: queries, their labels, references (and perhaps weights) -> a scalar
+`Source`       makes the references: learned proxies, the batch itself, a queue of past embeddings, ...
+`Weighting`    weights the pairs of a batch by a rule per class; the weight multiplies the exponent
+`Objective`    what training minimises: `Compare(loss, source)`, `Sum(...)`, or a scheme around an objective
 =============  ==========================================================================================
 
-Legend of shapes, used everywhere: B queries, C classes, K references per class, R = C K reference rows, D dimensions.
+Shapes, used everywhere: B queries, C classes, K references per class, R = C K reference rows, D dimensions.
+
+What only some sources offer is an optional protocol, not a member of `Source`: see `core.second_pass` and
+`core.capabilities`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -27,10 +30,11 @@ from torch import Tensor, nn
 
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pair_weights import PairWeights
-from proxymetric.core.second_pass import SecondPass, SecondPassResult
 from proxymetric.core.tally import ProxyUse, close_tallies
+from proxymetric.signatures import one_of
 
 Commit = Callable[[], None]
+"""changes the memory of a piece; called once, after the optimiser has stepped"""
 
 
 def nothing() -> None:
@@ -40,61 +44,82 @@ def nothing() -> None:
 def unit(vectors: Tensor) -> Tensor:
     """`v / ||v||`, row by row; a zero row stays zero and has a zero gradient.
 
-    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
     """
     return nn.functional.normalize(vectors, dim=-1, eps=LEAST["l2"])
 
 
 def ball(vectors: Tensor) -> Tensor:
-    """`v / max(||v||, 1)`, row by row: vectors inside the unit ball are left as they are (CCP's Lipschitz choice).
+    """`v / max(||v||, 1)`, row by row: vectors inside the unit ball do not change (CCP's Lipschitz choice).
 
-    >>> ball(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
+    Example:
+        >>> ball(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
     """
     return nn.functional.normalize(vectors, dim=-1, eps=LEAST["ball"])
 
 
 LEAST = {"l2": 1e-12, "ball": 1.0}
-"""normalising divides a vector by its length, but by no less than this"""
+"""the smallest divisor of each normalisation: a vector is divided by its length or by this, whichever is larger"""
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": ball}
 
 
 class References(NamedTuple):
-    """What queries are compared with."""
+    """The vectors that queries are compared with."""
 
     vectors: Tensor
     """(R, D)"""
     labels: Tensor
     """(R,) class of each row"""
     per_class: int | None = None
-    """K, when the rows lie class after class, K of each"""
+    """K, if the rows are ordered by class with K rows for each class; else None"""
     same: Tensor | None = None
-    """(B, R) bool: this row IS the query, so the two are no pair"""
+    """(B, R) bool: the row is the query itself, so the two are not a pair"""
     normalise: str | None = None
-    """how the rows are still to be normalised before they are compared, a key of `NORMALISATIONS`; None: not at all"""
+    """the normalisation that the loss must still apply to the rows, a key of `NORMALISATIONS`; None: none"""
     shard: Shard | None = None
-    """which classes the rows are of, where other processes hold those of the others; None: all are here"""
+    """the classes of these rows, if other processes hold the rows of other classes; None: all rows are here"""
 
     @property
     def all_rows(self) -> int:
-        """R, the rows of all processes."""
+        """R, the number of rows in all processes."""
         return len(self.labels) if self.shard is None else self.shard.classes * (self.per_class or 1)
 
     def normalised(self, queries: Tensor | None = None) -> Tensor:
-        """The rows as they are compared with these queries: of their type, and normalised, in a copy.
+        """A normalised copy of the rows.
 
-        The reductions in `ops` do without this copy, which matters where there are very many rows.
+        The reductions in `ops` need no such copy, which saves memory with many rows.
+
+        Args:
+            queries: the copy gets their dtype; None: it keeps its own.
+
+        Returns:
+            (R, D) rows, ready to be compared.
+
+        Raises:
+            ValueError: the rows are divided among processes.
         """
         if self.shard is not None:
-            raise ValueError("shard: this loss wants all references at once; expected one that is written on `ops`")
+            raise ValueError(
+                "shard: got references divided among processes, expected all of them; "
+                "only losses written on `ops` can be sharded"
+            )
         vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
         return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
 
     def positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which (query, row) pairs are of one class and which of two, (B, R) each; a query is no pair with itself."""
+        """Masks of the positive and of the negative pairs; a query is not a pair with itself.
+
+        Args:
+            labels: (B,) labels of the queries.
+
+        Returns:
+            Two (B, R) bool tensors: query and row have the same class, and they have different classes.
+        """
         match = labels[:, None] == self.labels[None, :]
         if self.same is None:
             return match, ~match
@@ -102,169 +127,228 @@ class References(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch as it comes from the data: images (B, 3, H, W), uint8 or float in [0, 1], and labels (B,)."""
+    """One batch of the training data."""
 
     images: Tensor | None
+    """(B, 3, H, W), uint8 or float in [0, 1]"""
     labels: Tensor
+    """(B,)"""
 
 
 class Progress(NamedTuple):
-    """Where training stands: commits so far, and epochs so far (None where nobody said how long an epoch is)."""
+    """How far training has come."""
 
     step: int
+    """commits so far"""
     epoch: float | None
+    """epochs so far; None if the length of an epoch is not known"""
 
 
 class Encode(Protocol):
-    """The encoder as a method may call it: images -> embeddings."""
+    """The bound encoder as a piece may call it; it computes in the precision of the training step."""
 
-    def __call__(self, images: Tensor, /) -> Tensor: ...
+    def __call__(self, images: Tensor, /) -> Tensor:
+        """Embeddings (B, D) of images."""
+
+    def features(self, images: Tensor, prompts: Sequence[Tensor | None] | None = None, shared: bool = False) -> Tensor:
+        """Pooled features (B, F) of images, before the head.
+
+        Args:
+            images: (B, 3, H, W).
+            prompts: prompt tokens (B, n_i, W) for each block i of a vision transformer, or None for a block.
+            shared: True: `prompts` follow the encoder's own prompts; False: they replace them.
+        """
 
 
 class Context(NamedTuple):
-    """What one step knows."""
+    """The inputs of one training step."""
 
     batch: Batch
     embeddings: Tensor
-    """(B, D) as the encoder gave them, not normalised"""
+    """(B, D) output of the encoder, not normalised"""
     progress: Progress
     encode: Encode | None = None
-    """the bound encoder, for methods that need another forward pass"""
-    precision: torch.dtype | None = None
-    """what the encoder computes in under autocast, which is off inside a method; None: in its own type"""
-    seen: SecondPassResult | None = None
-    """the second look, where a source had asked for one; without it the source must call `encode` itself"""
+    """the bound encoder, for pieces that need another forward pass"""
 
 
 class Outcome(NamedTuple):
-    """What a step gives: named scalars whose sum is the loss, and what to remember once the optimiser has moved."""
+    """The result of one step of an objective."""
 
     terms: dict[str, Tensor]
+    """named scalars; their sum is the loss"""
     commit: Commit = nothing
+    """updates the memory once the optimiser has stepped"""
 
     @property
     def loss(self) -> Tensor:
+        """The sum of the terms."""
         return torch.stack(list(self.terms.values())).sum()
 
 
 Pool = Callable[[int], tuple[Tensor, Tensor]]
-"""`pool(count)`: embeddings and labels of `count` random training images of each class, by the encoder as it is now"""
+"""`pool(count)`: embeddings and labels of `count` random training images per class, from the current encoder"""
 
 
 class Boundary(NamedTuple):
-    """What is known after an evaluation: the validation score, and where to get embeddings to pick proxies from."""
+    """What an objective learns after an evaluation."""
 
     score: float | None = None
+    """validation score, higher is better"""
     pool: Pool | None = None
+    """embeddings from which a scheme may pick proxies"""
 
 
 class Loss(Protocol):
-    """A pure function: no parameters, no buffers, no forward pass of a network.
-
-    `queries` (B, D) come normalised; `labels` (B,). Of `refs` it asks the reductions in `ops`, or `refs.normalised`.
-    """
+    """A pure function: no parameters, no buffers, no forward pass of a network."""
 
     def __call__(
         self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None, /
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """The loss, a scalar.
+
+        Args:
+            queries: (B, D), normalised.
+            labels: (B,) labels of the queries.
+            refs: the references; a loss reads them through the reductions in `ops` or through `refs.normalised`.
+            weight: weights of the pairs; None: every pair counts the same.
+        """
 
 
 class Energy(NamedTuple):
-    """The loss of this batch as a function of the references alone, queries detached: what a source may minimise.
+    """The loss of this batch as a function of the references alone; a source may minimise it.
 
-    Called with references it gives the loss; `closed_forms` gives what second-order steps need.
+    The queries have no gradient. A call with references returns the loss.
     """
 
     loss: Loss
     queries: Tensor
     """(B, D) normalised, without gradient"""
     labels: Tensor
+    """(B,)"""
     normalise: str = "l2"
+    """the normalisation of the references, a key of `NORMALISATIONS`"""
 
     def __call__(self, refs: References) -> Tensor:
         return self.loss(self.queries, self.labels, refs._replace(normalise=self.normalise))
 
     def closed_forms(self, refs: References) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Gradient and diagonal curvature (R, D) as a function of the vectors, their lengths held (VCPA, Eqs. 24, 25).
+        """Closed forms for second-order steps on the vectors, with their lengths held fixed (VCPA, Eqs. 24, 25).
 
-        The loss offers both in the normalised vectors, `closed_forms(queries, labels, refs)`; with the length held, the
-        chain rule is a division by it.
+        The loss offers the closed forms with respect to normalised vectors: `closed_forms(queries, labels, refs)`.
+        With a fixed length, the chain rule is a division by this length.
+
+        Args:
+            refs: labels and layout of the vectors.
+
+        Returns:
+            A function of vectors (R, D) that returns the gradient and the diagonal curvature, (R, D) each.
+
+        Raises:
+            ValueError: the loss offers no closed forms.
         """
         if not hasattr(self.loss, "closed_forms"):
             raise ValueError(
-                f"newton_steps: {type(self.loss).__name__} offers no closed-form curvature; expected a loss that does "
-                "(ProxyAnchor), or newton_steps=0, which trains mu and sigma by gradient"
+                f"newton_steps: got a loss without closed-form curvature ({type(self.loss).__name__}), expected "
+                "ProxyAnchor or another loss that has it, or newton_steps=0, which trains mu and sigma by gradient"
             )
         of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
         least = LEAST[self.normalise]
 
-        def at(vectors: Tensor) -> tuple[Tensor, Tensor]:
+        def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:
             shrink = vectors.norm(dim=1, keepdim=True).clamp(min=least).reciprocal()
             gradient, curvature = of_normalised(vectors * shrink)
             return gradient * shrink, curvature * shrink.square()
 
-        return at
+        return gradient_and_curvature
 
 
 class Source(nn.Module):
-    """Owns references or the means to make them."""
+    """Makes the references that a batch is compared with, and owns the memory they come from.
+
+    A subclass implements `forward`. The other methods serve schemes that re-pick vectors (`seated`, `reseed`) and
+    training that divides classes among processes (`shard`).
+    """
 
     proxies: tuple[str, ...] = ()
-    """names of the parameters that are proxies: they step at the proxies' own rate"""
-    called: Mapping[str, str] = {}
-    """attribute -> what a report calls the parameters or the table under it; those in `proxies` are else proxies"""
+    """names of the parameters that are proxies: they have their own learning rate"""
     seats: int = 0
-    """vectors per class that a scheme may re-pick through `reseed`"""
+    """vectors per class that a scheme may replace through `reseed`"""
     classes: int | None = None
-    """C, where labels must lie in [0, C)"""
+    """C, if labels must lie in [0, C)"""
     dim: int | None = None
-    """D, where embeddings must have that width"""
+    """D, if embeddings must have this width"""
     per_class: int | None = None
-    """K, where each class has so many references"""
+    """K, if each class has K references"""
+    part: Shard | None = None
+    """the classes whose proxies this process holds; None: all classes"""
 
     def bind(self, encoder: nn.Module) -> None:
-        """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+        """Read what the source needs from the encoder. The encoder must not become a submodule.
 
-    @property
-    def looks(self) -> bool:
-        """Whether it wants a second look at the images of a batch."""
-        return False
+        Args:
+            encoder: the encoder that will be trained; called once, before any state is saved or loaded.
+        """
 
-    def look(self, labels: Tensor, mine: slice) -> SecondPass:
-        """The second look that is expected; the rows `mine` are those of this process.
+    def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
+        """The references of this batch. Called once per step.
 
-        Asked before the step, so that whoever runs the encoder can take both looks in one pass. labels (B,) of all
-        processes, in host memory where they can be had there.
+        Args:
+            ctx: the inputs of the step.
+            energy: the loss of this batch as a function of the references.
+
+        Returns:
+            The references, and the commit that updates the memory.
         """
         raise NotImplementedError
 
-    def expect(self, labels: Tensor) -> None:
-        """The labels of the next batch: what they need from elsewhere may be sent for."""
-
-    def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        """What to compare this batch with, and what to remember of it. Asked once per step."""
-        raise NotImplementedError
-
     def shard(self, shard: Shard) -> None:
-        """Keep the proxies of these classes alone: other processes hold the others."""
-        raise ValueError(f"shard: {type(self).__name__} cannot be divided among processes; learned proxies can")
+        """Keep only the proxies of some classes; other processes hold the others.
+
+        Args:
+            shard: the classes that stay here.
+
+        Raises:
+            ValueError: the proxies of this source cannot be divided.
+        """
+        raise ValueError(
+            f"shard: got {type(self).__name__}, whose proxies cannot be divided among processes, "
+            "expected LearnedProxies"
+        )
 
     def seated(self) -> Tensor:
-        """The seats' vectors as they are, (C * seats, D), without gradient."""
-        raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot read its vectors")
+        """A copy of the vectors in the seats, (C * seats, D), without gradient.
+
+        Raises:
+            ValueError: the source has no seats.
+        """
+        raise ValueError(f"seats: got {type(self).__name__}, which has none, expected a source with seats to read")
 
     def reseed(self, vectors: Tensor) -> None:
-        """Replace the seats' vectors, (C * seats, D)."""
-        raise ValueError(f"{type(self).__name__} has no seats: a scheme cannot re-pick its vectors")
+        """Replace the vectors in the seats.
+
+        Args:
+            vectors: (C * seats, D).
+
+        Raises:
+            ValueError: the source has no seats.
+        """
+        raise ValueError(f"seats: got {type(self).__name__}, which has none, expected a source with seats to replace")
 
 
 class Weighting(nn.Module):
-    """Makes the weight of this batch's pairs from what it remembers of the classes."""
+    """Weights the pairs of a batch, from what it remembers of the classes."""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
-        """`queries` (B, D) come normalised, without gradient; so do `refs.normalised(queries)`.
+        """The weights of this batch's pairs.
 
-        `refs.vectors` may be a parameter: what a commit needs of it is copied now, before the optimiser moves.
+        Args:
+            ctx: the inputs of the step.
+            queries: (B, D), normalised, without gradient.
+            refs: the references, without gradient. `refs.vectors` may share memory with a parameter: a commit that
+                needs the vectors must copy them now, before the optimiser steps.
+
+        Returns:
+            The weights, and the commit that updates the memory.
         """
         raise NotImplementedError
 
@@ -273,25 +357,36 @@ class Objective(nn.Module):
     """What training minimises."""
 
     normalise: str = "l2"
-    """how embeddings are normalised before they are compared: a key of `NORMALISATIONS`"""
+    """how embeddings are normalised before they are compared, a key of `NORMALISATIONS`"""
     classes: int | None = None
+    """C, if labels must lie in [0, C)"""
     dim: int | None = None
+    """D, if embeddings must have this width"""
 
     def bind(self, encoder: nn.Module) -> None:
-        """Meet the encoder, once, before any state is saved or loaded. It must not become a submodule."""
+        """Read what the objective needs from the encoder. The encoder must not become a submodule.
+
+        Args:
+            encoder: the encoder that will be trained; called once, before any state is saved or loaded.
+        """
 
     def forward(self, ctx: Context) -> Outcome:
+        """The loss of a batch, and the commit that updates the memory."""
         raise NotImplementedError
 
     def boundary(self, run: Boundary) -> None:
-        """Called at the start of training and after each evaluation."""
+        """React to an evaluation; called at the start of training and after each evaluation."""
 
 
 class Compare(Objective):
-    """Compare a batch with references: `loss(normal(x), y, normal(refs))`, and perhaps a term on the references alone.
+    """Compares a batch with references: `loss(normal(x), y, normal(refs))`.
 
-    loss: any `Loss`. source: any `Source`. weighting: a `Weighting` or None. regulariser: a function of the references.
-    normalise: "l2" (default) or "ball".
+    Args:
+        loss: any `Loss`.
+        source: any `Source`.
+        weighting: weights of the pairs; None: every pair counts the same.
+        regulariser: a function of the references; its value is added to the loss.
+        normalise: "l2" or "ball", for embeddings and references.
     """
 
     def __init__(
@@ -303,17 +398,17 @@ class Compare(Objective):
         normalise: str = "l2",
     ) -> None:
         super().__init__()
-        if normalise not in NORMALISATIONS:
-            raise ValueError(f"normalise: got {normalise!r}, expected one of {', '.join(NORMALISATIONS)}")
+        one_of("normalise", normalise, NORMALISATIONS)
         self.loss = loss
         self.source = source
         self.weighting = weighting
         self.regulariser = regulariser
         self.normalise = normalise
-        self.classes, self.dim = source.classes, source.dim
-        # Only a loss that makes one similarity of a class's K references leaves some of them without use.
-        several = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
-        self.use = ProxyUse(source.classes or 0, source.per_class or 1) if several else None
+        self.classes = source.classes
+        self.dim = source.dim
+        # Some of a class's K references can be out of use only if the loss reduces them to one similarity per class.
+        reduces_classes = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
+        self.use = ProxyUse(source.classes or 0, source.per_class or 1) if reduces_classes else None
 
     def bind(self, encoder: nn.Module) -> None:
         self.source.bind(encoder)
@@ -322,25 +417,27 @@ class Compare(Objective):
         normal = NORMALISATIONS[self.normalise]
         labels = ctx.batch.labels
         queries = normal(ctx.embeddings)
-        still = queries.detach()
-        refs, remember = self.source(ctx, Energy(self.loss, still, labels, self.normalise))
+        detached_queries = queries.detach()
+        refs, source_commit = self.source(ctx, Energy(self.loss, detached_queries, labels, self.normalise))
         refs = refs._replace(normalise=self.normalise)
-        weight, commits = None, [remember]
+        weight = None
+        commits = [source_commit]
         if self.weighting is not None:
-            weight, weighed = self.weighting(ctx, still, refs._replace(vectors=refs.vectors.detach()))
-            commits.append(weighed)
+            detached_refs = refs._replace(vectors=refs.vectors.detach())
+            weight, weighting_commit = self.weighting(ctx, detached_queries, detached_refs)
+            commits.append(weighting_commit)
         if self.use is not None and self.training and torch.is_grad_enabled():
-            nearest = self.use.nearest(still, labels, refs.vectors, refs.labels, normal, refs.shard)
+            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normal, refs.shard)
             commits.append(partial(self.use.mark, nearest))
 
         def commit() -> None:
-            for each in commits:
-                each()
+            for piece_commit in commits:
+                piece_commit()
 
         if refs.vectors.dtype == torch.bfloat16:
-            # Who makes proxies narrow wants narrow products; exponents and sums stay float32 (`ops`).
+            # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
-        # A memory that is still empty: nothing to compare with, nothing to learn from.
+        # A memory may still be empty. There is nothing to compare with then, and the loss is 0.
         terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
@@ -351,13 +448,17 @@ class Compare(Objective):
 
 
 class Sum(Objective):
-    """A weighted sum of named objectives, each asked once: `Sum(base=(1.0, a), memory=(0.5, b))`."""
+    """A weighted sum of named objectives: `Sum(base=(1.0, a), memory=(0.5, b))`.
+
+    Args:
+        **parts: for each name the weight and the objective; all objectives must use the same normalisation.
+    """
 
     def __init__(self, **parts: tuple[float, Objective]) -> None:
         super().__init__()
         kinds = {part.normalise for _, part in parts.values()}
         if len(kinds) != 1:
-            raise ValueError(f"Sum: its parts must normalise alike, got {sorted(kinds)}")
+            raise ValueError(f"normalise: got {', '.join(sorted(kinds))} in the parts of a Sum, expected one for all")
         self.normalise = kinds.pop()
         self.classes = next((part.classes for _, part in parts.values() if part.classes is not None), None)
         self.dim = next((part.dim for _, part in parts.values() if part.dim is not None), None)
@@ -365,6 +466,7 @@ class Sum(Objective):
         self.parts = nn.ModuleDict({name: part for name, (_, part) in parts.items()})
 
     def members(self) -> Iterator[tuple[str, Objective]]:
+        """The names and the objectives."""
         for name, part in self.parts.items():
             assert isinstance(part, Objective)
             yield name, part

@@ -1,4 +1,4 @@
-"""What a method counts between two evaluations: for its figures alone, without a part in any loss."""
+"""Counts between two evaluations, for the figures of a method; they have no effect on a loss."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proxymetric.core.class_shards import Shard, all_reduce_sum
 
 
 class Tally(nn.Module):
-    """Numbers that begin anew after each evaluation.
+    """Counts that restart after each evaluation.
 
-    They change in a commit alone. `close` says that an evaluation reads them: they stay as they are until the next
-    commit, which begins anew, so that reading changes nothing. Where nobody closes them they go on from the start of
-    training. All of it is in buffers, which a checkpoint holds, and counting does not synchronise with the GPU.
+    Counts change only in a commit. An evaluation calls `close`: the counts stay readable, and the next commit restarts
+    them. Without any `close`, they cover all of training. Counts are buffers, so that checkpoints hold them, and
+    counting does not synchronise with the GPU.
     """
 
     closed: Tensor
@@ -25,7 +25,7 @@ class Tally(nn.Module):
         self.register_buffer("closed", torch.zeros((), dtype=torch.int64))
 
     def close(self) -> None:
-        """An evaluation reads the numbers now."""
+        """Restart the counts at the next commit, because an evaluation reads them now."""
         self.closed.fill_(1)
 
 
@@ -33,23 +33,23 @@ def close_tallies(module: nn.Module) -> None:
     """Close every tally inside a module.
 
     Args:
-        module: any module; the tallies are found among its submodules.
+        module: any module; its submodules are searched.
 
     Example:
-        >>> inside = nn.ModuleList([Counts("samples")])
-        >>> close_tallies(inside); int(inside[0].closed)
+        >>> module = nn.ModuleList([Counts("samples")])
+        >>> close_tallies(module); int(module[0].closed)
         1
     """
-    for part in module.modules():
-        if isinstance(part, Tally):
-            part.close()
+    for submodule in module.modules():
+        if isinstance(submodule, Tally):
+            submodule.close()
 
 
 class Counts(Tally):
-    """Named whole numbers, each a sum over the steps since the last evaluation.
+    """Named whole numbers, each summed over the steps since the last evaluation.
 
     Args:
-        names: of the numbers.
+        *names: the names of the numbers.
 
     Example:
         >>> counts = Counts("samples", "hits")
@@ -70,26 +70,30 @@ class Counts(Tally):
 
     @torch.no_grad()
     def add(self, **counts: Tensor | int) -> None:
-        """Add a step's numbers: whole ones, in host memory or as 0-dimensional tensors where the sums are."""
+        """Add the numbers of one step.
+
+        Args:
+            **counts: name -> a whole number, or a 0-dimensional tensor on the device of the sums.
+        """
         self.sums.mul_(1 - self.closed)
         self.closed.zero_()
         for name, count in counts.items():
             self.sums[self.places[name]].add_(count)
 
     def total(self, name: str) -> int:
-        """The sum of that name; this synchronises with the GPU."""
+        """The sum of this name; this synchronises with the GPU."""
         return int(self.sums[self.places[name]])
 
     def share(self, part: str, whole: str) -> float | None:
-        """The ratio of two sums; None where nothing was counted."""
+        """The ratio of two sums; None if the second one is 0."""
         return self.total(part) / self.total(whole) if self.total(whole) else None
 
 
 class ProxyUse(Tally):
-    """Which of a class's K proxies are the nearest one of their class for some sample of it.
+    """Counts the proxies in use: a proxy is in use if it is the nearest proxy of its class for some sample.
 
-    For each proxy the number of the last interval between evaluations in which it was in use is kept, so that a step
-    costs what its batch costs, however many classes there are.
+    The intervals between evaluations are numbered. Each proxy stores the number of the last interval in which it was
+    in use, so that the cost of a step depends on its batch and not on the number of classes.
 
     Args:
         classes: C.
@@ -97,7 +101,7 @@ class ProxyUse(Tally):
 
     Example:
         >>> use = ProxyUse(classes=3, per_class=2)
-        >>> use.mark(torch.tensor([0, 0, 2, 3])); use.figures()  # one of class 0, both of class 1, class 2 is not seen
+        >>> use.mark(torch.tensor([0, 0, 2, 3])); use.figures()  # one of class 0, both of class 1
         {'proxies in use': 1.5}
         >>> use.close(); use.mark(torch.tensor([5])); use.figures()
         {'proxies in use': 1.0}
@@ -118,38 +122,46 @@ class ProxyUse(Tally):
         queries: Tensor,
         labels: Tensor,
         rows: Tensor,
-        of: Tensor,
+        row_labels: Tensor,
         normal: Callable[[Tensor], Tensor],
         shard: Shard | None = None,
     ) -> Tensor:
         """The nearest proxy of each query's own class.
 
         Args:
-            queries: (B, D) as they are compared.
-            labels: (B,) of the queries.
+            queries: (B, D), normalised.
+            labels: (B,) labels of the queries.
             rows: (R, D) proxies, K for each class, not normalised.
-            of: (R,) classes of the rows, ascending.
-            normal: how rows are normalised.
-            shard: which classes the rows are of, where other processes hold those of the others.
+            row_labels: (R,) classes of the rows, ascending.
+            normal: the normalisation of the rows.
+            shard: the classes of these rows, if other processes hold the rows of other classes.
 
         Returns:
-            (B,) places among the `C K` proxies of all classes, the same in every process.
+            (B,) row numbers among the `C K` proxies of all classes, the same in every process.
         """
-        here = of[:: self.per_class].contiguous()
-        place = torch.searchsorted(here, labels).clamp(max=len(here) - 1)
-        own = normal(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
-        found = labels * self.per_class + torch.einsum("bd,bkd->bk", queries, own).argmax(1)
-        return found if shard is None else all_reduce_sum(found * (here[place] == labels), shard)
+        local_classes = row_labels[:: self.per_class].contiguous()
+        place = torch.searchsorted(local_classes, labels).clamp(max=len(local_classes) - 1)
+        class_proxies = normal(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
+        nearest = labels * self.per_class + torch.einsum("bd,bkd->bk", queries, class_proxies).argmax(1)
+        return nearest if shard is None else all_reduce_sum(nearest * (local_classes[place] == labels), shard)
 
     @torch.no_grad()
-    def mark(self, places: Tensor) -> None:
-        """Say in a commit which proxies were in use."""
+    def mark(self, rows: Tensor) -> None:
+        """Record, in a commit, that proxies were in use.
+
+        Args:
+            rows: their row numbers, from `nearest`.
+        """
         self.interval.add_(self.closed)
         self.closed.zero_()
-        self.last[places] = self.interval
+        self.last[rows] = self.interval
 
     def figures(self) -> dict[str, float]:
-        """The mean number of proxies in use, over the classes seen since the last evaluation; none without any."""
-        used = (self.last == self.interval).view(-1, self.per_class).sum(1)
-        seen = int((used > 0).sum())
-        return {"proxies in use": int(used.sum()) / seen} if seen else {}
+        """The mean number of proxies in use per class.
+
+        Returns:
+            "proxies in use": the mean over the classes with samples since the last evaluation; empty without samples.
+        """
+        used_per_class = (self.last == self.interval).view(-1, self.per_class).sum(1)
+        classes = int((used_per_class > 0).sum())
+        return {"proxies in use": int(used_per_class.sum()) / classes} if classes else {}

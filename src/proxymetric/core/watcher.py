@@ -1,4 +1,4 @@
-"""Who is told how training goes."""
+"""Watchers: what a run reports its progress to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Tick(NamedTuple):
-    """One step as a person wants to see it."""
+    """The progress of training after one step."""
 
     step: int
     steps: int
@@ -18,28 +18,41 @@ class Tick(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What a run calls; `Silent` ignores it all, the command line draws bars."""
+    """What a run calls to report its progress. `Silent` ignores the calls, the command line draws bars."""
 
     def say(self, text: str) -> None:
-        """A sentence worth keeping on the screen."""
+        """Show a message that stays on the screen."""
 
     def work(self, what: str, done: int, total: int) -> None:
-        """Progress of something other than training: reading, embedding."""
+        """Show the progress of work other than training, such as reading or embedding images.
+
+        Args:
+            what: the name of the work.
+            done: finished units.
+            total: all units.
+        """
 
     def tick(self, tick: Tick) -> None:
-        """After each training step."""
+        """Show the progress of training; called after each step."""
 
     def evaluated(
         self, epoch: float, scores: dict[str, float], best: bool, scored_on: str = "held-out classes"
     ) -> None:
-        """After each evaluation; epoch: a fraction in the middle of one; scored_on: which classes, in words."""
+        """Show the scores of an evaluation.
+
+        Args:
+            epoch: epochs so far; a fraction in the middle of an epoch.
+            scores: metric -> score.
+            best: the score is the best so far.
+            scored_on: the classes that were scored, in words.
+        """
 
     def close(self) -> None:
-        """The run is over."""
+        """End the display; called when the run is over."""
 
 
 class Silent:
-    """Says nothing."""
+    """A watcher that shows nothing."""
 
     def say(self, text: str) -> None: ...
 

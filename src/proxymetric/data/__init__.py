@@ -1,4 +1,4 @@
-"""Labelled images: open them, split them by class, make batches, cut views, feed them to a network."""
+"""Labelled images: opening them, splitting them by class, making batches and views, feeding them to a network."""
 
 from proxymetric.data.batches import Batches
 from proxymetric.data.benchmarks import BENCHMARKS

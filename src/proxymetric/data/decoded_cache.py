@@ -1,4 +1,4 @@
-"""Decoded images that outlive one feed: several runs in a process decode each file once."""
+"""A cache of decoded images that feeds share: several runs in one process decode each file once."""
 
 from __future__ import annotations
 
@@ -12,84 +12,91 @@ import numpy as np
 from proxymetric.data.images import BadImage, ImageSet
 
 Decoded = np.ndarray | BadImage
-"""the pixels of an image, or why it cannot be read"""
+"""the pixels of an image, or the error that says why it cannot be read"""
 
 
 class DecodedCache:
-    """Pixels by image file and by how they were made, up to `limit` bytes.
+    """Keeps decoded pixels, up to `limit` bytes, by image file and by the way they were processed.
 
-    A file is recognised by its path, size and time of change. Different subsets of a data set share its images, so
-    that runs which hold out different classes decode nothing twice. Images past the limit are decoded every time.
+    A file is identified by its path, size and modification time. Different subsets of a data set share its images, so
+    runs that hold out different classes decode no file twice. Images beyond the limit are decoded every time.
 
     Args:
-        limit: bytes of pixels to keep at most.
+        limit: the most bytes of pixels to keep.
+
+    Attributes:
+        used: bytes of pixels that are kept.
+        decodings: number of images that were decoded.
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.used, self.decodings = limit, 0, 0
+        self.limit = limit
+        self.used = 0
+        self.decodings = 0
         self._store: dict[Hashable, Decoded] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Decoded]) -> Decoded:
-        """The pixels of `key`, from the store or else from `make`."""
-        found = self._store.get(key)
-        if found is None:
-            found = make()
-            size = 0 if isinstance(found, BadImage) else found.nbytes
+        """Return the pixels of `key`, from the cache or from `make`."""
+        pixels = self._store.get(key)
+        if pixels is None:
+            pixels = make()
+            size = 0 if isinstance(pixels, BadImage) else pixels.nbytes
             with self._lock:
                 self.decodings += 1
                 if self.used + size <= self.limit:
                     self.used += size
-                    self._store[key] = found
-        return found
+                    self._store[key] = pixels
+        return pixels
 
 
-_kept: DecodedCache | None = None
+_active_cache: DecodedCache | None = None
 
 
 @contextlib.contextmanager
 def keep_decoded(limit: int = 2**34) -> Iterator[DecodedCache]:
-    """Feeds with a cache, made inside of this context, share the images that one of them has decoded.
+    """Let the feeds that are made inside this context, and that have a cache, share their decoded images.
 
-    Only image files are kept: sets that hold arrays have nothing to decode. Outside of the context each feed decodes
-    its own images, and drops them when it is dropped.
+    Only image files are kept, because sets of arrays need no decoding. Outside the context, each feed decodes its own
+    images and frees them with itself.
 
     Args:
-        limit: bytes of pixels to keep at most.
+        limit: the most bytes of pixels to keep.
 
     Returns:
-        A context manager; its value counts `decodings` and the bytes `used`.
+        A context manager whose value is the cache; it counts `decodings` and the bytes `used`.
 
     Example:
-        >>> with keep_decoded() as kept:
+        >>> with keep_decoded() as cache:
         ...     pass  # train several times on the same folder
-        >>> kept.decodings
+        >>> cache.decodings
         0
     """
-    global _kept
-    before, _kept = _kept, DecodedCache(limit)
+    global _active_cache
+    outer_cache = _active_cache
+    _active_cache = DecodedCache(limit)
     try:
-        yield _kept
+        yield _active_cache
     finally:
-        _kept = before
+        _active_cache = outer_cache
 
 
-def keeping(images: ImageSet) -> bool:
-    """Whether images of this set are kept now."""
-    return _kept is not None and images.paths is not None
+def is_shared(images: ImageSet) -> bool:
+    """Whether feeds share the decoded images of this set now."""
+    return _active_cache is not None and images.paths is not None
 
 
-def decoded(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray], threads: int) -> list[Decoded]:
-    """`make(row)` of every image, in order.
+def decode_all(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray], threads: int) -> list[Decoded]:
+    """Return `make(row)` of every image, in order.
 
     Args:
-        images: the images; one that raises `BadImage` is given as that error.
-        how: what `make` does to an image; pixels are only shared by those who say the same.
-        make: gives the pixels of an image.
-        threads: how many decode at once. Threads, not processes: Pillow decodes outside the interpreter's lock, and
-            nothing has to be copied.
+        images: the images; an image for which `make` raises `BadImage` is replaced by that error.
+        how: identifies what `make` does to an image; only calls with an equal `how` share pixels.
+        make: returns the pixels of an image.
+        threads: number of threads that decode. Threads suffice, because Pillow decodes outside the interpreter's lock,
+            and unlike processes they need not copy the pixels.
     """
-    kept = _kept
+    cache = _active_cache
 
     def read(row: int) -> Decoded:
         try:
@@ -98,14 +105,14 @@ def decoded(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray], 
             return error
 
     def load(row: int) -> Decoded:
-        if kept is None or images.paths is None:
+        if cache is None or images.paths is None:
             return read(row)
         path = images.paths[row]
         try:
-            about = path.stat()
+            status = path.stat()
         except OSError:
             return read(row)
-        return kept.get((str(path), about.st_size, about.st_mtime_ns, how), lambda: read(row))
+        return cache.get((str(path), status.st_size, status.st_mtime_ns, how), lambda: read(row))
 
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
         return list(pool.map(load, range(len(images))))

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, as an image set."""
+"""The handwritten digits of scikit-learn as an image set."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from proxymetric.data.images import ImageSet
 
 
 def digits(size: int = 32) -> ImageSet:
-    """1,797 handwritten digits, 8 x 8 grey levels enlarged to `size` x `size`; 0-4 train, 5-9 test.
+    """Return 1,797 handwritten digits of 8 x 8 grey levels, enlarged to `size` x `size`; 0-4 train, 5-9 test.
 
-    >>> images = digits()
-    >>> len(images), images.classes[-1], images.test_classes
-    (1797, '9', (5, 6, 7, 8, 9))
+    Args:
+        size: side in pixels.
+
+    Example:
+        >>> images = digits()
+        >>> len(images), images.classes[-1], images.test_classes
+        (1797, '9', (5, 6, 7, 8, 9))
     """
     from sklearn.datasets import load_digits
 

@@ -1,8 +1,8 @@
-"""Batches of images on their way to the network, from files or from a cache.
+"""Feeds: they read images from files or from a cache and yield them to the network in batches.
 
-Images that cannot be read are left out of their batch, kept in `bad` with the reason, and told once to `on_bad`. Which
-ones those are, and everything else in a batch, depends neither on the number of workers nor on how far an earlier run
-had come. A batch in which no image could be read comes with 0 images.
+A feed leaves unreadable images out of their batch, keeps them in `bad` with the reason, and reports each once to
+`on_bad`. The content of a batch depends neither on the number of workers nor on where an earlier run stopped. If no
+image of a batch can be read, the batch has 0 images.
 """
 
 from __future__ import annotations
@@ -22,80 +22,92 @@ from torch.utils.data import DataLoader, Dataset
 
 from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
-from proxymetric.data.decoded_cache import Decoded, decoded, keeping
+from proxymetric.data.decoded_cache import Decoded, decode_all, is_shared
 from proxymetric.data.image_buffer import ImageBuffer
 from proxymetric.data.images import BadImage, ImageSet
 from proxymetric.data.views import EvalView, TrainView, shrink
+from proxymetric.signatures import one_of
 
 CACHES = ("none", "memory", "device")
-# Tell the random numbers of views, of looks taken beside an epoch, and of the sampler apart, all of one seed.
-_VIEWS, _LOOKS, _CHOICE = 1, 2, 3
+# Last entries of seeds: they separate the random numbers of an epoch's views, of `TrainFeed.views` and of `draw_rows`.
+_EPOCH_STREAM = 1
+_VIEWS_STREAM = 2
+_ROWS_STREAM = 3
 
 OnBad = Callable[[str, str], None]
+"""called with the title of an unreadable image and the reason"""
 
 
-class _Job(NamedTuple):
-    """One batch to be made: its images, and for training the random numbers of their views."""
+class _BatchRequest(NamedTuple):
+    """One batch to be made: its image indices, and for training the random numbers of their views."""
 
     rows: np.ndarray
     draws: np.ndarray | None
 
 
-class _Made(NamedTuple):
+class _BatchImages(NamedTuple):
+    """The images of a request: pixels and indices of the readable ones, titles and reasons of the others."""
+
     images: Tensor
     rows: np.ndarray
     bad: list[tuple[str, str]]
 
 
-class _Maker(Dataset):
-    """Makes the images of a job, in this process or in a worker's."""
+class _Reader(Dataset):
+    """Makes the images of a request, in this process or in a worker process."""
 
     def __init__(self, images: ImageSet, view: TrainView | EvalView) -> None:
-        self.images, self.view = images, view
-        self.cached: _Cached | None = None
+        self.images = images
+        self.view = view
+        self.cached: _CachedImages | None = None
 
-    def __getitem__(self, job: _Job) -> _Made:
-        squares, kept, bad = [], [], []
-        for k, row in enumerate(job.rows.tolist()):
+    def __getitem__(self, request: _BatchRequest) -> _BatchImages:
+        squares: list[Tensor] = []
+        readable: list[int] = []
+        bad: list[tuple[str, str]] = []
+        for k, row in enumerate(request.rows.tolist()):
             try:
                 image = self.images.read(row) if self.cached is None else self.cached.read(row)
             except BadImage as error:
                 bad.append((error.path, error.reason))
                 continue
             if isinstance(self.view, TrainView):
-                assert job.draws is not None
-                squares.append(self.view.apply(image, job.draws[k : k + 1]))
+                assert request.draws is not None
+                squares.append(self.view.apply(image, request.draws[k : k + 1]))
             else:
                 squares.append(self.view(image))
-            kept.append(row)
+            readable.append(row)
         size = self.view.size
-        together = torch.stack(squares) if squares else torch.empty((0, 3, size, size), dtype=torch.uint8)
-        return _Made(together, np.array(kept, dtype=np.int64), bad)
+        pixels = torch.stack(squares) if squares else torch.empty((0, 3, size, size), dtype=torch.uint8)
+        return _BatchImages(pixels, np.array(readable, dtype=np.int64), bad)
 
-    def run(self, jobs: Iterable[_Job], workers: int, pin: bool) -> Iterator[_Made]:
-        """The jobs in order, made here (`workers=0`) or by worker processes."""
+    def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:
+        """Yield the images of the requests in order, made in this process (`workers=0`) or by worker processes."""
         if workers == 0:
-            yield from map(self.__getitem__, jobs)
+            yield from map(self.__getitem__, requests)
             return
         loader = DataLoader(
             self,
             batch_size=None,
-            sampler=jobs,
+            sampler=requests,
             num_workers=workers,
             pin_memory=pin,
-            generator=torch.Generator(),  # otherwise each epoch takes a number from the global generator
-            worker_init_fn=_obey_the_main_process,
+            generator=torch.Generator(),  # without it, each epoch draws a number from the global generator
+            worker_init_fn=_ignore_signals_of_others,
         )
         yield from loader
 
 
-def _obey_the_main_process(worker: int) -> None:
-    """Ctrl-C and a batch system's SIGTERM reach all processes of a group; the main one decides what happens."""
+def _ignore_signals_of_others(worker: int) -> None:
+    """Let a worker end only when the main process says so.
+
+    Ctrl-C and a batch system's SIGTERM reach every process of a group, and the main process decides what to do.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     main = multiprocessing.parent_process()
     if main is None or not hasattr(signal, "sigwaitinfo"):
         return
-    # Ignored altogether, SIGTERM could not serve the main process to end a worker: who sent it must be looked at.
+    # The main process ends a worker by SIGTERM, so the worker must not ignore it but check who sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
@@ -106,73 +118,82 @@ def _obey_the_main_process(worker: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-class _Cached:
-    """All readable images of a set, decoded and brought down to the view's size, in one buffer."""
+class _CachedImages:
+    """All readable images of a set in one buffer, decoded and reduced to the size that the view needs."""
 
     def __init__(self, images: ImageSet, view: TrainView, device: torch.device, workers: int) -> None:
         def load(row: int) -> np.ndarray:
             return np.asarray(shrink(images.read(row), view.stored, view.interpolation))
 
-        loaded = decoded(images, ("shrunk", view.stored, view.interpolation), load, workers)
+        loaded = decode_all(images, ("shrunk", view.stored, view.interpolation), load, workers)
         self.errors = {row: item for row, item in enumerate(loaded) if isinstance(item, BadImage)}
-        self.place = np.full(len(images), -1, dtype=np.int64)
-        good = [row for row in range(len(images)) if row not in self.errors]
-        self.place[good] = np.arange(len(good))
+        self.buffer_rows = np.full(len(images), -1, dtype=np.int64)
+        readable = [row for row in range(len(images)) if row not in self.errors]
+        self.buffer_rows[readable] = np.arange(len(readable))
         pixels = [item for item in loaded if not isinstance(item, BadImage)]
         loaded.clear()
-        self.store = ImageBuffer(pixels, device)
+        self.buffer = ImageBuffer(pixels, device)
 
     def read(self, row: int) -> Image.Image:
         if row in self.errors:
             raise self.errors[row]
-        return self.store.image(int(self.place[row]))
+        return self.buffer.image(int(self.buffer_rows[row]))
 
 
-class _Squares:
-    """Makes evaluation batches of squares that `keep_decoded` holds from feed to feed."""
+class _SharedReader:
+    """Makes evaluation batches of centre crops that feeds share by `keep_decoded`."""
 
     def __init__(self, images: ImageSet, view: EvalView, threads: int) -> None:
         how = ("centre", view.size, view.resize, view.interpolation)
         self.size = view.size
-        self.squares: list[Decoded] = decoded(images, how, lambda row: view(images.read(row)).numpy(), threads)
+        self.crops: list[Decoded] = decode_all(images, how, lambda row: view(images.read(row)).numpy(), threads)
 
-    def run(self, jobs: Iterable[_Job], workers: int, pin: bool) -> Iterator[_Made]:
-        """The jobs in order, as `_Maker.run` makes them."""
-        for job in jobs:
-            items = [(row, self.squares[row]) for row in job.rows.tolist()]
-            good = [(row, item) for row, item in items if not isinstance(item, BadImage)]
+    def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:
+        """Yield the images of the requests in order, as `_Reader.run` does."""
+        for request in requests:
+            items = [(row, self.crops[row]) for row in request.rows.tolist()]
+            readable = [(row, item) for row, item in items if not isinstance(item, BadImage)]
             bad = [(item.path, item.reason) for _, item in items if isinstance(item, BadImage)]
             empty = np.empty((0, 3, self.size, self.size), dtype=np.uint8)
-            pixels = np.stack([item for _, item in good]) if good else empty
-            yield _Made(torch.from_numpy(pixels), np.array([row for row, _ in good], dtype=np.int64), bad)
+            pixels = np.stack([item for _, item in readable]) if readable else empty
+            yield _BatchImages(torch.from_numpy(pixels), np.array([row for row, _ in readable], dtype=np.int64), bad)
 
 
 class TrainFeed:
-    """Batches of random views, the same ones for the same seeds.
+    """Yields batches of random views for training; the same seeds give the same views.
 
-    The view of an image is a pure function of (seed, epoch, step, place in the batch of all ranks), so that a run
-    that goes on from the middle of an epoch, or with other numbers of workers or processes, sees the same pixels.
+    The view of an image is a pure function of the seed, the epoch, the step and the position in the global batch. A run
+    that continues in the middle of an epoch, or with other numbers of workers or processes, sees the same pixels.
 
-    Arguments:
-        images: what to train on.
-        batches: which images make up a batch.
-        view: how they are cut.
-        cache: "none" reads files every time; "memory" keeps decoded images, larger ones brought down to `view.stored`
-            on the shorter side, in main memory; "device" keeps them on `device` and cuts whole batches there, by
-            bilinear interpolation (with `device="cpu"` the fast path for small images). Caches are filled when the
+    Args:
+        images: the training images.
+        batches: the image indices of each batch.
+        view: how views are cut from images.
+        cache: "none" reads the files in every epoch. "memory" keeps decoded images in main memory, with the shorter
+            side reduced to `view.stored`. "device" keeps them on `device` and cuts whole batches there by bilinear
+            interpolation, which with `device="cpu"` is the fastest way for small images. Caches are filled when the
             first epoch begins.
-        device: where the images of a batch go; labels stay in main memory, where methods may plan with them.
-        workers: processes that read and cut ("none", "memory"), threads that fill a cache; 0 uses this process alone.
-        seed: of the views, 0 or more.
-        on_bad: called once with title and reason of each image that cannot be read.
+        device: where the images of a batch go; labels stay in main memory, where methods may read them without waiting
+            for the GPU.
+        workers: processes that read and cut images ("none", "memory") and threads that fill a cache; 0 uses only this
+            process.
+        seed: seed of the views, at least 0.
+        on_bad: called once for each unreadable image, with its title and the reason.
 
-    >>> from proxymetric.data import digits
-    >>> images = digits()
-    >>> view = TrainView(32, resize=32, crop="none", flip=False)
-    >>> feed = TrainFeed(images, Batches(images.labels, batch=64), view, cache="device")
-    >>> batch = next(feed.epoch(0))
-    >>> batch.images.shape, batch.images.dtype, batch.labels.shape, len(feed)
-    (torch.Size([64, 3, 32, 32]), torch.uint8, torch.Size([64]), 28)
+    Attributes:
+        bad: for each unreadable image so far, its title and the reason.
+
+    Raises:
+        ValueError: an argument is out of range, or `batches` was made for another number of images.
+
+    Example:
+        >>> from proxymetric.data import digits
+        >>> images = digits()
+        >>> view = TrainView(32, resize=32, crop="none", flip=False)
+        >>> feed = TrainFeed(images, Batches(images.labels, batch=64), view, cache="device")
+        >>> batch = next(feed.epoch(0))
+        >>> batch.images.shape, batch.images.dtype, batch.labels.shape, len(feed)
+        (torch.Size([64, 3, 32, 32]), torch.uint8, torch.Size([64]), 28)
     """
 
     def __init__(
@@ -188,95 +209,121 @@ class TrainFeed:
     ) -> None:
         _check(cache, workers)
         if batches.count != len(images):
-            raise ValueError(f"batches are made for {batches.count} images, but images has {len(images)}")
+            raise ValueError(f"batches: got batches of {batches.count} images, expected {len(images)} as in images")
         if seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {seed}")
-        self.images, self.batches, self.view, self.cache = images, batches, view, cache
-        self.device, self.workers, self.seed, self.on_bad = torch.device(device), workers, seed, on_bad
+            raise ValueError(f"seed: got {seed}, expected at least 0")
+        self.images = images
+        self.batches = batches
+        self.view = view
+        self.cache = cache
+        self.device = torch.device(device)
+        self.workers = workers
+        self.seed = seed
+        self.on_bad = on_bad
         self.bad: dict[str, str] = {}
-        self._maker = _Maker(images, view)
+        self._reader = _Reader(images, view)
         self._labels = torch.from_numpy(images.labels)
-        self._cached: _Cached | None = None
+        self._cached: _CachedImages | None = None
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Return the number of steps in an epoch."""
         return len(self.batches)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `number`, from step `start` on."""
-        self._fill()
-        jobs = self._jobs(number, start)
-        if self.cache == "device":
-            yield from map(self._cut, jobs)
-            return
-        yield from self._made(jobs)
+        """Yield the batches of epoch `number`, from step `start` on."""
+        self._fill_cache()
+        yield from self._batches(self._requests(number, start))
 
     @property
     def labels(self) -> np.ndarray:
-        """(N,) of all images, readable or not."""
+        """The labels (N,) of all images, readable or not."""
         return self.images.labels
 
     def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]:
-        """Random views of the images `rows`, `batch` at a time: a pure function of seed, rows and key.
+        """Yield random views of the images `rows`, a pure function of the seed, the rows and the key.
 
-        A row that is named twice is seen twice, each time otherwise. Images that cannot be read are left out.
+        A row that occurs twice gives two different views. Unreadable images are left out.
 
-        >>> from proxymetric.data import digits
-        >>> images = digits()
-        >>> feed = TrainFeed(images, Batches(images.labels, batch=64), TrainView(32, resize=32), cache="device")
-        >>> [len(part.labels) for part in feed.views(np.array([5, 5, 9]), key=0, batch=2)]
-        [2, 1]
+        Args:
+            rows: image indices.
+            key: distinguishes the random numbers of several calls.
+            batch: images per batch.
+
+        Example:
+            >>> from proxymetric.data import digits
+            >>> images = digits()
+            >>> feed = TrainFeed(images, Batches(images.labels, batch=64), TrainView(32, resize=32), cache="device")
+            >>> [len(part.labels) for part in feed.views(np.array([5, 5, 9]), key=0, batch=2)]
+            [2, 1]
         """
-        self._fill()
-        draws = self.view.draw(len(rows), np.random.default_rng([self.seed, key, 0, _LOOKS]))
-        jobs = (_Job(rows[i : i + batch], draws[i : i + batch]) for i in range(0, len(rows), batch))
-        yield from map(self._cut, jobs) if self.cache == "device" else self._made(jobs)
+        self._fill_cache()
+        draws = self.view.draw(len(rows), np.random.default_rng([self.seed, key, 0, _VIEWS_STREAM]))
+        requests = (_BatchRequest(rows[i : i + batch], draws[i : i + batch]) for i in range(0, len(rows), batch))
+        yield from self._batches(requests)
 
-    def _made(self, jobs: Iterator[_Job]) -> Iterator[Batch]:
-        for made in self._maker.run(jobs, self.workers, self.device.type == "cuda"):
-            _note(made.bad, self.bad, self.on_bad)
-            yield _moved(Batch(made.images, self._labels[made.rows]), self.device)
+    def _batches(self, requests: Iterator[_BatchRequest]) -> Iterator[Batch]:
+        """Yield the batch of each request."""
+        if self.cache == "device":
+            yield from map(self._cut, requests)
+            return
+        for result in self._reader.run(requests, self.workers, self.device.type == "cuda"):
+            _report_bad(result.bad, self.bad, self.on_bad)
+            yield _moved(Batch(result.images, self._labels[result.rows]), self.device)
 
-    def _jobs(self, number: int, start: int) -> Iterator[_Job]:
-        for step, whole in enumerate(self.batches.whole(number, start), start):
-            draws = self.view.draw(len(whole), np.random.default_rng([self.seed, number, step, _VIEWS]))
-            share = self.batches.share(len(whole))
-            yield _Job(whole[share], draws[share])
+    def _requests(self, number: int, start: int) -> Iterator[_BatchRequest]:
+        """Yield the requests of this rank for epoch `number`, from step `start` on."""
+        for step, rows in enumerate(self.batches.global_batches(number, start), start):
+            draws = self.view.draw(len(rows), np.random.default_rng([self.seed, number, step, _EPOCH_STREAM]))
+            share = self.batches.share(len(rows))
+            yield _BatchRequest(rows[share], draws[share])
 
-    def _fill(self) -> None:
+    def _fill_cache(self) -> None:
+        """Decode all images once, if there is a cache and it is empty."""
         if self.cache == "none" or self._cached is not None:
             return
-        where = self.device if self.cache == "device" else torch.device("cpu")
-        self._cached = _Cached(self.images, self.view, where, self.workers)
-        _note([(e.path, e.reason) for e in self._cached.errors.values()], self.bad, self.on_bad)
-        self._maker.cached = self._cached
+        device = self.device if self.cache == "device" else torch.device("cpu")
+        self._cached = _CachedImages(self.images, self.view, device, self.workers)
+        _report_bad([(e.path, e.reason) for e in self._cached.errors.values()], self.bad, self.on_bad)
+        self._reader.cached = self._cached
 
-    def _cut(self, job: _Job) -> Batch:
+    def _cut(self, request: _BatchRequest) -> Batch:
+        """Cut the views of a request from the buffer on the device."""
         assert self._cached is not None
-        assert job.draws is not None
-        place, store = self._cached.place[job.rows], self._cached.store
-        good = place >= 0
-        rows = place[good]
-        boxes = self.view.boxes(store.heights[rows], store.widths[rows], job.draws[good])
-        images = store.cut(rows, boxes, self.view.size)
-        return Batch(images, self._labels[job.rows[good]])
+        assert request.draws is not None
+        buffer = self._cached.buffer
+        buffer_rows = self._cached.buffer_rows[request.rows]
+        readable = buffer_rows >= 0
+        rows = buffer_rows[readable]
+        boxes = self.view.boxes(buffer.heights[rows], buffer.widths[rows], request.draws[readable])
+        images = buffer.cut(rows, boxes, self.view.size)
+        return Batch(images, self._labels[request.rows[readable]])
 
 
 class EvalFeed:
-    """All readable images in order, each as its centre.
+    """Yields the centre crops of all readable images in order.
 
-    Arguments:
-        batch: images at a time. Batches may be smaller where images could not be read.
-        cache: "none" reads the files in every pass; "memory" and "device" keep the finished squares of the first full
-            pass, (N, 3, size, size) uint8, in main memory or on `device`.
-        The others as for `TrainFeed`.
+    Args:
+        images: the images.
+        view: how the centre is cut from an image.
+        batch: images per batch, at least 1; batches are smaller where images cannot be read.
+        cache: "none" reads the files in every pass; "memory" and "device" keep the crops of the first full pass,
+            (N, 3, size, size) uint8, in main memory or on `device`.
+        device: where the images of a batch go; labels stay in main memory.
+        workers: processes that read and cut images; 0 uses only this process.
+        on_bad: called once for each unreadable image, with its title and the reason.
 
-    `kept` holds the indices of the images that the last full pass gave, `bad` the others with the reason.
+    Attributes:
+        kept: indices of the images that the last full pass yielded.
+        bad: for each unreadable image so far, its title and the reason.
 
-    >>> from proxymetric.data import digits
-    >>> feed = EvalFeed(digits(), EvalView(32, resize=32))
-    >>> sum(len(batch.labels) for batch in feed), len(feed.kept), feed.bad
-    (1797, 1797, {})
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> from proxymetric.data import digits
+        >>> feed = EvalFeed(digits(), EvalView(32, resize=32))
+        >>> sum(len(batch.labels) for batch in feed), len(feed.kept), feed.bad
+        (1797, 1797, {})
     """
 
     def __init__(
@@ -291,16 +338,21 @@ class EvalFeed:
     ) -> None:
         _check(cache, workers)
         if batch < 1:
-            raise ValueError(f"batch must be 1 or more, got {batch}")
-        self.images, self.view, self.batch, self.cache = images, view, batch, cache
-        self.device, self.workers, self.on_bad = torch.device(device), workers, on_bad
+            raise ValueError(f"batch: got {batch}, expected at least 1")
+        self.images = images
+        self.view = view
+        self.batch = batch
+        self.cache = cache
+        self.device = torch.device(device)
+        self.workers = workers
+        self.on_bad = on_bad
         self.bad: dict[str, str] = {}
         self.kept = np.empty(0, dtype=np.int64)
         self._labels = torch.from_numpy(images.labels)
         self._stored: list[Batch] | None = None
 
     def __len__(self) -> int:
-        """Batches in a pass when every image can be read."""
+        """Return the number of batches in a pass if every image can be read."""
         return -(-len(self.images) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -308,41 +360,51 @@ class EvalFeed:
             for stored in self._stored:
                 yield _moved(stored, self.device)
             return
-        kept: list[np.ndarray] = []
-        stored_now: list[Batch] = []
-        jobs = (
-            _Job(rows, None)
+        readable: list[np.ndarray] = []
+        new_batches: list[Batch] = []
+        requests = (
+            _BatchRequest(rows, None)
             for rows in np.split(np.arange(len(self.images)), range(self.batch, len(self.images), self.batch))
         )
-        where = self.device if self.cache == "device" else torch.device("cpu")
-        shared = self.cache != "none" and keeping(self.images)
-        maker = _Squares(self.images, self.view, self.workers) if shared else _Maker(self.images, self.view)
-        for made in maker.run(jobs, self.workers, self.device.type == "cuda"):
-            _note(made.bad, self.bad, self.on_bad)
-            kept.append(made.rows)
-            if len(made.rows) == 0:
+        store = self.device if self.cache == "device" else torch.device("cpu")
+        shared = self.cache != "none" and is_shared(self.images)
+        reader = _SharedReader(self.images, self.view, self.workers) if shared else _Reader(self.images, self.view)
+        for result in reader.run(requests, self.workers, self.device.type == "cuda"):
+            _report_bad(result.bad, self.bad, self.on_bad)
+            readable.append(result.rows)
+            if len(result.rows) == 0:
                 continue
-            batch = _moved(Batch(made.images, self._labels[made.rows]), where)
+            batch = _moved(Batch(result.images, self._labels[result.rows]), store)
             if self.cache != "none":
-                stored_now.append(batch)
+                new_batches.append(batch)
             yield _moved(batch, self.device)
-        self.kept = np.concatenate(kept) if kept else self.kept
+        self.kept = np.concatenate(readable) if readable else self.kept
         if self.cache != "none":
-            self._stored = stored_now
+            self._stored = new_batches
 
 
 def draw_rows(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
-    """Rows of `count` random members of each class, class after class: a pure function of its arguments.
+    """Draw `count` random images of each class, a pure function of the arguments.
 
-    Without replacement, unless a class has fewer members: then all of them take turns.
+    Images are drawn without replacement; a class with fewer than `count` images repeats all of them in turn.
 
-    >>> rows = drawn(np.array([7, 3, 7, 7, 3]), count=3, seed=0, key=0)
-    >>> sorted(rows[3:].tolist()), sorted(set(rows[:3].tolist()))
-    ([0, 2, 3], [1, 4])
+    Args:
+        labels: (N,) labels of the images.
+        count: images of each class, at least 1.
+        seed: at least 0.
+        key: distinguishes the random numbers of several calls.
+
+    Returns:
+        (classes count,) image indices, class after class in the order of the labels.
+
+    Example:
+        >>> rows = draw_rows(np.array([7, 3, 7, 7, 3]), count=3, seed=0, key=0)
+        >>> sorted(rows[3:].tolist()), sorted(set(rows[:3].tolist()))
+        ([0, 2, 3], [1, 4])
     """
     if count < 1:
-        raise ValueError(f"count must be 1 or more, got {count}")
-    order = np.random.default_rng([seed, key, 0, _CHOICE]).permutation(len(labels))
+        raise ValueError(f"count: got {count}, expected at least 1")
+    order = np.random.default_rng([seed, key, 0, _ROWS_STREAM]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     _, first, members = np.unique(labels[order], return_index=True, return_counts=True)
     return order[(first[:, None] + np.arange(count) % members[:, None]).ravel()]
@@ -353,8 +415,9 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     return batch._replace(images=batch.images.to(device, non_blocking=True))
 
 
-def _note(found: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad | None) -> None:
-    for title, reason in found:
+def _report_bad(errors: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad | None) -> None:
+    """Add unreadable images to `bad` and report those that are new."""
+    for title, reason in errors:
         if title not in bad:
             bad[title] = reason
             if on_bad is not None:
@@ -362,7 +425,6 @@ def _note(found: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad |
 
 
 def _check(cache: str, workers: int) -> None:
-    if cache not in CACHES:
-        raise ValueError(f"cache must be one of {', '.join(CACHES)}, got {cache!r}")
+    one_of("cache", cache, CACHES)
     if workers < 0:
-        raise ValueError(f"workers must be 0 or more, got {workers}")
+        raise ValueError(f"workers: got {workers}, expected at least 0")

@@ -1,14 +1,14 @@
-"""The embedded data set: characters drawn in the font faces that come with matplotlib.
+"""The embedded data set "glyphs": characters drawn in the font faces that come with matplotlib.
 
-A class is a character, a drawing of it is one face, turned, sheared, scaled, shifted and thickened a little. Nothing is
-downloaded and nothing is written to disk.
+A class is a character. A drawing shows the character in one face, slightly rotated, sheared, scaled, shifted and
+thickened. Nothing is downloaded and nothing is written to disk.
 
-Which characters: letters (with one accent at most), digits and currency signs that exist in all twelve text faces of
+The characters are letters (with at most one accent), digits and currency signs that exist in all twelve text faces of
 DejaVu (Sans, Sans Mono, Serif; plain and bold; upright and slanted). Faces of mathematical symbols, of bracket pieces
-and of last resort draw something else at a letter's place, so they are not used; the Computer Modern faces follow TeX's
-own encoding and are only used where it agrees with Unicode, for A-Z, a-z and 0-9. Of characters whose drawings coincide
-in some face (Latin A, Greek Alpha and Cyrillic A; but also C and c, as drawings are fitted to the frame) only the first
-code point is kept.
+and of last resort are not used, because they have other glyphs at the code points of letters. The Computer Modern faces
+use the encoding of TeX, so they are used only where it agrees with Unicode, for A-Z, a-z and 0-9. Of several characters
+that look the same in some face (Latin A, Greek Alpha and Cyrillic A; also C and c, because drawings are scaled to the
+frame), only the first code point is kept.
 """
 
 from __future__ import annotations
@@ -34,41 +34,47 @@ _DEJAVU = tuple(
 )
 _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
-_KINDS = ("Lu", "Ll", "Lt", "Lo", "Nd", "Sc")
-_COINCIDE = 0.96  # cosine of two fitted drawings; above it a person cannot tell them apart at 32 x 32 pixels
-_SAME_LETTER = 0.85  # the same for the two cases of a letter: x and X differ in size, which the frame takes away
-_TINY = 0.4  # of the font's size; smaller ink (an apostrophe-like letter) is blurred when it is enlarged
-_COMPARED = 24  # pixels: font size and frame of the drawings that are compared
-_NOTHING = np.zeros(_COMPARED * _COMPARED, dtype=np.float32)
-_EM = 48
+_CATEGORIES = ("Lu", "Ll", "Lt", "Lo", "Nd", "Sc")
+_MAX_COSINE = 0.96  # of two drawings; above it a person cannot distinguish them at 32 x 32 pixels
+_MAX_CASE_COSINE = 0.85  # of the two cases of a letter: x and X differ in size, which scaling to the frame removes
+_MIN_INK = 0.4  # of the font's size; smaller glyphs (such as an apostrophe-like letter) are blurred when enlarged
+_COMPARED_PIXELS = 24  # font size and frame of the drawings that are compared
+_EMPTY_DRAWING = np.zeros(_COMPARED_PIXELS * _COMPARED_PIXELS, dtype=np.float32)
+_FONT_PIXELS = 48
 
 
 def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int = 20) -> ImageSet:
-    """`characters` classes of `drawings` grey drawings each, `size` x `size` pixels, white on black.
+    """Return `characters` classes of `drawings` grey drawings each, white on black.
 
-    The same arguments give the same pixels. Another `seed` draws the same characters differently; which characters
-    there are, and which half of them is for the test (`test_classes`), does not depend on it: fewer characters are a
-    subset of more, with the same halves.
+    The same arguments give the same pixels. Another `seed` gives other drawings of the same characters. The choice of
+    characters and of the half for the test (`test_classes`) does not depend on the seed: a smaller number of characters
+    is a subset of a larger one, with the same halves.
 
-    Arguments:
-        characters: number of classes, 4 or more; at most as many as there are distinct characters (about 470).
-        size: side in pixels, 8 or more.
-        seed: of turns, shears, scales, shifts and strokes.
-        drawings: per character. The faces take turns: 12 to 21 of them, then the first again, turned otherwise.
+    Args:
+        characters: number of classes, at least 4 and at most the number of distinct characters (about 470).
+        size: side in pixels, at least 8.
+        seed: seed of rotation, shear, scale, shift and thickness, at least 0.
+        drawings: drawings per character, at least 1. They use the 12 to 21 faces of the character in turn.
 
-    >>> images = glyphs(characters=4, drawings=3)
-    >>> len(images), images.arrays.shape, len(images.test_classes)
-    (12, (12, 32, 32), 2)
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> images = glyphs(characters=4, drawings=3)
+        >>> len(images), images.arrays.shape, len(images.test_classes)
+        (12, (12, 32, 32), 2)
     """
     pool = distinct_characters()
     if not 4 <= characters <= len(pool):
-        raise ValueError(f"characters must be 4 to {len(pool)} (that many are distinct), got {characters}")
-    if size < 8 or drawings < 1 or seed < 0:
-        raise ValueError(f"size must be >= 8, drawings >= 1 and seed >= 0, got {size}, {drawings} and {seed}")
+        raise ValueError(f"characters: got {characters}, expected 4 to {len(pool)}, the number of distinct characters")
+    for argument, value, minimum in (("size", size, 8), ("drawings", drawings, 1), ("seed", seed, 0)):
+        if value < minimum:
+            raise ValueError(f"{argument}: got {value}, expected at least {minimum}")
     ranked = sorted(pool, key=lambda code: hashlib.sha256(f"glyph U+{code:04X}".encode()).digest())[:characters]
     held_out = set(ranked[1::2])
     codes = sorted(ranked)
-    fonts, maps = _fonts(_EM), _maps()
+    fonts = _fonts(_FONT_PIXELS)
+    maps = _glyph_numbers()
     arrays = np.empty((characters, drawings, size, size), dtype=np.uint8)
     for row, code in enumerate(codes):
         faces = [face for face in fonts if _has(maps, face, code)]
@@ -87,42 +93,42 @@ def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int =
 
 @lru_cache(maxsize=1)
 def distinct_characters() -> tuple[int, ...]:
-    """Code points that exist in the twelve DejaVu faces and look like no earlier one of this list, ascending."""
-    maps = _maps()
+    """Return the code points, ascending, that exist in the twelve DejaVu faces and look like no earlier one."""
+    maps = _glyph_numbers()
     codes = [
         code
         for code in sorted(maps[_DEJAVU[0]])
-        if unicodedata.category(chr(code)) in _KINDS
+        if unicodedata.category(chr(code)) in _CATEGORIES
         and len(unicodedata.normalize("NFD", chr(code))) <= 2
         and all(_has(maps, face, code) for face in _DEJAVU)
     ]
-    alike = np.zeros((len(codes), len(codes)), dtype=np.float32)
-    drawn = np.ones(len(codes), dtype=bool)
-    for face, font in _fonts(_COMPARED).items():
+    similarity = np.zeros((len(codes), len(codes)), dtype=np.float32)
+    has_ink = np.ones(len(codes), dtype=bool)
+    for face, font in _fonts(_COMPARED_PIXELS).items():
         if face in _COMPUTER_MODERN:
             continue
-        here = np.array([_has(maps, face, c) for c in codes])
-        flat = np.stack([_fitted(font, chr(c)) if there else _NOTHING for c, there in zip(codes, here)])
+        in_face = np.array([_has(maps, face, c) for c in codes])
+        flat = np.stack([_fitted(font, chr(c)) if exists else _EMPTY_DRAWING for c, exists in zip(codes, in_face)])
         length = np.linalg.norm(flat, axis=1)
-        drawn &= (length > 0) | ~here
+        has_ink &= (length > 0) | ~in_face
         flat /= np.maximum(length, 1e-6)[:, None]
-        np.maximum(alike, flat @ flat.T, out=alike)
-    place = {chr(code): i for i, code in enumerate(codes)}
-    kept: list[int] = []
-    for i in np.flatnonzero(drawn).tolist():
-        other = place.get(chr(codes[i]).swapcase(), i)
-        # An accent is larger beside a small letter, so it is the letters without it that tell whether the cases differ.
-        bases = [place.get(unicodedata.normalize("NFD", chr(codes[k]))[0], k) for k in (i, other)]
-        same_letter = other < i and alike[bases[0], bases[1]] > _SAME_LETTER
-        # Every earlier character counts, also one that was itself left out for the sake of a third.
-        if not same_letter and not (alike[i, :i] > _COINCIDE).any():
-            kept.append(i)
-    return tuple(codes[i] for i in kept)
+        np.maximum(similarity, flat @ flat.T, out=similarity)
+    index_of = {chr(code): i for i, code in enumerate(codes)}
+    distinct: list[int] = []
+    for i in np.flatnonzero(has_ink).tolist():
+        other = index_of.get(chr(codes[i]).swapcase(), i)
+        # An accent is larger relative to a small letter, so the cases are compared without accents.
+        bases = [index_of.get(unicodedata.normalize("NFD", chr(codes[k]))[0], k) for k in (i, other)]
+        same_letter = other < i and similarity[bases[0], bases[1]] > _MAX_CASE_COSINE
+        # Every earlier character counts, including those that were left out themselves.
+        if not same_letter and not (similarity[i, :i] > _MAX_COSINE).any():
+            distinct.append(i)
+    return tuple(codes[i] for i in distinct)
 
 
 @lru_cache(maxsize=1)
-def _maps() -> dict[str, dict[int, int]]:
-    """For each face: code point -> number of its glyph in the face (0 is the empty box)."""
+def _glyph_numbers() -> dict[str, dict[int, int]]:
+    """Return, for each face, the number of the glyph of each code point (0 is the empty box)."""
     from matplotlib.ft2font import FT2Font
 
     faces = (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)
@@ -132,6 +138,7 @@ def _maps() -> dict[str, dict[int, int]]:
 
 
 def _has(maps: dict[str, dict[int, int]], face: str, code: int) -> bool:
+    """Whether a face has a glyph for a code point."""
     if face in _COMPUTER_MODERN and not (code < 128 and chr(code).isalnum()):
         return False
     return maps[face].get(code, 0) != 0
@@ -144,23 +151,23 @@ def _file(face: str) -> Path:
 
 
 def _fonts(em: int) -> dict[str, ImageFont.FreeTypeFont]:
-    # The basic layout: raqm, where Pillow has it, may join or replace characters.
+    # The basic layout, because raqm, where Pillow has it, may join or replace characters.
     faces = (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)
     return {face: ImageFont.truetype(str(_file(face)), em, layout_engine=ImageFont.Layout.BASIC) for face in faces}
 
 
 def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
-    """The character alone, cut to its ink; one empty pixel if there is none."""
+    """Return the character cropped to its ink; one empty pixel if it has none."""
     mask = font.getmask(character, "L")
     ink = Image.frombytes("L", mask.size, bytes(mask)) if 0 not in mask.size else Image.new("L", (1, 1))
     return ink.crop(ink.getbbox() or (0, 0, 1, 1))
 
 
-def _fitted(font: ImageFont.FreeTypeFont, character: str, side: int = _COMPARED) -> np.ndarray:
-    """(side * side,) the character, as large as fits, in the middle: what is compared to find those that coincide."""
+def _fitted(font: ImageFont.FreeTypeFont, character: str, side: int = _COMPARED_PIXELS) -> np.ndarray:
+    """Return the character scaled to the frame and centred, as a vector (side * side,), for comparison with others."""
     ink = _ink(font, character)
-    if max(ink.size) < _TINY * side:
-        return _NOTHING
+    if max(ink.size) < _MIN_INK * side:
+        return _EMPTY_DRAWING
     zoom = (side - 2) / max(ink.size)
     small = ink.resize((max(1, round(ink.width * zoom)), max(1, round(ink.height * zoom))), Image.Resampling.BILINEAR)
     frame = Image.new("L", (side, side))
@@ -169,7 +176,7 @@ def _fitted(font: ImageFont.FreeTypeFont, character: str, side: int = _COMPARED)
 
 
 def _vary(font: ImageFont.FreeTypeFont, character: str, size: int, random: np.random.Generator) -> np.ndarray:
-    """(size, size) one drawing: turned up to 18 degrees, sheared, scaled per axis, shifted, thickened."""
+    """Return one random drawing (size, size): rotated by up to 18 degrees, sheared, scaled, shifted and thickened."""
     angle, shear, wide, tall, right, down, heavy = random.random(7)
     ink = ImageOps.expand(_ink(font, character), border=2)
     if heavy > 0.5:
@@ -179,7 +186,7 @@ def _vary(font: ImageFont.FreeTypeFont, character: str, size: int, random: np.ra
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     slant = np.array([[1.0, 0.4 * shear - 0.2], [0.0, 1.0]])
     forward = rotation @ slant @ np.diag([zoom * (0.68 + 0.32 * wide), zoom * (0.68 + 0.32 * tall)])
-    inverse = np.linalg.inv(forward * 2)  # drawn at twice the size and halved, which smooths the edges
+    inverse = np.linalg.inv(forward * 2)  # drawing at twice the size and halving it smooths the edges
     centre = np.array([size, size]) + 2 * size * 0.14 * (np.array([right, down]) - 0.5)
     offset = np.array(ink.size) / 2 - inverse @ centre
     coefficients = (*inverse[0], offset[0], *inverse[1], offset[1])

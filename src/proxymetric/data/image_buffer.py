@@ -1,4 +1,4 @@
-"""Decoded images of different sizes in one flat buffer, cut and mirrored for a whole batch at once."""
+"""A flat buffer of decoded images of different sizes, from which boxes are cut for a whole batch at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from proxymetric.data.views import Boxes
 
 
 class ImageBuffer:
-    """N images of any size, end to end in one uint8 tensor on `device`.
+    """Holds N images of any size one after the other in one uint8 tensor.
 
-    The list of images, (H, W, 3) uint8 each, is emptied while it is copied, so that memory never holds all of it twice.
+    Args:
+        images: (H, W, 3) uint8 each. The list is emptied while it is copied, so memory never holds all images twice.
+        device: where the tensor is.
 
-    >>> store = Ragged([np.zeros((4, 6, 3), np.uint8), np.full((2, 2, 3), 9, np.uint8)])
-    >>> store.heights.tolist(), store.image(1).size
-    ([4, 2], (2, 2))
-    >>> whole = Boxes(*(np.array([v]) for v in (0.0, 0.0, 2.0, 2.0)), flip=np.array([False]))
-    >>> store.cut(np.array([1]), whole, size=3).shape
-    torch.Size([1, 3, 3, 3])
+    Attributes:
+        heights: (N,) heights in pixels.
+        widths: (N,) widths in pixels.
+        starts: (N,) index of the first pixel of each image.
+        pixels: (sum of heights x widths, 3) uint8.
+
+    Example:
+        >>> buffer = ImageBuffer([np.zeros((4, 6, 3), np.uint8), np.full((2, 2, 3), 9, np.uint8)])
+        >>> buffer.heights.tolist(), buffer.image(1).size
+        ([4, 2], (2, 2))
+        >>> box = Boxes(*(np.array([v]) for v in (0.0, 0.0, 2.0, 2.0)), flip=np.array([False]))
+        >>> buffer.cut(np.array([1]), box, size=3).shape
+        torch.Size([1, 3, 3, 3])
     """
 
     def __init__(self, images: list[np.ndarray], device: str | torch.device = "cpu") -> None:
@@ -35,14 +44,22 @@ class ImageBuffer:
         self.pixels = torch.from_numpy(flat).to(device)
 
     def image(self, row: int) -> Image.Image:
-        """Image `row`, for the views that work on one image (needs the buffer on the CPU)."""
+        """Return image `row` for views that work on one image; the buffer must be on the CPU."""
         start, height, width = self.starts[row], self.heights[row], self.widths[row]
         return Image.fromarray(self.pixels[start : start + height * width].view(height, width, 3).numpy())
 
     def cut(self, rows: np.ndarray, boxes: Boxes, size: int) -> Tensor:
-        """(B, 3, size, size) uint8: one box from each of the images `rows`, by bilinear interpolation.
+        """Cut one box from each of the images `rows`, by bilinear interpolation.
 
-        Where the images are 1.5 times as large as the result or more, every pixel is the mean of several samples.
+        Where the images are at least 1.5 times as large as the result, every pixel is the mean of several samples.
+
+        Args:
+            rows: (B,) numbers of images.
+            boxes: the box of each of them.
+            size: side of the result in pixels.
+
+        Returns:
+            (B, 3, size, size) uint8.
         """
         device = self.pixels.device
         shorter = np.minimum(self.heights, self.widths)
@@ -51,8 +68,10 @@ class ImageBuffer:
         x = _grid(boxes.left, boxes.width, self.widths[rows], size * reduce)
         x = np.where(boxes.flip[:, None], x[:, ::-1], x)
         start, height, width = (values[rows][:, None] for values in (self.starts, self.heights, self.widths))
-        above, before = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
-        below, after = np.minimum(above + 1, height - 1), np.minimum(before + 1, width - 1)
+        above = np.floor(y).astype(np.int64)
+        below = np.minimum(above + 1, height - 1)
+        before = np.floor(x).astype(np.int64)
+        after = np.minimum(before + 1, width - 1)
         lines = [torch.from_numpy(start + line * width).to(device) for line in (above, below)]
         columns = [torch.from_numpy(column).to(device) for column in (before, after)]
         if reduce == 1 and (above == y).all() and (before == x).all():
@@ -67,16 +86,17 @@ class ImageBuffer:
         return (result / reduce**2).round_().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
 
     def _between(self, lines: Tensor, columns: list[Tensor], right: Tensor, j: int, reduce: int) -> Tensor:
+        """Return the pixels of `lines`, interpolated between two columns."""
         before, after = (self._pick(lines, column[:, j::reduce]).float() for column in columns)
         return torch.lerp(before, after, right[:, :, j::reduce])
 
     def _pick(self, lines: Tensor, columns: Tensor) -> Tensor:
-        """(B, H, W, 3) the pixels where lines (B, H), as the place of their first pixel, and columns (B, W) cross."""
-        places = lines[:, :, None] + columns[:, None, :]
-        return self.pixels.index_select(0, places.view(-1)).view(*places.shape, 3)
+        """Return the pixels (B, H, W, 3) at lines (B, H), given by their first pixel, and columns (B, W)."""
+        indices = lines[:, :, None] + columns[:, None, :]
+        return self.pixels.index_select(0, indices.view(-1)).view(*indices.shape, 3)
 
 
 def _grid(start: np.ndarray, length: np.ndarray, limit: np.ndarray, count: int) -> np.ndarray:
-    """(B, count) where the centres of `count` equal parts of each box lie, kept inside the image."""
+    """Return the centres (B, count) of `count` equal parts of each box, moved into the image."""
     centres = start[:, None] + (np.arange(count) + 0.5) * (length / count)[:, None] - 0.5
     return np.clip(centres, 0, limit[:, None] - 1)

@@ -1,4 +1,4 @@
-"""Labelled images, wherever they lie: one small class that the rest of the package reads from."""
+"""Labelled images in files or arrays: one small class that the rest of the package reads images from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from PIL import Image, ImageOps
 
 
 class BadImage(ValueError):
-    """An image that cannot be read; `path` says which, `reason` why.
+    """An image cannot be read.
 
-    >>> str(BadImage("a.jpg", "the file is empty"))
-    'a.jpg: the file is empty'
+    Args:
+        path: the path or title of the image.
+        reason: why it cannot be read.
+
+    Example:
+        >>> str(BadImage("a.jpg", "the file is empty"))
+        'a.jpg: the file is empty'
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -30,27 +35,28 @@ class BadImage(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """N labelled images of C classes, as files (`paths`) or as pixels (`arrays`), exactly one of the two.
+    """N labelled images of C classes, either as files (`paths`) or as pixels (`arrays`).
 
-    Arguments:
-        name: what the set is called in reports.
+    Args:
+        name: the name of the set in reports.
         labels: (N,) integers 0..C-1.
         classes: the C class names, in the order of the labels.
         paths: N image files.
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
-        test_classes: labels of the classes that the set's own benchmark keeps for the test; `()` when it has none.
-        test_images: (N,) bool, the images that a benchmark keeps for the test whose test shares its classes with the
-            training (MNIST); None otherwise.
-        gallery: (N,) bool, for a test with two sides (In-Shop): True are the images that are searched, the others of
-            the test are queries. None where every image is searched for all the others.
-        root: the folder that `paths` are named relative to (in `title` and `identity`).
+        test_classes: labels of the official test classes; `()` if there are none.
+        root: the folder that `paths` are relative to in `identity`.
+        test_images: (N,) bool, the official test images of a benchmark whose training and test share their classes
+            (MNIST); None otherwise.
+        gallery: (N,) bool, for a test with queries and a gallery (In-Shop): True for the images of the gallery; the
+            other test images are queries. None: each test image is a query among all others.
 
-    >>> grey = np.zeros((3, 8, 8), np.uint8)
-    >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=grey)
-    >>> len(images), images.read(2).mode, images.title(2), images.label_of(2)
-    (3, 'RGB', 'dots#2', 1)
-    >>> images.of_classes([1]).classes
-    ['two']
+    Example:
+        >>> grey = np.zeros((3, 8, 8), np.uint8)
+        >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=grey)
+        >>> len(images), images.read(2).mode, images.title(2), images.label_of(2)
+        (3, 'RGB', 'dots#2', 1)
+        >>> images.of_classes([1]).classes
+        ['two']
     """
 
     name: str
@@ -77,29 +83,36 @@ class ImageSet:
         return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
-        """Image `index`, fully decoded, upright, RGB; raises `BadImage`."""
+        """Return image `index`, decoded, upright and RGB.
+
+        Raises:
+            BadImage: the file cannot be read.
+        """
         if self.arrays is not None:
             return Image.fromarray(self.arrays[index]).convert("RGB")
         assert self.paths is not None
         return read_image(self.paths[index], self.title(index))
 
     def label_of(self, index: int) -> int:
-        """The label of image `index`."""
+        """Return the label of image `index`."""
         return int(self.labels[index])
 
     def title(self, index: int) -> str:
-        """How a person finds image `index`: its path, or the set's name and its number."""
+        """Return the path of image `index`, or the set's name and its number."""
         return f"{self.name}#{index}" if self.paths is None else str(self.paths[index])
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
-        """The images of the classes `ids` alone; labels are renumbered 0.. in the order given.
+        """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
 
-        The benchmark's own split is kept while classes of both its sides remain, `gallery` while it has an image.
+        `test_classes` is kept if training and test classes remain, and `gallery` if it keeps an image.
+
+        Raises:
+            ValueError: `ids` repeats a label or has one that does not exist.
         """
         ids = [int(c) for c in ids]
         known = len(self.classes)
         if len(set(ids)) != len(ids) or any(not 0 <= c < known for c in ids):
-            raise ValueError(f"ids must be different labels in 0..{known - 1}, got {ids}")
+            raise ValueError(f"ids: got {ids}, expected different labels in 0..{known - 1}")
         renumber = np.full(known, -1, dtype=np.int64)
         renumber[ids] = np.arange(len(ids))
         chosen = self.subset(np.flatnonzero(renumber[self.labels] >= 0) if known else np.arange(0))
@@ -112,23 +125,30 @@ class ImageSet:
         )
 
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
-        """The images `indices` (numbers in any order, or a bool for each image) alone; labels and classes stay.
+        """Return the set with only the images `indices`; labels and classes do not change.
 
-        `test_images` is kept while images of both its sides remain, `gallery` while it has an image.
+        `test_images` is kept if training and test images remain, and `gallery` if it keeps an image.
 
-        >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=np.zeros((3, 8, 8), np.uint8))
-        >>> images.subset([2, 0]).labels
-        array([1, 0])
+        Args:
+            indices: numbers of images in any order, or a bool for each image.
+
+        Raises:
+            ValueError: an index does not exist.
+
+        Example:
+            >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=np.zeros((3, 8, 8), np.uint8))
+            >>> images.subset([2, 0]).labels
+            array([1, 0])
         """
         rows = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
         if rows.dtype == bool:
             if rows.shape != (len(self),):
-                raise ValueError(f"indices must be numbers, or {len(self)} bools, got bools of shape {rows.shape}")
+                raise ValueError(f"indices: got bools of shape {rows.shape}, expected numbers or {len(self)} bools")
             rows = np.flatnonzero(rows)
         rows = rows.astype(np.int64)
         wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
-            raise ValueError(f"indices must lie in 0..{len(self) - 1}, got {int(wrong[0])}")
+            raise ValueError(f"indices: got {int(wrong[0])}, expected numbers in 0..{len(self) - 1}")
         test = None if self.test_images is None else self.test_images[rows]
         gallery = None if self.gallery is None else self.gallery[rows]
         return replace(
@@ -141,16 +161,17 @@ class ImageSet:
         )
 
     def identity(self) -> str:
-        """sha256 of what the set holds: class names, labels, sides, and relative paths with file sizes, or the pixels.
+        """Return the sha256 of the set's content: class names, labels, test images, gallery, and files or pixels.
 
-        Where the folder lies does not matter. A file edited without changing its size is not noticed.
+        Files count by relative path and size, so moving the folder does not change the result, and neither does a
+        change of a file that keeps its size.
         """
         digest = hashlib.sha256()
         digest.update("\n".join(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        for what, mask in (("test", self.test_images), ("gallery", self.gallery)):
+        for name, mask in (("test", self.test_images), ("gallery", self.gallery)):
             if mask is not None:
-                digest.update(what.encode() + mask.tobytes())
+                digest.update(name.encode() + mask.tobytes())
         if self.arrays is not None:
             digest.update(repr(self.arrays.shape).encode())
             digest.update(np.ascontiguousarray(self.arrays).tobytes())
@@ -164,7 +185,15 @@ class ImageSet:
 
 
 def read_image(path: str | Path, title: str | None = None) -> Image.Image:
-    """The image file `path`, fully decoded, upright, RGB, transparency on white; raises `BadImage` (named `title`)."""
+    """Read an image file, decoded, upright, RGB, with transparent parts on white.
+
+    Args:
+        path: the file.
+        title: its name in errors; None: the path.
+
+    Raises:
+        BadImage: the file cannot be read.
+    """
     title = str(path) if title is None else title
     try:
         if os.path.getsize(path) == 0:
@@ -176,19 +205,27 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
         raise
     except Image.UnidentifiedImageError:
         raise BadImage(title, "not an image that can be recognised") from None
-    except (
-        Exception
-    ) as error:  # a damaged file makes decoders raise almost anything: OSError, SyntaxError, struct.error
-        # The system's own words for a file that is not there or must not be read, without the path it adds.
-        said = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise BadImage(title, said or type(error).__name__) from error
+    except Exception as error:
+        # Decoders raise almost anything for a damaged file: OSError, SyntaxError, struct.error.
+        # `strerror` is the system's message for a missing or forbidden file, without the path.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise BadImage(title, reason or type(error).__name__) from error
 
 
 def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
-    """An image as people hand it over, a path or a PIL image, as `read_image` gives it; raises `BadImage`.
+    """Return an image from a path or a PIL image, upright and RGB as from `read_image`.
 
-    >>> upright(Image.new("L", (4, 2)), "images[0]").mode
-    'RGB'
+    Args:
+        image: a path or a PIL image.
+        title: its name in errors.
+
+    Raises:
+        BadImage: the image cannot be read.
+        ValueError: it is neither a path nor a PIL image.
+
+    Example:
+        >>> upright(Image.new("L", (4, 2)), "images[0]").mode
+        'RGB'
     """
     if isinstance(image, str | Path):
         return read_image(image)
@@ -196,12 +233,12 @@ def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
         raise ValueError(f"{title}: got {type(image).__name__}, expected a path or a PIL image")
     try:
         return as_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # one that was opened but not decoded yet
+    except Exception as error:  # a PIL image may be opened but not decoded yet
         raise BadImage(getattr(image, "filename", "") or title, " ".join(str(error).split())) from error
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """`image` as RGB: transparent parts on white, 16-bit grey scaled to 8 bits rather than clipped."""
+    """Convert `image` to RGB: transparent parts become white, and 16-bit grey is scaled to 8 bits, not clipped."""
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -210,17 +247,18 @@ def as_rgb(image: Image.Image) -> Image.Image:
             values = values / 257
         return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        ink = image.convert("RGBA")
-        paper = Image.new("RGBA", ink.size, "white")
-        return Image.alpha_composite(paper, ink).convert("RGB")
+        rgba = image.convert("RGBA")
+        background = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(background, rgba).convert("RGB")
     return image.convert("RGB")
 
 
 def singletons(images: ImageSet) -> list[str]:
-    """Names of the classes with one image only: they can be trained on, but nothing can be found for them.
+    """Return the names of the classes with a single image, which can be trained on but not retrieved.
 
-    >>> singletons(ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=np.zeros((3, 8, 8), np.uint8)))
-    ['one']
+    Example:
+        >>> singletons(ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=np.zeros((3, 8, 8), np.uint8)))
+        ['one']
     """
     counts = np.bincount(images.labels, minlength=len(images.classes))
     return [name for name, count in zip(images.classes, counts) if count == 1]

@@ -1,8 +1,7 @@
-"""One door to every kind of data: `open_data`."""
+"""`open_data` opens every kind of data: embedded sets, folders, CSV files and benchmarks."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,54 +11,54 @@ from proxymetric.data.digits import digits
 from proxymetric.data.folders import from_csv, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import ImageSet
+from proxymetric.signatures import did_you_mean, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
 LAYOUTS = ("auto", "folder", "csv", *BENCHMARKS)
 
 
 def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
-    """The labelled images at `source`.
+    """Open the labelled images at `source`.
 
-    Arguments:
+    Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
             .csv file. For a folder of your own named glyphs, write "./glyphs".
-        layout: "folder" (a folder for each class), "csv" (columns file and class), or a benchmark as it is shipped:
-            "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop Clothes
-            Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot", "mnist"; "auto" finds out.
+        layout: "folder" (a folder for each class), "csv" (columns file and class), or a benchmark in the form that its
+            authors distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop"
+            (In-Shop Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or
+            "mnist". "auto" detects the layout.
 
-    >>> open_data("digits").classes
-    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
-    >>> open_data("digits", layout="fodler")
-    Traceback (most recent call last):
-    ...
-    ValueError: layout must be one of auto, folder, csv, cub, ..., mnist, got 'fodler'; did you mean 'folder'?
+    Raises:
+        ValueError: there is no such data, or it does not have this layout.
+
+    Example:
+        >>> open_data("digits").classes
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
+        >>> open_data("digits", layout="fodler")
+        Traceback (most recent call last):
+        ...
+        ValueError: layout: got 'fodler', expected one of auto, folder, csv, cub, ..., mnist; did you mean 'folder'?
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}{_nearest(layout, LAYOUTS)}")
+    one_of("layout", layout, LAYOUTS)
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return EMBEDDED[source]()
-    if isinstance(source, str) and (some := re.fullmatch(r"glyphs:(\d+)", source)):
-        return glyphs(int(some[1]))
+    if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
+        return glyphs(int(match[1]))
     path = Path(source).expanduser()
     if not path.exists():
-        hint = _nearest(str(source), tuple(EMBEDDED)) if isinstance(source, str) else ""
+        near = did_you_mean(source, EMBEDDED) if isinstance(source, str) else ""
         raise ValueError(
-            f"there is no folder or CSV file at {str(source)!r}{hint or '.'} "
-            f"Data is a folder, a .csv, or one of the embedded sets {' and '.join(EMBEDDED)}"
+            f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
+            f"sets {' and '.join(EMBEDDED)}{near}"
         )
     if layout == "auto":
         layout = "csv" if path.is_file() else detect(path) or "folder"
     if path.is_dir() and layout == "csv":
-        raise ValueError(f"layout 'csv' wants a file, and {path} is a folder")
+        raise ValueError(f"layout: got 'csv' for the folder {path}, expected a .csv file")
     if path.is_file():
         if layout != "csv":
-            raise ValueError(f"layout {layout!r} wants a folder, and {path} is a file")
+            raise ValueError(f"layout: got {layout!r} for the file {path}, expected a folder")
         if path.suffix.lower() != ".csv":
-            raise ValueError(f"{path} is a file but no .csv; data is a folder or a .csv of file and class")
+            raise ValueError(f"data: got the file {path}, expected a folder, or a .csv file of files and classes")
         return from_csv(path)
     return from_folder(path) if layout == "folder" else from_benchmark(path, layout)
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""Class-disjoint splits: what is measured is measured on classes that were not trained on (MNIST's own test aside)."""
+"""Splits by class: the test classes are not trained on, except in MNIST, whose official test has the same classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxymetric.data.images import ImageSet
 
 
 class Split(NamedTuple):
-    """Three image sets that share no class, except MNIST's own test, which has all the classes."""
+    """Three image sets that share no class, except MNIST's official test, which has all classes."""
 
     train: ImageSet
     validation: ImageSet | None
@@ -20,83 +20,89 @@ class Split(NamedTuple):
 
 
 def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "auto", seed: int = 0) -> Split:
-    """Divide the CLASSES of `images` into training, validation and test.
+    """Divide the classes of `images` into training, validation and test.
 
-    Arguments:
-        validation: fraction of the training classes that are held out, drawn by `seed`; 0 for none. At least two
-            classes are held out, since among the images of one class everything is right. "2/4" holds out the second
-            of four contiguous blocks instead: a fold, the same whatever the seed.
-        test: "auto" takes the test of the set itself: the second half of CUB and Cars, the fixed half of glyphs and
-            digits, the classes that SOP, In-Shop (with its gallery), iNaturalist and Omniglot keep apart; for MNIST
-            the official test IMAGES, of all ten digits, so that this one test is not of unseen classes; none for
-            people's own folders. A fraction in (0, 1) takes that part of the classes, at least two, the same ones
-            whatever the seed; "none" keeps all classes for training. Both leave official test images and galleries
-            out of account: all images of a class stay together.
-        seed: of the validation classes.
+    Classes with a single image are never held out, because a query needs another image of its class.
 
-    Classes with a single image are never held out: a query needs something to find.
+    Args:
+        images: the images to divide.
+        validation: fraction of the training classes in [0, 1) that are held out, drawn by `seed`; 0 for none. At least
+            two classes are held out, because with a single class every retrieved image would be correct. A fold such as
+            "2/4" holds out the second of four contiguous blocks of classes instead, for any seed.
+        test: "auto" takes the official test: the second half of the classes of CUB and Cars, a fixed half of glyphs and
+            digits, the official test classes of SOP, In-Shop (with its gallery), iNaturalist and Omniglot, and for
+            MNIST the official test images, which have the training classes; your own folders have no official test. A
+            fraction in (0, 1) takes that part of the classes, at least two, the same ones for any seed. "none" keeps
+            all classes for training. With a fraction or "none", official test images and galleries are ignored, and
+            all images of a class stay together.
+        seed: seed of the validation classes, at least 0.
 
-    >>> grey = np.zeros((20, 8, 8), np.uint8)
-    >>> images = ImageSet("dots", np.arange(20) // 2, list("abcdefghij"), arrays=grey)
-    >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
-    [6, 2, 2]
+    Raises:
+        ValueError: an argument is out of range, or there are too few classes.
+
+    Example:
+        >>> grey = np.zeros((20, 8, 8), np.uint8)
+        >>> images = ImageSet("dots", np.arange(20) // 2, list("abcdefghij"), arrays=grey)
+        >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
+        [6, 2, 2]
     """
     if test != "auto":
         images = replace(images, test_images=None, gallery=None)
-    whole, total = images, len(images.classes)
+    all_images = images
+    total = len(images.classes)
     if images.test_images is not None:
         images = images.subset(~images.test_images)
     counts = np.bincount(images.labels, minlength=total)
     if not isinstance(validation, str) and not 0 <= validation < 1:
-        raise ValueError(f"validation must be a fraction of the training classes, in [0, 1), got {validation}")
+        raise ValueError(f"validation: got {validation}, expected a fraction of the training classes in [0, 1)")
     if seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {seed}")
+        raise ValueError(f"seed: got {seed}, expected at least 0")
     test_ids = _test_classes(images, counts, test)
     train_ids = np.setdiff1d(np.arange(total), test_ids)
-    left = len(train_ids)
+    training_count = len(train_ids)
     validation_ids = np.empty(0, dtype=np.int64)
     if isinstance(validation, str):
         validation_ids = _fold(train_ids, counts, validation)
     elif validation > 0:
         candidates = train_ids[counts[train_ids] >= 2]
-        wanted = max(2, round(validation * left))
-        if len(candidates) < wanted:
+        count = max(2, round(validation * training_count))
+        if len(candidates) < count:
             raise ValueError(
-                f"validation={validation} asks for {wanted} validation classes of two images or more, but only "
-                f"{len(candidates)} of the {left} training classes have that many; "
+                f"validation: got {validation}, which holds out {count} classes of two images or more, expected at "
+                f"most {len(candidates)} of the {training_count} training classes; "
                 "give more images, or hold none out: validation=0 (--set data.validation=0)"
             )
-        random = np.random.default_rng([seed, left])
-        validation_ids = np.sort(random.choice(candidates, wanted, replace=False))
+        random = np.random.default_rng([seed, training_count])
+        validation_ids = np.sort(random.choice(candidates, count, replace=False))
     train_ids = np.setdiff1d(train_ids, validation_ids)
     if len(train_ids) < 2:
         raise ValueError(
-            f"of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, which "
-            f"leaves {len(train_ids)} for training; at least 2 are needed: give more classes, or hold none out: "
+            f"data: of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, "
+            f"which leaves {len(train_ids)} for training, expected at least 2; give more classes, or hold none out: "
             "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
         )
-    if whole.test_images is not None:
-        tested: ImageSet | None = whole.subset(whole.test_images)
+    if all_images.test_images is not None:
+        test_set: ImageSet | None = all_images.subset(all_images.test_images)
     else:
-        tested = images.of_classes(test_ids) if len(test_ids) else None
+        test_set = images.of_classes(test_ids) if len(test_ids) else None
     return Split(
         images.of_classes(train_ids),
         images.of_classes(validation_ids) if len(validation_ids) else None,
-        tested,
+        test_set,
     )
 
 
 def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, seed: int = 0) -> ImageSet:
-    """A training set made harder: fewer images of each class, some of them with the label of another class.
+    """Make a training set harder: keep fewer images of each class, and give some the label of another class.
 
     Args:
         images: the training images.
-        fraction: share of each class's images that are kept, at least two of each class, drawn by `seed`.
-        wrong_labels: share of the kept images whose label becomes that of another class, drawn by `seed`.
-        seed: of both draws.
+        fraction: fraction of the images of each class that are kept, at least two of each class, drawn by `seed`.
+        wrong_labels: fraction of the kept images that get the label of another class, drawn by `seed`.
+        seed: seed of both draws.
 
     Returns:
-        The set itself where nothing is asked.
+        The harder set; `images` itself with the default arguments.
 
     Example:
         >>> images = ImageSet("dots", np.arange(20) // 10, ["a", "b"], arrays=np.zeros((20, 8, 8), np.uint8))
@@ -105,14 +111,16 @@ def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, 
         (6, ['a', 'b'])
     """
     if fraction < 1:
-        random, kept = np.random.default_rng([seed, 1]), []
+        random = np.random.default_rng([seed, 1])
+        samples = []
         for label in range(len(images.classes)):
             rows = np.flatnonzero(images.labels == label)
             count = min(len(rows), max(2, round(fraction * len(rows))))
-            kept.append(random.choice(rows, count, replace=False))
-        images = images.subset(np.sort(np.concatenate(kept)))
+            samples.append(random.choice(rows, count, replace=False))
+        images = images.subset(np.sort(np.concatenate(samples)))
     if wrong_labels > 0:
-        random, labels = np.random.default_rng([seed, 2]), images.labels.copy()
+        random = np.random.default_rng([seed, 2])
+        labels = images.labels.copy()
         rows = random.choice(len(labels), round(wrong_labels * len(labels)), replace=False)
         labels[rows] = (labels[rows] + random.integers(1, len(images.classes), len(rows))) % len(images.classes)
         images = replace(images, labels=labels)
@@ -120,32 +128,32 @@ def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, 
 
 
 def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
-    """Block k of n of the training classes, from "k/n"; classes with a single image in it are left out."""
-    found = re.fullmatch(r"(\d+)/(\d+)", fold)
-    if not found or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
-        raise ValueError(f"validation must be a fraction in [0, 1) or a fold such as '1/4', got {fold!r}")
-    block = np.array_split(train_ids, int(found[2]))[int(found[1]) - 1]
+    """Return block k of n of the training classes, from "k/n", without its classes of a single image."""
+    match = re.fullmatch(r"(\d+)/(\d+)", fold)
+    if not match or not 1 <= int(match[1]) <= int(match[2]) or int(match[2]) < 2:
+        raise ValueError(f"validation: got {fold!r}, expected a fraction in [0, 1) or a fold such as '1/4'")
+    block = np.array_split(train_ids, int(match[2]))[int(match[1]) - 1]
     block = block[counts[block] >= 2]
     if len(block) < 2:
         raise ValueError(
-            f"validation={fold} holds out {len(block)} classes of two images or more; at least 2 are needed"
+            f"validation: got {fold!r}, which holds out {len(block)} classes of two images or more, expected at least 2"
         )
     return block
 
 
 def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np.ndarray:
-    none = np.empty(0, dtype=np.int64)
+    """Return the test classes that `test` asks for, ascending."""
     if test == "none":
-        return none
+        return np.empty(0, dtype=np.int64)
     if test == "auto":
         return np.array(sorted(images.test_classes), dtype=np.int64)
     if isinstance(test, str) or not 0 < test < 1:
-        raise ValueError(f'test must be "auto", "none" or a fraction in (0, 1), got {test!r}')
+        raise ValueError(f"test: got {test!r}, expected 'auto', 'none' or a fraction in (0, 1)")
     candidates = np.flatnonzero(counts >= 2)
-    wanted = max(2, round(test * len(counts)))
-    if len(candidates) < wanted:
+    count = max(2, round(test * len(counts)))
+    if len(candidates) < count:
         raise ValueError(
-            f"test={test} asks for {wanted} classes of two images or more, but only {len(candidates)} of "
-            f"{len(counts)} have that many"
+            f"test: got {test}, which takes {count} classes of two images or more, expected at most "
+            f"{len(candidates)} of the {len(counts)} classes"
         )
-    return np.sort(np.random.default_rng(len(counts)).choice(candidates, wanted, replace=False))
+    return np.sort(np.random.default_rng(len(counts)).choice(candidates, count, replace=False))

@@ -1,4 +1,4 @@
-"""Encoders: any timm backbone or a small net, pooled, with a head on top; and their features, cached."""
+"""Encoders: a timm backbone or a small network, a pooling and a head; and a cache of their features on disk."""
 
 from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
 from proxymetric.encoders.feature_cache import Features, cached_features

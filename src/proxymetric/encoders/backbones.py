@@ -1,4 +1,4 @@
-"""Backbones by name: our own two, and the bridge to timm's with their weights, image size and normalisation."""
+"""Backbones by name: two of this package, and those of timm with their weights, image size and normalisation."""
 
 import contextlib
 import difflib
@@ -14,45 +14,52 @@ from torch import Tensor
 from proxymetric.encoders.bn_inception import CONVERT, BNInception
 from proxymetric.encoders.needs import STRIDES
 from proxymetric.encoders.small import SmallConvNet
+from proxymetric.signatures import one_of
 
-OWN = ("small", "bn_inception")
-"""Names of backbones that are not timm's."""
+BUILT_IN = ("small", "bn_inception")
+"""names of the backbones that this package defines; all others are timm's"""
 
-WAYS_OUT = (
+SOLUTIONS = (
     "Give a file of weights, weights=FILE (--weights FILE on the command line), "
     "or start from random weights, pretrained=False (--set encoder.pretrained=false)"
 )
 
 
 class Backbone(NamedTuple):
-    """A network without its classifier, and what it wants its images to be like."""
+    """A network without its classifier, and how it expects its images."""
 
     module: Any
-    """an nn.Module with timm's `forward_features` and `forward_head`"""
+    """a module with timm's `forward_features` and `forward_head`"""
     mean: tuple[float, float, float]
+    """mean of red, green and blue in [0, 1]"""
     std: tuple[float, float, float]
+    """standard deviation of red, green and blue"""
     interpolation: str
+    """how images are resized: "bilinear" or "bicubic" """
     classifiers: tuple[str, ...]
-    """names of the classifier modules that files of its weights may hold"""
+    """names of the classifier modules that a file of its weights may hold"""
     source: str
     """where its weights come from, in words"""
 
 
 def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
-    """The backbone called `name` for images of `size` x `size`.
+    """Make the backbone called `name` for images of `size` x `size` pixels.
 
     Args:
-        name: "small" (which has no pre-trained weights and starts random), "bn_inception" (whose weights come from a
-            file) or any name of timm, with or without a tag.
-        size: side of the square images in pixels; a backbone with a fixed input size is built for it.
-        pretrained: fetch its weights from the model hub, or take them from the hub's local cache.
+        name: "small" (no pre-trained weights, starts random), "bn_inception" (weights from a file only) or any model
+            name of timm, with or without a tag.
+        size: side of the square images in pixels; a backbone with a fixed input size is built for this size.
+        pretrained: load its weights from the model hub or from the hub's local cache.
+
+    Raises:
+        ValueError: the name is unknown, the size does not suit, or the weights are not available.
     """
     if name == "small":
         return Backbone(SmallConvNet(), SmallConvNet.MEAN, SmallConvNet.STD, "bilinear", (), "random")
     if name == "bn_inception":
         if pretrained:
             raise ValueError(
-                f"pretrained=True, but the model hub has no weights of backbone={name!r}. {WAYS_OUT}. {CONVERT}"
+                f"pretrained: got True, but the model hub has no weights of backbone={name!r}. {SOLUTIONS}. {CONVERT}"
             )
         return Backbone(BNInception(), BNInception.MEAN, BNInception.STD, "bilinear", ("last_linear",), "random")
     from proxymetric import _torchvision  # noqa: F401
@@ -64,62 +71,71 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
     if preset is not None and preset.fixed_input_size and tuple(preset.input_size[1:]) != (size, size):
         options["img_size"] = size
     if pretrained and (preset is None or not preset.has_weights):
-        raise ValueError(f"pretrained=True, but there are no pre-trained weights of backbone={name!r}. {WAYS_OUT}")
+        raise ValueError(f"pretrained: got True, but timm has no weights of backbone={name!r}. {SOLUTIONS}")
     tagged = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
     try:
-        with _short_of_patience(tagged) if pretrained else contextlib.nullcontext():
+        with _hub_download(tagged) if pretrained else contextlib.nullcontext():
             module: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (TypeError, AssertionError, RuntimeError) as error:
-        raise ValueError(f"backbone={name!r} cannot be built for size={size}: {error}") from error
-    wants = timm.data.resolve_model_data_config(module)
+        raise ValueError(f"size: got {size}, but backbone={name!r} cannot be built for it: {error}") from error
+    preprocessing = timm.data.resolve_model_data_config(module)
     classifiers = module.pretrained_cfg.get("classifier") or ()
     return Backbone(
         module,
-        tuple(wants["mean"]),
-        tuple(wants["std"]),
-        wants["interpolation"] if wants["interpolation"] in ("bilinear", "bicubic") else "bicubic",
+        tuple(preprocessing["mean"]),
+        tuple(preprocessing["std"]),
+        preprocessing["interpolation"] if preprocessing["interpolation"] in ("bilinear", "bicubic") else "bicubic",
         (classifiers,) if isinstance(classifiers, str) else tuple(classifiers),
         f"timm {tagged}" if pretrained else "random",
     )
 
 
 def set_stride(module: Any, stride: str, backbone: str) -> None:
-    """Put the stride of a ResNet's stages into the first 1x1 or the 3x3 convolution of their first block.
+    """Move the stride of a ResNet's stages into the 1x1 or the 3x3 convolution of their first block.
 
-    The two networks have the same tensors and take the same files, but weights trained in one run worse in the other.
+    The two networks have the same tensors and load the same files, but weights trained in one perform worse in the
+    other.
 
     Args:
         module: the network, changed in place.
         stride: "1x1" (the first version: Caffe, Keras) or "3x3" (timm, torchvision).
-        backbone: how messages call it.
+        backbone: the name of the network in messages.
+
+    Raises:
+        ValueError: `stride` is neither of the two, or the network has no plain bottleneck blocks.
     """
-    if stride not in STRIDES:
-        raise ValueError(f"stride: got {stride!r}, expected {' or '.join(map(repr, STRIDES))}")
-    firsts = [getattr(module, f"layer{stage}", [None])[0] for stage in (2, 3, 4)]
-    for block in firsts:
+    one_of("stride", stride, STRIDES)
+    first_blocks = [getattr(module, f"layer{stage}", [None])[0] for stage in (2, 3, 4)]
+    for block in first_blocks:
         # Blocks with a blur or a pooling between the convolutions halve the resolution there.
-        plain = all(hasattr(block, name) for name in ("conv1", "conv2", "conv3")) and not _does_more(block)
+        plain = all(hasattr(block, name) for name in ("conv1", "conv2", "conv3")) and not _has_blur(block)
         if not plain or {block.conv1.kernel_size, block.conv2.kernel_size} != {(1, 1), (3, 3)}:
             raise ValueError(
-                f"stride: got {stride!r}, but {backbone!r} is no ResNet of plain bottleneck blocks such as 'resnet50'; "
-                "leave encoder.stride out"
+                f"stride: got {stride!r} with {backbone!r}, expected a ResNet of plain bottleneck blocks such as "
+                "'resnet50', or no encoder.stride"
             )
         halving = max(block.conv1.stride, block.conv2.stride)
-        block.conv1.stride, block.conv2.stride = (halving, (1, 1)) if stride == "1x1" else ((1, 1), halving)
+        block.conv1.stride = halving if stride == "1x1" else (1, 1)
+        block.conv2.stride = halving if stride == "3x3" else (1, 1)
 
 
-def _does_more(block: Any) -> bool:
+def _has_blur(block: Any) -> bool:
+    """Whether the block has an anti-aliasing layer between its convolutions."""
     return not isinstance(getattr(block, "aa", None), torch.nn.Identity | None)
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither one of `OWN` nor timm's, naming the nearest right ones.
+    """Refuse a name that is neither one of `BUILT_IN` nor a model of timm.
 
-    >>> check_name("resnet_50")
-    Traceback (most recent call last):
-    ValueError: backbone='resnet_50' is not known; the nearest: resnet50, ...
+    Raises:
+        ValueError: the name is unknown; the message has the nearest known names.
+
+    Example:
+        >>> check_name("resnet_50")
+        Traceback (most recent call last):
+        ValueError: backbone: got 'resnet_50', expected small, bn_inception or a model of timm; did you mean ...?...
     """
-    if name in OWN:
+    if name in BUILT_IN:
         return
     from proxymetric import _torchvision  # noqa: F401
     import timm  # isort: skip
@@ -131,16 +147,19 @@ def check_name(name: str) -> None:
         plain = name.split(".")[0]
         near = [plain, *(other for other in timm.list_models(f"{plain}.*", include_tags=True) if "." in other)][:6]
     else:
-        names = [*OWN, *timm.list_models()]
+        names = [*BUILT_IN, *timm.list_models()]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or ["small", "resnet50", "vit_small_patch16_224"]
     raise ValueError(
-        f"backbone={name!r} is not known; the nearest: {', '.join(near)}. "
-        "timm.list_models('*resnet*') lists the names of a kind"
+        f"backbone: got {name!r}, expected {', '.join(BUILT_IN)} or a model of timm; did you mean {', '.join(near)}? "
+        "timm.list_models('*resnet*') lists names that contain 'resnet'"
     )
 
 
 def layout_of(module: Any, features: Any) -> tuple[str, int]:
-    """How `forward_features` lays out its places: ("map", 0), ("map-last", 0) or ("tokens", prefix tokens)."""
+    """Return the layout of `features`, the output of `forward_features`, and the number of its prefix tokens.
+
+    The layout is a key of `pooling.LAYOUTS`: "map", "map-last" or "tokens". Maps have no prefix tokens.
+    """
     if isinstance(features, Tensor) and features.ndim == 4:
         width = module.num_features
         last = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
@@ -149,46 +168,52 @@ def layout_of(module: Any, features: Any) -> tuple[str, int]:
         prefix = int(getattr(module, "num_prefix_tokens", 1 if hasattr(module, "cls_token") else 0))
         if features.shape[1] > prefix:
             return "tokens", prefix
-    raise ValueError("only pooling='auto' suits this backbone: it hands out neither a map nor tokens of places")
+    raise ValueError("pooling: expected 'auto', because this backbone gives neither a map nor patch tokens")
 
 
 @contextlib.contextmanager
-def _short_of_patience(tagged: str) -> Iterator[None]:
-    """Turn failures to fetch into one sentence, and do not retry for a minute where the hub cannot be reached at all.
+def _hub_download(tagged: str) -> Iterator[None]:
+    """Turn a failed download into one sentence, without a minute of retries where the hub cannot be reached.
 
-    Without a connection the hub's client is told so: it then looks into its local cache only.
+    Without a connection the hub's client is set offline, so it reads its local cache only.
     """
     from huggingface_hub import constants, errors
 
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline or not _reachable(constants.ENDPOINT)
     try:
         yield
     except (OSError, errors.HfHubHTTPError) as error:
-        why = "the hub cannot be reached" if constants.HF_HUB_OFFLINE else str(error).splitlines()[0]
-        raise ValueError(f"the weights '{tagged}' could not be fetched ({why}). {WAYS_OUT}") from error
+        reason = "the hub cannot be reached" if constants.HF_HUB_OFFLINE else str(error).splitlines()[0]
+        raise ValueError(
+            f"pretrained: the weights '{tagged}' could not be downloaded ({reason}). {SOLUTIONS}"
+        ) from error
     finally:
-        constants.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = offline
 
 
-def _reachable(address: str, patience: float = 5.0) -> bool:
-    """Whether a connection to `address` can be opened; taken for granted behind a proxy, which finds it itself."""
+def _reachable(address: str, timeout_seconds: float = 5.0) -> bool:
+    """Whether a connection to `address` can be opened; assumed behind a proxy, which makes the connection itself."""
     if urllib.request.getproxies().keys() & {"https", "http", "all"}:
         return True
     parts = urllib.parse.urlsplit(address)
     port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
-        socket.create_connection((parts.hostname, port), timeout=patience).close()
+        socket.create_connection((parts.hostname, port), timeout=timeout_seconds).close()
     except OSError:
         return False
     return True
 
 
 def probe(module: Any, size: int) -> Tensor:
-    """What `forward_features` gives for one black image, with gradients; ValueError if the size does not suit."""
+    """Return the output of `forward_features` for one black image, with gradients.
+
+    Raises:
+        ValueError: the network cannot run on images of this size.
+    """
     first = next(module.parameters())
     black = torch.zeros(1, 3, size, size, device=first.device, dtype=first.dtype)
     try:
         return module.forward_features(black)
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"size={size} does not suit the backbone: {error}") from error
+        raise ValueError(f"size: got {size}, which does not suit the backbone: {error}") from error

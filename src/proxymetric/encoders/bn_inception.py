@@ -1,8 +1,8 @@
-"""BN-Inception, the backbone that metric-learning papers compare with and that timm does not have.
+"""BN-Inception, a backbone that metric-learning papers compare with and that timm does not have.
 
-Inception with batch normalisation (Ioffe & Szegedy, "Batch Normalization", 2015, appendix), in the form of the Caffe
-model whose weights are in use: convolutions keep their bias, and the two blocks that halve the map have no 1x1 branch.
-Modules are named as in the usual PyTorch port, so that its weights load with their own names.
+This is Inception with batch normalisation (Ioffe & Szegedy, "Batch Normalization", 2015, appendix) in the form of the
+Caffe model whose weights the papers use: convolutions have a bias, and the two blocks that halve the map have no 1x1
+branch. Modules have the names of the usual PyTorch port, so its weights load without renaming.
 """
 
 from typing import NamedTuple
@@ -12,53 +12,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CONVERT = (
-    "The usual port's file bn_inception-52deb4733.pth holds them; convert it once, where you trust it: "
+    "The file bn_inception-52deb4733.pth of the usual port holds them. If you trust the file, convert it once: "
     "tensors = torch.load('bn_inception-52deb4733.pth', weights_only=True); "
     "safetensors.torch.save_file(tensors, 'bn_inception.safetensors')"
 )
-"""Where weights come from: the hub that timm uses has none."""
+"""where to get weights; the model hub of timm has none"""
 
 
-class Block(NamedTuple):
-    """Channels of one Inception block's branches, which stand side by side on the same map."""
+class InceptionBlock(NamedTuple):
+    """Channels of the parallel branches of one Inception block."""
 
     one: int
-    """of the 1x1 branch; 0: none, and the block halves the map"""
+    """channels of the 1x1 branch; 0: the block has no such branch and halves the map"""
     three: tuple[int, int]
-    """of 1x1 -> 3x3"""
+    """channels of the branch 1x1 -> 3x3"""
     double: tuple[int, int]
-    """of 1x1 -> 3x3 -> 3x3"""
+    """channels of the branch 1x1 -> 3x3 -> 3x3"""
     pool: str
-    """"avg" or "max", 3x3"""
+    """3x3 pooling of the last branch: "avg" or "max" """
     project: int
-    """of the 1x1 behind the pooling; 0: none"""
+    """channels of the 1x1 convolution after the pooling; 0: there is none"""
 
 
 BLOCKS = {
-    "3a": Block(64, (64, 64), (64, 96), "avg", 32),
-    "3b": Block(64, (64, 96), (64, 96), "avg", 64),
-    "3c": Block(0, (128, 160), (64, 96), "max", 0),
-    "4a": Block(224, (64, 96), (96, 128), "avg", 128),
-    "4b": Block(192, (96, 128), (96, 128), "avg", 128),
-    "4c": Block(160, (128, 160), (128, 160), "avg", 128),
-    "4d": Block(96, (128, 192), (160, 192), "avg", 128),
-    "4e": Block(0, (128, 192), (192, 256), "max", 0),
-    "5a": Block(352, (192, 320), (160, 224), "avg", 128),
-    "5b": Block(352, (192, 320), (192, 224), "max", 128),
+    "3a": InceptionBlock(64, (64, 64), (64, 96), "avg", 32),
+    "3b": InceptionBlock(64, (64, 96), (64, 96), "avg", 64),
+    "3c": InceptionBlock(0, (128, 160), (64, 96), "max", 0),
+    "4a": InceptionBlock(224, (64, 96), (96, 128), "avg", 128),
+    "4b": InceptionBlock(192, (96, 128), (96, 128), "avg", 128),
+    "4c": InceptionBlock(160, (128, 160), (128, 160), "avg", 128),
+    "4d": InceptionBlock(96, (128, 192), (160, 192), "avg", 128),
+    "4e": InceptionBlock(0, (128, 192), (192, 256), "max", 0),
+    "5a": InceptionBlock(352, (192, 320), (160, 224), "avg", 128),
+    "5b": InceptionBlock(352, (192, 320), (192, 224), "max", 128),
 }
 
 
 class BNInception(nn.Module):
-    """Images (B, 3, S, S) -> map (B, 1024, S/32, S/32), averaged to (B, 1024).
+    """Maps images (B, 3, S, S) to a map (B, 1024, S/32, S/32), which is averaged to (B, 1024).
 
-    The weights want BGR in 0..255 less (104, 117, 128). Here images come as RGB, like every other backbone's: `MEAN`
-    and `STD` are those numbers for RGB in [0, 1], and the channels are turned round inside.
+    The weights expect BGR in 0..255 minus (104, 117, 128). This class takes RGB, like every other backbone: `MEAN` and
+    `STD` are the same numbers for RGB in [0, 1], and `forward_features` reverses the channels.
 
-    Sizes that suit leave both halving blocks an even map: 32 k - 1 .. 32 k + 6, such as 224, 227, 256 and 448.
+    Both halving blocks need a map with even sides. Image sizes from 32 k - 1 to 32 k + 6 give them, such as 224, 227,
+    256 and 448.
 
-    >>> net = BNInception().eval()
-    >>> net.forward_features(torch.zeros(1, 3, 227, 227)).shape
-    torch.Size([1, 1024, 7, 7])
+    Example:
+        >>> net = BNInception().eval()
+        >>> net.forward_features(torch.zeros(1, 3, 227, 227)).shape
+        torch.Size([1, 1024, 7, 7])
     """
 
     MEAN = (128 / 255, 117 / 255, 104 / 255)
@@ -75,7 +77,7 @@ class BNInception(nn.Module):
         self.num_features = width
 
     def _unit(self, name: str, before: int, after: int, side: int, stride: int = 1) -> None:
-        """A convolution called `name` and its normalisation `name_bn`."""
+        """Add a convolution called `name` and its normalisation `name_bn`."""
         conv = nn.Conv2d(before, after, side, stride, padding=side // 2)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         assert conv.bias is not None
@@ -83,8 +85,8 @@ class BNInception(nn.Module):
         self.add_module(name, conv)
         self.add_module(f"{name}_bn", nn.BatchNorm2d(after))
 
-    def _block(self, name: str, width: int, block: Block) -> int:
-        """Make the units of `block` on a map of `width` channels; how many channels come out."""
+    def _block(self, name: str, width: int, block: InceptionBlock) -> int:
+        """Add the units of `block` for a map of `width` channels; return the number of output channels."""
         stride = 1 if block.one else 2
         if block.one:
             self._unit(f"{name}_1x1", width, block.one, 1)
@@ -102,23 +104,23 @@ class BNInception(nn.Module):
             x = F.relu(getattr(self, f"{name}_bn")(getattr(self, name)(x)), inplace=True)
         return x
 
-    def _branches(self, x: Tensor, name: str, block: Block) -> Tensor:
+    def _branches(self, x: Tensor, name: str, block: InceptionBlock) -> Tensor:
         three = self._run(x, f"{name}_3x3_reduce", f"{name}_3x3")
         double = self._run(x, *(f"{name}_double_3x3_{part}" for part in ("reduce", "1", "2")))
         if not block.one:
             if x.shape[2] % 2 or x.shape[3] % 2:
                 raise ValueError(
-                    f"{name} halves a map of {x.shape[2]} x {x.shape[3]}, and even sides are expected: "
+                    f"{name}: got a map of {x.shape[2]} x {x.shape[3]} to halve, expected even sides: "
                     "images of 32 k - 1 to 32 k + 6 pixels a side, such as 224 or 227"
                 )
             return torch.cat([three, double, _halved(x)], 1)
-        # Places outside the map count as 0 in the average and not at all in the maximum, as in Caffe.
+        # As in Caffe, the average counts positions outside the map as 0, and the maximum ignores them.
         pool = F.avg_pool2d if block.pool == "avg" else F.max_pool2d
         pooled = self._run(pool(x, 3, stride=1, padding=1), f"{name}_pool_proj")
         return torch.cat([self._run(x, f"{name}_1x1"), three, double, pooled], 1)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """The last map (B, 1024, H/32, W/32) of normalised RGB images (B, 3, H, W)."""
+        """Return the last map (B, 1024, H/32, W/32) of normalised RGB images (B, 3, H, W)."""
         x = _halved(self._run(images.flip(1), "conv1_7x7_s2"))
         x = _halved(self._run(x, "conv2_3x3_reduce", "conv2_3x3"))
         for name, block in BLOCKS.items():
@@ -126,11 +128,11 @@ class BNInception(nn.Module):
         return x
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
-        """The last map averaged over places, (B, 1024); there is no classifier behind it."""
+        """Return the last map averaged over positions, (B, 1024); the network has no classifier."""
         return features.mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The averaged features of normalised RGB images (B, 3, H, W)."""
+        """Return the averaged features of normalised RGB images (B, 3, H, W)."""
         return self.forward_head(self.forward_features(images))
 
 

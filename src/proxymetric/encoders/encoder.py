@@ -1,6 +1,5 @@
-"""Images -> vectors: a backbone, a pooling and a head, built from names and numbers."""
+"""The encoder: a backbone, a pooling and a head that map images to vectors, and `build`, which makes one."""
 
-import difflib
 import hashlib
 import json
 import types
@@ -19,25 +18,45 @@ from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, ComposedTuning, complete_tuning, compose_tuning
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
+from proxymetric.signatures import one_of
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
-PARTS = ("head", "prompts", "adapters", "lora", "biases", "backbone", "pooling")
-SHAPES_FEATURES = ("backbone", "size", "pooling", "gem_p", "bn_eps", "stride")
+FEATURE_SETTINGS = ("backbone", "size", "pooling", "gem_p", "bn_eps", "stride")
+"""keys of `Encoder.config` that change the features"""
 
 
 class Encoder(nn.Module):
-    """`head(features(images))`: images (B, 3, S, S) -> vectors (B, dim), not normalised to unit length.
+    """Maps images (B, 3, S, S) to vectors (B, dim): `head(features(images))`, not normalised to unit length.
 
-    Images are uint8 in 0..255 or floats in [0, 1]; the encoder normalises them itself by the backbone's mean and
-    standard deviation. These two are persistent buffers, saved with the weights: a later timm that changes its mind
-    about a backbone's normalisation does not change a saved encoder.
+    Images are uint8 in 0..255 or floats in [0, 1]. The encoder normalises them with the backbone's mean and standard
+    deviation, which are persistent buffers and are saved with the weights. A later version of timm that changes a
+    backbone's normalisation therefore does not change a saved encoder.
 
-    Made by `build`. Attributes: `backbone`, `pooling` (None: the backbone's own), `head` and `tuning` modules; `width`,
-    the number F of features; `dim`; `size`; `interpolation`, how the backbone wants its images resized, for the views;
-    `config`, JSON-able, with which `build(**config)` makes the same module with random weights; `source`, where the
-    weights came from, in words; `report`, what of a weights file matched (None without a file); `classifiers`, names
-    of the classifier modules that a weights file may hold.
+    Use `build` to make an encoder.
+
+    Args:
+        backbone: the network without its classifier, and how it expects its images.
+        pooling: reduces the last map or the tokens to features; None uses the backbone's own pooling.
+        head: maps features (B, F) to vectors (B, dim).
+        tuning: chooses which parameters of the backbone are trained, and adds parameters to it.
+        width: number F of features.
+        config: the arguments of `build`.
+
+    Attributes:
+        backbone: the network, a module.
+        pooling: the pooling module, or None.
+        head: the head module.
+        tuning: the tuning module.
+        width: number F of features.
+        dim: number D of dimensions of the vectors.
+        size: side of the images in pixels.
+        interpolation: how images are resized for this backbone, "bilinear" or "bicubic".
+        config: a dictionary that JSON can hold; `build(**config)` makes the same module with random weights.
+        source: where the weights came from, in words.
+        report: which tensors of a weights file matched; None without a file.
+        classifiers: names of the classifier modules that a weights file may hold.
+        is_vit: whether the backbone is a timm VisionTransformer that runs block by block.
     """
 
     backbone: Any
@@ -55,131 +74,141 @@ class Encoder(nn.Module):
         config: dict[str, Any],
     ) -> None:
         super().__init__()
-        self.backbone, self.pooling, self.head, self.tuning = backbone.module, pooling, head, tuning
+        self.backbone = backbone.module
+        self.pooling = pooling
+        self.head = head
+        self.tuning = tuning
         self.is_vit = is_vit(backbone.module)
-        self.width, self.config = width, config
-        self.dim, self.size = int(config["dim"]), int(config["size"])
-        self.interpolation, self.source = backbone.interpolation, backbone.source
+        self.width = width
+        self.config = config
+        self.dim = int(config["dim"])
+        self.size = int(config["size"])
+        self.interpolation = backbone.interpolation
+        self.source = backbone.source
         self.classifiers = backbone.classifiers
         self.report: WeightReport | None = None
         self._compiled: Callable[..., Tensor] | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
-        self._holds_norms = bool(config["freeze_bn"]) or not tuning.everything
+        self._freezes_batch_norm = bool(config["freeze_bn"]) or not tuning.everything
         self._learnable = {
             name: part for name, p in self._feature_parameters() if p.requires_grad and (part := self._part(name))
         }
         if config["freeze_bn"]:
-            for name, _ in self._norms():
+            for name, _ in self._batch_norms():
                 self._learnable.pop(f"backbone.{name}.weight", None)
                 self._learnable.pop(f"backbone.{name}.bias", None)
         self.set_backbone_trainable(True)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Vectors (B, dim) of `images` (B, 3, S, S)."""
+        """Return the vectors (B, dim) of `images` (B, 3, S, S)."""
         return self.head(self.features(images))
 
     def features(self, images: Tensor, prompts: Prompts | None = None, shared: bool = False) -> Tensor:
-        """The pooled features (B, F) of `images`: what the head sees.
+        """Return the pooled features (B, F) of `images`, which are the input of the head.
 
         Args:
             images: (B, 3, S, S).
-            prompts: tokens (B, n_i, D) for each block i of a ViT, or None there, in this pass instead of the tuning's
-                own; gradients flow to them.
-            shared: `prompts` stand behind the tuning's own instead.
+            prompts: for each block i of a ViT, tokens (B, n_i, D) or None. They replace the tuning's prompts in this
+                pass, and gradients flow to them.
+            shared: append `prompts` to the tuning's prompts instead of replacing those.
         """
         return self._seen(images, Tower(prompts, shared))[0]
 
     def features_twice(
         self, images: Tensor, prompts: Prompts | ClassPrompts, shared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """`features(images)` and `features(images, prompts, shared)`, in one pass through the blocks of a ViT."""
+        """Return `features(images)` and `features(images, prompts, shared)` from one pass through a ViT's blocks."""
         first, second = self._seen(images, Tower(), Tower(prompts, shared))
         return first, second
 
     def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
-            raise ValueError(f"prompts: a ViT is expected for them; this backbone is a {type(self.backbone).__name__}")
+            raise ValueError(f"prompts: got a {type(self.backbone).__name__} as backbone, expected a ViT")
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        found = (compiled or self._pooled)(images, towers)
-        # What is exported has batches of any size: nothing may be asked of it that a number would answer.
-        return (found,) if len(towers) == 1 else found.chunk(len(towers))
+        features = (compiled or self._pooled)(images, towers)
+        # An exported program has no fixed batch size, so this code must not depend on the number of rows.
+        return (features,) if len(towers) == 1 else features.chunk(len(towers))
 
     def _pooled(self, images: Tensor, towers: tuple[Tower, ...]) -> Tensor:
-        """The features (towers B, F) of images, those of the first tower first."""
-        # Normalised in here, so that nobody outside holds the result while the blocks of a ViT run.
+        """Return the features (towers B, F): all rows of the first tower, then those of the second."""
+        # The images are normalised here, so that no caller keeps the result alive while the blocks of a ViT run.
         if not self.is_vit:
             return self.pool(self.backbone.forward_features(self.normalise(images)))
-        wanted = pooled_tokens(self.backbone) if self.pooling is None else None
+        needed = pooled_tokens(self.backbone) if self.pooling is None else None
         tokens = first_tokens(self.backbone, self.normalise(images))
-        return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, wanted, self.config["checkpointing"]))
+        return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, needed, self.config["checkpointing"]))
 
     def compile_steps(self, recorded: bool = False) -> None:
-        """Have `torch.compile` make the training steps of the backbone: slow at first, then faster, with less memory.
+        """Compile the backbone's training steps with `torch.compile`: the first steps are slow, later ones faster.
 
-        Evaluation and use stay as they are. Under autocast, a ViT keeps less for the backward pass (`lean`). recorded:
-        a step's kernels are recorded once (CUDA graphs) and then started together, which pays where starting them takes
-        longer than they run; gradients must be gone before the next forward pass.
+        Compiled steps also need less memory: under autocast, a ViT keeps less for the backward pass
+        (`encoders.low_memory`). Evaluation and inference are not compiled.
+
+        Args:
+            recorded: record the kernels of a step once as a CUDA graph and launch them together. This is faster where
+                launching the kernels takes longer than running them. Gradients must be freed before the next forward
+                pass.
         """
-        # torch counts what it compiled by code object and gives up after a few: each encoder has one of its own.
-        own = types.FunctionType(Encoder._pooled.__code__.replace(), globals())
-        self._compiled = torch.compile(types.MethodType(own, self), mode="reduce-overhead" if recorded else None)
+        # torch.compile counts compilations per code object and gives up after a few: each encoder gets its own copy.
+        function = types.FunctionType(Encoder._pooled.__code__.replace(), globals())
+        self._compiled = torch.compile(types.MethodType(function, self), mode="reduce-overhead" if recorded else None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: what is compiled runs the weights of this one."""
+        """Leave the compiled step out of a copy: it would run with the weights of the original."""
         return {**self.__dict__, "_compiled": None}
 
     def pool(self, places: Tensor) -> Tensor:
-        """The features (B, F) of the backbone's last map or tokens."""
+        """Return the features (B, F) of the backbone's last map or tokens."""
         if self.pooling is not None:
             return self.pooling(places)
         return self.backbone.forward_head(places, pre_logits=True)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """`(x - mean) / std`, x in [0, 1]; uint8 is divided by 255."""
+        """Return `(x - mean) / std` with x in [0, 1]; uint8 images are divided by 255 first."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have shape {tuple(images.shape)}; (B, 3, H, W) is expected")
+            raise ValueError(f"images: got shape {tuple(images.shape)}, expected (B, 3, H, W)")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}; uint8 in 0..255 or floats in [0, 1] are expected")
+            raise ValueError(f"images: got {images.dtype}, expected uint8 in 0..255 or floats in [0, 1]")
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Training mode; the backbone's BatchNorm stays as in evaluation with `freeze_bn` or a tuning but "full"."""
+        """Set training mode; with `freeze_bn`, or any tuning but "full", BatchNorm stays in evaluation mode."""
         super().train(mode)
-        if self._holds_norms:
-            for _, norm in self._norms():
+        if self._freezes_batch_norm:
+            for _, norm in self._batch_norms():
                 norm.eval()
         return self
 
     def set_backbone_trainable(self, trainable: bool) -> None:
-        """Give backbone, tuning and pooling gradients, or none: for a head that warms up first.
+        """Turn the gradients of backbone, tuning and pooling on or off, for example while only the head warms up.
 
-        What the tuning or `freeze_bn` holds still never gets any. Only gradients are meant: BatchNorm that is not
-        frozen keeps following the batches in training mode.
+        Parameters that the tuning or `freeze_bn` freezes never get a gradient. This method changes gradients only:
+        BatchNorm that is not frozen still updates its statistics in training mode.
         """
         for name, parameter in self._feature_parameters():
             parameter.requires_grad_(trainable and name in self._learnable)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the head, trainable or not."""
+        """Return the parameters of the head, trainable or not."""
         return list(self.head.parameters())
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """The parameters that make the features (backbone, tuning, and p of a learned GeM), trainable or not."""
+        """Return the parameters that make the features, trainable or not: backbone, tuning, and p of a learned GeM."""
         return [parameter for _, parameter in self._feature_parameters()]
 
     def part_of(self, name: str) -> str | None:
-        """What counts call the part that the parameter `name` belongs to; None if it is never trained."""
+        """Return the part that the parameter `name` is counted under; None if it is never trained."""
         return "head" if name.startswith("head.") else self._learnable.get(name)
 
     def fingerprint(self) -> str:
-        """sha256 of all that makes the features: weights and statistics of backbone and pooling, size, normalisation.
+        """Return the sha256 of everything that makes the features: weights, statistics, image size, normalisation.
 
-        The head does not count: encoders that differ in nothing else share their cached features.
+        The head is left out, so encoders that differ only in the head share their cached features.
         """
-        digest = hashlib.sha256(json.dumps({key: self.config[key] for key in SHAPES_FEATURES}).encode())
+        digest = hashlib.sha256(json.dumps({key: self.config[key] for key in FEATURE_SETTINGS}).encode())
         if self.tuning.on_blocks:
             digest.update(json.dumps(self.config["tuning"]).encode())
         for name, value in sorted(self.state_dict().items()):
@@ -194,13 +223,13 @@ class Encoder(nn.Module):
         return ((name, p) for name, p in self.named_parameters() if not name.startswith("head."))
 
     def _part(self, name: str) -> str | None:
-        """What counts call the part that the parameter `name` belongs to; None if the tuning holds it still."""
-        where, _, rest = name.partition(".")
-        if where == "tuning":
+        """Return the part that the parameter `name` is counted under; None if the tuning freezes it."""
+        module, _, rest = name.partition(".")
+        if module == "tuning":
             return self.tuning.part(rest)
-        return "pooling" if where == "pooling" else self.tuning.trainer(rest)
+        return "pooling" if module == "pooling" else self.tuning.trainer(rest)
 
-    def _norms(self) -> Iterator[tuple[str, nn.Module]]:
+    def _batch_norms(self) -> Iterator[tuple[str, nn.Module]]:
         return (
             (name, m) for name, m in self.backbone.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         )
@@ -226,124 +255,162 @@ def build(
     std: tuple[float, float, float] | None = None,
     stride: str | None = None,
 ) -> Encoder:
-    """An encoder from names and numbers.
+    """Build an encoder from names and numbers.
 
-    What the header of a weights file says of the network (`encoders.needs`) is applied: `stride`, `bn_eps`, `mean` and
-    `std` that are left out here are the file's; a file made for another `backbone`, `stride` or `bn_eps` is refused.
+    The header of a weights file may describe the network (`encoders.needs`). `stride`, `bn_eps`, `mean` and `std` that
+    are not given here are taken from the header; a file made for another `backbone`, `stride` or `bn_eps` is refused.
 
     Args:
-        backbone: "small" (a four-stage convolutional net for 32 x 32 pictures), "bn_inception" (weights from a file
-            only) or any name of timm.
-        dim: D of the vectors; with head="none" None or the backbone's own width.
-        size: side of the images in pixels.
-        pooling: "auto" (the backbone's own), "avg", "max", "avg+max" or "gem", of the last map or the patch tokens.
+        backbone: "small" (a four-stage convolutional network for 32 x 32 images), "bn_inception" (weights from a file
+            only) or any model name of timm.
+        dim: number D of dimensions of the vectors; with head="none", None or the backbone's width.
+        size: side of the images in pixels, at least 1.
+        pooling: how the last map or the patch tokens are pooled: "auto" (the backbone's own pooling), "avg", "max",
+            "avg+max" or "gem".
         gem_p: exponent p > 0 of "gem".
-        learn_p: p is trained too ("gem" only).
-        layer_norm: LayerNorm before the linear head.
+        learn_p: train p as well ("gem" only).
+        layer_norm: put a LayerNorm before the linear head.
         head: "linear" or "none" (the features are the vectors).
-        freeze_bn: BatchNorm of the backbone keeps its statistics, scale and shift while training.
-        bn_eps: epsilon of the backbone's BatchNorm where weights were made with another than timm's.
-        pretrained: weights from the model hub, unless `weights` is given; "small" has none and starts random.
-        weights: a safetensors file of the backbone's weights with timm's names ("bn_inception": its port's).
-        tuning: what of the backbone is trained: "full", "linear" (nothing), "bitfit" (biases), or for ViTs "vpt",
-            "adapter", "lora", also joined: "vpt+bitfit". With arguments, which are those of the classes in
-            `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
-        head_init: weights of the head: "kaiming" (normal, by fan out) or "xavier" (uniform; VPTSP's). Its bias is 0.
-        checkpointing: ViTs only: keep little more than the tokens between blocks for the backward pass, and compute the
-            rest again there; "mlp": only the hidden layer of each MLP, the largest part, is computed again. The result
+        freeze_bn: keep the statistics, scale and shift of the backbone's BatchNorm fixed in training.
+        bn_eps: epsilon > 0 of the backbone's BatchNorm, for weights that were trained with another one than timm's.
+        pretrained: load weights from the model hub, unless `weights` is given; "small" has none and starts random.
+        weights: a safetensors file of the backbone's weights with timm's names ("bn_inception": those of its port).
+        tuning: which parameters of the backbone are trained: "full", "linear" (none), "bitfit" (biases), or for ViTs
+            "vpt", "adapter" and "lora". Names can be joined: "vpt+bitfit". A dictionary also gives arguments of the
+            classes in `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
+        head_init: how the head's weights are initialised: "kaiming" (normal, by fan out) or "xavier" (uniform, as in
+            VPTSP). The bias starts at 0.
+        checkpointing: ViTs only. True keeps little more than the tokens between blocks for the backward pass and
+            recomputes the rest there; "mlp" recomputes only the hidden layer of each MLP, the largest part. The result
             is the same.
-        mean, std: of red, green and blue in [0, 1], by which images are normalised, where weights were made with others
-            than timm names for this backbone.
+        mean: mean of red, green and blue in [0, 1] for the normalisation of images; None takes timm's for this
+            backbone.
+        std: standard deviation of red, green and blue in (0, 1], likewise.
         stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm's, the default) or "1x1" (the
             first version of the network, whose weights come from Caffe or Keras).
 
-    >>> encoder = build("small", dim=64, size=32, pooling="gem")
-    >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
-    torch.Size([2, 64])
+    Returns:
+        The encoder, in training mode.
+
+    Raises:
+        ValueError: an argument is out of range, does not suit the backbone, or contradicts the weights file.
+
+    Example:
+        >>> encoder = build("small", dim=64, size=32, pooling="gem")
+        >>> encoder(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+        torch.Size([2, 64])
     """
-    _choice("pooling", pooling, POOLINGS)
-    _choice("head", head, HEADS)
-    _choice("head_init", head_init, HEAD_INITS)
+    one_of("pooling", pooling, POOLINGS)
+    one_of("head", head, HEADS)
+    one_of("head_init", head_init, HEAD_INITS)
     tuning = complete_tuning(tuning, TUNINGS)
     if size < 1:
-        raise ValueError(f"size={size}; the side of the images in pixels is expected")
+        raise ValueError(f"size: got {size}, expected the side of the images in pixels, at least 1")
     if not gem_p > 0:
-        raise ValueError(f"gem_p={gem_p}; a number above 0 is expected, 3 is usual")
+        raise ValueError(f"gem_p: got {gem_p}, expected a number above 0, usually 3")
     if learn_p and pooling != "gem":
-        raise ValueError(f"learn_p=True has no meaning with pooling={pooling!r}; pooling='gem' is expected")
+        raise ValueError(f"learn_p: got True with pooling={pooling!r}, expected pooling='gem'")
     if layer_norm and head == "none":
-        raise ValueError("layer_norm=True stands before a linear head; head='linear' is expected, got head='none'")
+        raise ValueError("layer_norm: got True with head='none', expected head='linear'")
     if head_init != "kaiming" and head == "none":
-        raise ValueError(f"head_init={head_init!r} is for a linear head; head='linear' is expected, got head='none'")
+        raise ValueError(f"head_init: got {head_init!r} with head='none', expected head='linear'")
     if bn_eps is not None and not bn_eps > 0:
-        raise ValueError(f"bn_eps={bn_eps}; a number above 0 or None is expected")
+        raise ValueError(f"bn_eps: got {bn_eps}, expected a number above 0 or None")
 
     needs = Needs() if weights is None else Needs.of(weights)
     if weights is not None:
         needs.check(weights, {"backbone": backbone, "stride": stride, "bn_eps": bn_eps})
-    stride, bn_eps = stride or needs.stride, needs.bn_eps if bn_eps is None else bn_eps
-    mean, std = mean or needs.mean, std or needs.std
+    stride = stride or needs.stride
+    bn_eps = needs.bn_eps if bn_eps is None else bn_eps
+    mean = mean or needs.mean
+    std = std or needs.std
     base = make_backbone(backbone, size, pretrained and weights is None)
     if stride is not None:
         set_stride(base.module, stride, backbone)
-    base = base._replace(mean=_colours("mean", mean, base.mean), std=_colours("std", std, base.std))
+    base = base._replace(mean=_rgb("mean", mean, base.mean), std=_rgb("std", std, base.std))
     if bn_eps is not None:
         for module in base.module.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eps = bn_eps
     if checkpointing not in (False, True, "mlp"):
-        raise ValueError(f"checkpointing={checkpointing!r}; True, False or 'mlp' is expected")
+        raise ValueError(f"checkpointing: got {checkpointing!r}, expected True, False or 'mlp'")
     if checkpointing and not is_vit(base.module):
         raise ValueError(
-            f"checkpointing={checkpointing} runs a timm VisionTransformer block by block, and {backbone!r} is a "
-            f"{type(base.module).__name__}; checkpointing=False is expected"
+            f"checkpointing: got {checkpointing!r} with {backbone!r}, a {type(base.module).__name__}, expected False; "
+            "only a timm VisionTransformer runs block by block"
         )
     if checkpointing == "mlp" and not has_plain_blocks(base.module):
         kind = type(base.module.blocks[0]).__name__
-        raise ValueError(f"checkpointing='mlp' needs blocks of attention, then MLP, not {kind}; True suits it")
+        raise ValueError(f"checkpointing: got 'mlp' with blocks of type {kind}, expected True")
     pool, width = _pool(base.module, size, pooling, gem_p, learn_p)
     if head == "none" and dim not in (None, width):
         raise ValueError(
-            f"dim={dim}, but with head='none' the vectors are the {width} features of {backbone!r}: "
-            f"dim=None or {width} is expected"
+            f"dim: got {dim} with head='none', expected None or {width}; the vectors are then the {width} features of "
+            f"{backbone!r}"
         )
     if head == "linear" and (dim is None or dim < 1):
-        raise ValueError(f"dim={dim}; with head='linear' the number of dimensions of the vectors is expected")
+        raise ValueError(f"dim: got {dim} with head='linear', expected the number of dimensions of the vectors")
     dim = width if dim is None else dim
     config = {
-        "backbone": backbone, "dim": dim, "size": size, "pooling": pooling, "gem_p": gem_p, "learn_p": learn_p,
-        "layer_norm": layer_norm, "head": head, "freeze_bn": freeze_bn, "bn_eps": bn_eps,
-        "pretrained": False, "weights": None, "tuning": tuning, "head_init": head_init, "checkpointing": checkpointing,
-        "mean": mean, "std": std, "stride": stride,
-    }  # fmt: skip
-    # The head is drawn first: with one seed it starts alike whatever the tuning.
-    top = _head(head, width, dim, layer_norm, head_init)
-    encoder = Encoder(base, pool, top, compose_tuning(tuning, base.module, TUNINGS, is_vit(base.module)), width, config)
+        "backbone": backbone,
+        "dim": dim,
+        "size": size,
+        "pooling": pooling,
+        "gem_p": gem_p,
+        "learn_p": learn_p,
+        "layer_norm": layer_norm,
+        "head": head,
+        "freeze_bn": freeze_bn,
+        "bn_eps": bn_eps,
+        "pretrained": False,
+        "weights": None,
+        "tuning": tuning,
+        "head_init": head_init,
+        "checkpointing": checkpointing,
+        "mean": mean,
+        "std": std,
+        "stride": stride,
+    }
+    # The head is drawn before the tuning, so that with one seed it is the same for every tuning.
+    head_module = _head(head, width, dim, layer_norm, head_init)
+    tuning_module = compose_tuning(tuning, base.module, TUNINGS, is_vit(base.module))
+    encoder = Encoder(base, pool, head_module, tuning_module, width, config)
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
 
 
-def _colours(
-    name: str, asked: tuple[float, float, float] | None, own: tuple[float, float, float]
+def _rgb(
+    argument: str, values: tuple[float, float, float] | None, default: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """The three numbers asked for, or the backbone's own."""
-    if asked is None:
-        return own
-    if len(asked) != 3 or not all(0 <= value <= 1 for value in asked) or (name == "std" and not all(asked)):
-        raise ValueError(f"{name}={tuple(asked)}; three numbers in [0, 1] are expected, above 0 for std")
-    red, green, blue = asked
+    """Return the three checked `values`, or `default` where there are none."""
+    if values is None:
+        return default
+    if len(values) != 3 or not all(0 <= value <= 1 for value in values) or (argument == "std" and not all(values)):
+        interval = "(0, 1]" if argument == "std" else "[0, 1]"
+        raise ValueError(f"{argument}: got {tuple(values)}, expected three numbers in {interval}")
+    red, green, blue = values
     return red, green, blue
 
 
 def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
-    """Take the backbone's weights from a safetensors file with timm's names; pooling and head stay as they are.
+    """Load the backbone's weights from a safetensors file with timm's names; pooling and head do not change.
 
-    Floats of any size are cast up and a classifier in the file is left out. The file of another backbone raises a
-    ValueError that names the first keys that do not fit, and changes nothing; so does a file whose header asks for
-    another network (`encoders.needs`). The report of what matched is returned and kept as `encoder.report`.
+    Floats of any precision are converted to float32, and a classifier in the file is left out.
+
+    Args:
+        encoder: the encoder, changed in place only if every tensor fits.
+        file: the safetensors file.
+
+    Returns:
+        Which tensors matched; also kept as `encoder.report`.
+
+    Raises:
+        ValueError: the file belongs to another backbone (the message names the first keys that do not fit), or its
+            header describes another network (`encoders.needs`).
     """
-    needs, config = Needs.of(file), encoder.config
+    needs = Needs.of(file)
+    config = encoder.config
     built = {
         "backbone": config["backbone"],
         "stride": config.get("stride") or "3x3",
@@ -361,10 +428,11 @@ def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
 
 
 def parameter_counts(encoder: nn.Module) -> dict[str, int]:
-    """How many parameters are trained, and how many there are.
+    """Count the parameters of `encoder` that are trained ("trained") and all of them ("total").
 
-    >>> parameter_counts(build("small", dim=8, size=32))["total"]
-    390952
+    Example:
+        >>> parameter_counts(build("small", dim=8, size=32))["total"]
+        390952
     """
     parameters = list(encoder.parameters())
     return {
@@ -374,14 +442,15 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
 
 
 def tuned_parameters(encoder: Encoder) -> dict[str, int]:
-    """How many parameters of each part are trained: head, prompts, adapters, lora, biases, backbone, pooling.
+    """Count the trained parameters of each part: "head", the `part` of each tuning, and "pooling".
 
-    A warm-up that holds some of them still does not change the count.
+    A warm-up that freezes some of them for a while does not change the counts. Parts without parameters are left out.
 
-    >>> tuned_parameters(build("small", dim=8, size=32, tuning="bitfit"))  # the biases of its BatchNorm
-    {'head': 2056, 'biases': 480}
+    Example:
+        >>> tuned_parameters(build("small", dim=8, size=32, tuning="bitfit"))  # the biases of its BatchNorm
+        {'head': 2056, 'biases': 480}
     """
-    counts = dict.fromkeys(PARTS, 0)
+    counts = dict.fromkeys(("head", *(tuning.part for tuning in encoder.tuning.parts()), "pooling"), 0)
     for name, parameter in encoder.named_parameters():
         if (part := encoder.part_of(name)) is not None:
             counts[part] += parameter.numel()
@@ -389,7 +458,7 @@ def tuned_parameters(encoder: Encoder) -> dict[str, int]:
 
 
 def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tuple[Pooling | None, int]:
-    """The pooling and the width F of what it gives, by one black image in evaluation mode."""
+    """Return the pooling and its number F of features, found by running one black image in evaluation mode."""
     module.eval()
     if name == "auto":
         with torch.no_grad():
@@ -397,7 +466,7 @@ def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tup
     features = probe(module, size)
     pool = Pooling(name, *layout_of(module, features), gem_p, learn_p)
     pooled = pool(features)
-    # What only the backbone's own pooling would use (a norm or layer behind it) must not count as trained.
+    # A norm or layer that only the backbone's own pooling uses must not count as trained.
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter, used in zip(parameters, torch.autograd.grad(pooled.sum(), parameters, allow_unused=True)):
         parameter.requires_grad_(used is not None)
@@ -414,10 +483,3 @@ def _head(name: str, width: int, dim: int, layer_norm: bool, init: str) -> nn.Mo
         nn.init.kaiming_normal_(linear.weight, mode="fan_out")
     nn.init.zeros_(linear.bias)
     return nn.Sequential(nn.LayerNorm(width), linear) if layer_norm else linear
-
-
-def _choice(argument: str, got: str, known: tuple[str, ...]) -> None:
-    if got not in known:
-        near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.3)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{argument}={got!r}{hint}; one of {', '.join(known)} is expected")

@@ -1,4 +1,4 @@
-"""Pooled features of every image, computed once and kept on disk: what training a head alone needs."""
+"""A cache on disk of the pooled features of images: enough to train a head without running the backbone again."""
 
 import dataclasses
 import hashlib
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class Features(NamedTuple):
-    """The features of a set of images; rows are in the order of the set, unreadable images left out."""
+    """The features of a set of images, in the order of the set; unreadable images are left out."""
 
     vectors: Tensor
     """(N, F) float32 on the CPU"""
     kept: np.ndarray
-    """(N,) index of each row in the set"""
+    """(N,) the index of each row in the set"""
     bad: dict[str, str]
-    """title -> reason of the images that could not be read"""
+    """for each image that could not be read, its title and the reason"""
 
 
 def default_folder() -> Path:
-    """`$PROXYMETRIC_CACHE`, else `~/.cache/proxymetric/features`."""
+    """Return `$PROXYMETRIC_CACHE`, or `~/.cache/proxymetric/features` if it is not set."""
     return Path(os.environ.get("PROXYMETRIC_CACHE") or Path.home() / ".cache" / "proxymetric" / "features")
 
 
@@ -46,27 +46,35 @@ def cached_features(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Features:
-    """`encoder.features` of all `images`, in evaluation mode; those on disk are read, the others computed and written.
+    """Return the features of all `images` in evaluation mode: read those on disk, compute and write the others.
 
-    Features lie under `folder/<key>/`, the key being that of the encoder's fingerprint and the view. Each row is found
-    by its image (path, size and time of the file, or the pixels), so a killed run goes on where it stopped, and
-    another split of the same images finds its features too. The encoder's device does the work and its mode is put
-    back afterwards. Unreadable images are not remembered: mended ones are found at the next call.
+    Features are stored under `folder/<key>/`; the key is a hash of the encoder's fingerprint and the view. Each row is
+    identified by its image (path, size and modification time of the file, or the pixels). A run that was killed
+    therefore continues where it stopped, and another split of the same images reuses their features. The features are
+    computed on the encoder's device, and the encoder's mode is restored afterwards. Unreadable images are not cached:
+    the next call reads them again.
 
     Args:
-        encoder: what makes the features; its head plays no part.
+        encoder: makes the features; its head is not used.
         images: N labelled images.
-        view: image -> uint8 tensor (3, S, S), such as `EvalView`; its attributes are part of the key.
-        folder: where to keep them; `default_folder()` by default.
-        batch: images at a time.
-        shard: images per file; at most so many are lost when the run is killed.
+        view: maps an image to a uint8 tensor (3, S, S), such as `EvalView`; its attributes are part of the key.
+        folder: where the features are stored; None: `default_folder()`.
+        batch: images per forward pass.
+        shard: images per file, which is also the most that a killed run loses.
         workers: processes that read images.
-        progress: called with (images done, images in all).
+        progress: called with the number of images done and the number of all images.
+
+    Returns:
+        The features, their indices in the set, and the images that could not be read.
+
+    Raises:
+        ValueError: the view has no plain attributes to identify it by.
+        OSError: the features cannot be written.
     """
     key = hashlib.sha256(f"1 {encoder.fingerprint()} {_settings(view)}".encode()).hexdigest()[:32]
-    place = (default_folder() if folder is None else Path(folder)) / key
+    cache = (default_folder() if folder is None else Path(folder)) / key
     names = _names(images)
-    rows = _read(place, set(names))
+    rows = _read(cache, set(names))
     bad: dict[str, str] = {}
     missing = [index for index, name in enumerate(names) if name not in rows]
     done = len(names) - len(missing)
@@ -77,13 +85,13 @@ def cached_features(
     try:
         for start in range(0, len(missing), shard):
             part = missing[start : start + shard]
-            report = None if progress is None else _Later(progress, done + start, len(names))
-            fresh, unread = _compute(encoder, _some(images, part), view, batch, workers, report)
-            bad |= unread
-            found = {names[part[i]]: vector for i, vector in fresh.items()}
-            if found:
-                _write(place, found)
-            rows |= found
+            report = None if progress is None else _ShardProgress(progress, done + start, len(names))
+            computed, unreadable = _compute(encoder, _subset(images, part), view, batch, workers, report)
+            bad |= unreadable
+            new_rows = {names[part[i]]: vector for i, vector in computed.items()}
+            if new_rows:
+                _write(cache, new_rows)
+            rows |= new_rows
     finally:
         encoder.train(training)
     kept = np.array([index for index, name in enumerate(names) if name in rows], dtype=np.int64)
@@ -92,23 +100,23 @@ def cached_features(
 
 
 def _settings(view: Any) -> str:
-    """What a view does, in words: its type and attributes. One that hides them (a lambda) could not be told apart."""
+    """Return the type and the attributes of a view as text; refuse a view without attributes, such as a lambda."""
     try:
-        told = json.dumps(vars(view), sort_keys=True)
+        settings = json.dumps(vars(view), sort_keys=True)
     except TypeError:
-        told = "{}"
-    if told == "{}":
-        raise ValueError(
-            f"view={view!r} does not tell its settings; an EvalView or another object with plain attributes is expected"
-        )
-    return f"{type(view).__name__} {told}"
+        settings = "{}"
+    if settings == "{}":
+        raise ValueError(f"view: got {view!r}, expected an EvalView or another object with plain attributes")
+    return f"{type(view).__name__} {settings}"
 
 
-class _Later:
-    """Progress of one shard, counted on from the images done before it."""
+class _ShardProgress:
+    """Reports the progress of one shard, added to the images that were done before it."""
 
     def __init__(self, progress: Callable[[int, int], None], before: int, total: int) -> None:
-        self.progress, self.done, self.total = progress, before, total
+        self.progress = progress
+        self.done = before
+        self.total = total
 
     def __call__(self, more: int) -> None:
         self.done += more
@@ -118,20 +126,20 @@ class _Later:
 def _compute(
     encoder: Encoder, images: "ImageSet", view: Any, batch: int, workers: int, report: Callable[[int], None] | None
 ) -> tuple[dict[int, Tensor], dict[str, str]]:
-    """The features of the readable images by their index, and the unreadable ones' titles and reasons."""
+    """Return the features of the readable images by index, and the titles and reasons of the unreadable ones."""
     from proxymetric.data.feeds import EvalFeed
 
     device = encoder.mean.device
     feed = EvalFeed(images, view, batch=batch, device=device, workers=workers)
     parts: list[Tensor] = []
     with torch.inference_mode():
-        for piece in feed:
-            assert piece.images is not None
-            # Convolutions run faster so, on the CPU as on a GPU, and pass the layout on by themselves.
-            pictures = piece.images.to(device).contiguous(memory_format=torch.channels_last)
-            parts.append(encoder.features(pictures).float().cpu())
+        for part in feed:
+            assert part.images is not None
+            # Convolutions are faster in this layout, on the CPU and on a GPU, and they keep it.
+            pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
+            parts.append(encoder.features(pixels).float().cpu())
             if report is not None:
-                report(len(pictures))
+                report(len(pixels))
     if not parts:
         return {}, dict(feed.bad)
     vectors = torch.cat(parts).clone()
@@ -139,8 +147,8 @@ def _compute(
     return dict(zip(feed.kept.tolist(), vectors)), dict(feed.bad)
 
 
-def _some(images: "ImageSet", indices: list[int]) -> "ImageSet":
-    """The images at `indices` alone, labels and classes as they are."""
+def _subset(images: "ImageSet", indices: list[int]) -> "ImageSet":
+    """Return the set with only the images at `indices`; it keeps labels and classes."""
     return dataclasses.replace(
         images,
         labels=images.labels[indices],
@@ -150,7 +158,7 @@ def _some(images: "ImageSet", indices: list[int]) -> "ImageSet":
 
 
 def _names(images: "ImageSet") -> list[str]:
-    """One name for each image, the same wherever and whenever it is met: of its pixels, or of its file's state."""
+    """Return one name for each image: a hash of its pixels, or of its file's path, size and modification time."""
     names = []
     for index in range(len(images)):
         if images.arrays is not None:
@@ -168,37 +176,37 @@ def _names(images: "ImageSet") -> list[str]:
     return names
 
 
-def _read(place: Path, wanted: set[str]) -> dict[str, Tensor]:
-    """The rows of all files under `place` that are among `expected`; a damaged file counts as not there."""
+def _read(cache: Path, names: set[str]) -> dict[str, Tensor]:
+    """Return the rows called `names` from all files in `cache`; damaged files are ignored."""
     from safetensors import SafetensorError, safe_open
 
     rows: dict[str, Tensor] = {}
-    for file in sorted(place.glob("*.safetensors")):
+    for file in sorted(cache.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as stored:
-                names = json.loads(stored.metadata()["names"])
-                if wanted.isdisjoint(names):
+                stored_names = json.loads(stored.metadata()["names"])
+                if names.isdisjoint(stored_names):
                     continue
                 vectors = stored.get_tensor("vectors")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError):
             continue
-        rows |= {name: row for name, row in zip(names, vectors) if name in wanted}
+        rows |= {name: row for name, row in zip(stored_names, vectors) if name in names}
     return rows
 
 
-def _write(place: Path, rows: dict[str, Tensor]) -> None:
-    """Write `rows` as one file, whole or not at all."""
+def _write(cache: Path, rows: dict[str, Tensor]) -> None:
+    """Write `rows` as one file, completely or not at all."""
     from safetensors.torch import save
 
     names = list(rows)
     data = save({"vectors": torch.stack([rows[name] for name in names])}, {"names": json.dumps(names)})
-    target = place / f"{hashlib.sha256(' '.join(names).encode()).hexdigest()[:32]}.safetensors"
+    target = cache / f"{hashlib.sha256(' '.join(names).encode()).hexdigest()[:32]}.safetensors"
     part = target.with_suffix(f".{os.getpid()}.part")
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        for left in place.glob("*.part"):
-            if time.time() - left.stat().st_mtime > 3600:  # of a run that was killed while writing
-                left.unlink(missing_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        for leftover in cache.glob("*.part"):
+            if time.time() - leftover.stat().st_mtime > 3600:  # from a run that was killed while it wrote
+                leftover.unlink(missing_ok=True)
         with open(part, "wb") as file:
             file.write(data)
             file.flush()
@@ -208,6 +216,6 @@ def _write(place: Path, rows: dict[str, Tensor]) -> None:
         part.unlink(missing_ok=True)
         raise OSError(
             error.errno,
-            f"features could not be written under {place} ({error.strerror}); what was written before is kept. "
-            "PROXYMETRIC_CACHE names another folder",
+            f"features could not be written under {cache} ({error.strerror}); features written before are kept. "
+            "Set PROXYMETRIC_CACHE to use another folder",
         ) from error

@@ -1,4 +1,4 @@
-"""What a file of weights says the network must be like, in its own header."""
+"""The requirements on a network that a weights file states in its header."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from proxymetric.signatures import one_of
+
 HEADER = "proxymetric"
-"""the key of a safetensors file's metadata under which its needs stand, as JSON"""
+"""the key in a safetensors file's metadata whose value is the requirements, as JSON"""
 STRIDES = ("1x1", "3x3")
+"""the convolution in which a ResNet's bottleneck blocks may halve the resolution"""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a network must be like to run a file's weights; None where the file does not say.
+    """What a network must have to run the weights of a file; None where the file states nothing.
 
     `backbone`, `stride` and `bn_eps` must agree with the recipe. `mean`, `std` and `img_size` are defaults that a
     recipe may override.
@@ -25,8 +28,8 @@ class Needs:
         stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm, torchvision) or "1x1" (the
             first version: Caffe, Keras).
         bn_eps: epsilon of BatchNorm.
-        mean: of red, green and blue in [0, 1], by which images are normalised.
-        std: standard deviation, likewise.
+        mean: mean of red, green and blue in [0, 1] for the normalisation of images.
+        std: standard deviation of red, green and blue, likewise.
         img_size: side of the images in pixels.
 
     Example:
@@ -42,12 +45,15 @@ class Needs:
     img_size: int | None = None
 
     def stated(self) -> dict[str, Any]:
-        """Only what the file says."""
+        """Return only the requirements that the file states."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @staticmethod
     def of(file: str | Path) -> Needs:
-        """The needs in the header of a safetensors file; a file that cannot be read has none, and fails when loaded."""
+        """Return the needs in the header of a safetensors file; none for a file that cannot be read.
+
+        Loading an unreadable file fails later, with a message.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -59,51 +65,64 @@ class Needs:
 
     @staticmethod
     def from_json(text: str, file: str) -> Needs:
-        """The needs that a header's JSON states, every key and value checked."""
-        where = f"weights: the header of {file}"
+        """Return the needs that the JSON of a header states.
+
+        Raises:
+            ValueError: a key is unknown or a value is out of range.
+        """
+        subject = f"weights: the header of {file}"
         try:
             stated = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"{where} has {HEADER!r} that is not JSON ({error})") from None
+            raise ValueError(f"{subject}: got {text!r} under {HEADER!r}, expected JSON ({error})") from None
         if not isinstance(stated, dict):
-            raise ValueError(f"{where}: got {stated!r} under {HEADER!r}, expected a table")
+            raise ValueError(f"{subject}: got {stated!r} under {HEADER!r}, expected a table")
         known = [field.name for field in fields(Needs)]
         for name, value in stated.items():
-            if name not in known:
-                raise ValueError(f"{where} needs {name!r}, which is not known here; expected one of {', '.join(known)}")
-            if (problem := _problem(name, value)) is not None:
-                raise ValueError(f"{where}: {name}: got {value!r}, expected {problem}")
+            one_of(subject, name, known)
+            if (expectation := _unmet_expectation(name, value)) is not None:
+                raise ValueError(f"{subject}: {name}: got {value!r}, expected {expectation}")
         colours = {name: tuple(stated[name]) for name in ("mean", "std") if name in stated}
         return Needs(**{**stated, **colours})
 
     def check(self, file: str | Path, settings: Mapping[str, Any]) -> None:
-        """Refuse settings of an encoder that contradict the file; `settings` may leave `stride` and `bn_eps` open."""
+        """Refuse settings of an encoder that contradict the file.
+
+        Args:
+            file: the weights file, for messages.
+            settings: `backbone`, and `stride` and `bn_eps`, which may be None or missing.
+
+        Raises:
+            ValueError: a setting contradicts the file.
+        """
         backbone = str(settings["backbone"])
         if self.backbone is not None and self.backbone.split(".")[0] != backbone.split(".")[0]:
             raise ValueError(
-                f"weights: {file} is made for backbone={self.backbone!r}, and the recipe has backbone={backbone!r}; "
+                f"weights: got {file}, made for backbone={self.backbone!r}, with backbone={backbone!r} in the recipe; "
                 f"expected encoder.backbone={self.backbone!r} (--backbone {self.backbone}) or another file"
             )
         for name, needed in (("stride", self.stride), ("bn_eps", self.bn_eps)):
-            asked = settings.get(name)
-            if None not in (needed, asked) and needed != asked:
+            setting = settings.get(name)
+            if None not in (needed, setting) and needed != setting:
                 raise ValueError(
-                    f"weights: {file} is made with {name}={needed!r}, and the recipe has {name}={asked!r}; "
-                    f"expected encoder.{name}={needed!r}, or leave encoder.{name} out and the file decides"
+                    f"weights: got {file}, made with {name}={needed!r}, with {name}={setting!r} in the recipe; "
+                    f"expected encoder.{name}={needed!r}, or no encoder.{name}, which then comes from the file"
                 )
 
 
-def _problem(name: str, value: Any) -> str | None:
-    """What is expected of a value that is not right; None where it is."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+def _unmet_expectation(name: str, value: Any) -> str | None:
+    """Return what is expected of a wrong value; None for a right one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "backbone":
         return None if isinstance(value, str) and value else "a name of timm"
     if name == "stride":
         return None if value in STRIDES else " or ".join(map(repr, STRIDES))
     if name == "bn_eps":
-        return None if number and value > 0 else "a number above 0"
+        return None if is_number and value > 0 else "a number above 0"
     if name == "img_size":
-        return None if isinstance(value, int) and number and value > 0 else "a whole number of pixels"
-    numbers = isinstance(value, list) and len(value) == 3 and all(isinstance(each, int | float) for each in value)
-    least = 0 if name == "mean" else 1e-9
-    return None if numbers and all(least <= each <= 1 for each in value) else "three numbers in [0, 1]"
+        return None if isinstance(value, int) and is_number and value > 0 else "a whole number of pixels"
+    three_numbers = (
+        isinstance(value, list) and len(value) == 3 and all(isinstance(number, int | float) for number in value)
+    )
+    minimum = 0 if name == "mean" else 1e-9
+    return None if three_numbers and all(minimum <= number <= 1 for number in value) else "three numbers in [0, 1]"

@@ -1,32 +1,33 @@
-"""From a backbone's map or tokens to one vector per image."""
+"""Pooling of a backbone's map or tokens to one vector per image."""
 
 import torch
 from torch import Tensor, nn
 
 POOLINGS = ("auto", "avg", "max", "avg+max", "gem")
-"""Names of the poolings; "auto" is the backbone's own and is not made here."""
+"""names of the poolings; "auto" is the backbone's own pooling, not one of this module"""
 
 LAYOUTS: dict[str, tuple[int, ...]] = {"map": (2, 3), "map-last": (1, 2), "tokens": (1,)}
-"""Over which dimensions places lie: maps (B, F, H, W), maps (B, H, W, F) and tokens (B, N, F)."""
+"""the dimensions of the positions in maps (B, F, H, W), maps (B, H, W, F) and tokens (B, N, F)"""
 
-FLOOR = 1e-6
+MIN_GEM_INPUT = 1e-6
 
 
 class Pooling(nn.Module):
-    """Reduce the places x_1 .. x_N of every feature to one number.
+    """Reduces the values x_1 .. x_N of every feature, one for each position, to one number.
 
     - `avg`: `1/N sum x_n`; `max`: `max x_n`; `avg+max`: their sum
-    - `gem`: `(1/N sum max(x_n, 1e-6)^p)^(1/p)`; p = 1 is the average of what is positive, p -> infinity the maximum
+    - `gem`: `(1/N sum max(x_n, 1e-6)^p)^(1/p)`; p = 1 is the average of the positive parts, p -> infinity the maximum
 
     Args:
         name: avg, max, avg+max or gem.
         layout: map, map-last or tokens.
-        prefix: tokens before the first place (class and register tokens), left out.
-        gem_p: p > 0 of gem; 3 is usual.
-        learn_p: p is a parameter.
+        prefix: number of tokens before the first patch (class and register tokens), which are left out.
+        gem_p: p > 0 of gem, usually 3.
+        learn_p: train p.
 
-    >>> Pooling("gem", gem_p=3.0)(torch.tensor([[[[1.0, 2.0]]]]))  # ((1 + 8) / 2) ** (1 / 3)
-    tensor([[1.6510]])
+    Example:
+        >>> Pooling("gem", gem_p=3.0)(torch.tensor([[[[1.0, 2.0]]]]))  # ((1 + 8) / 2) ** (1 / 3)
+        tensor([[1.6510]])
     """
 
     p: Tensor
@@ -44,7 +45,7 @@ class Pooling(nn.Module):
             self.register_buffer("p", torch.tensor(float(gem_p)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map or tokens -> (B, F)."""
+        """Return the features (B, F) of a map or of tokens."""
         if self.layout == "tokens":
             x = x[:, self.prefix :]
         if self.name == "avg":
@@ -56,9 +57,9 @@ class Pooling(nn.Module):
         return self._gem(x)
 
     def _gem(self, x: Tensor) -> Tensor:
-        # Powers leave the range of float16 at once and that of float32 for large p: work in float32, relative to the
-        # maximum. The result does not depend on what is divided out, so it may be held constant.
-        x = x.clamp(min=FLOOR).to(torch.promote_types(x.dtype, torch.float32))
+        # Powers overflow float16, and float32 for large p: compute in float32, relative to the maximum. The result
+        # does not depend on the divisor, so the divisor needs no gradient.
+        x = x.clamp(min=MIN_GEM_INPUT).to(torch.promote_types(x.dtype, torch.float32))
         top = x.detach().amax(self.places, keepdim=True)
         with torch.autocast(x.device.type, enabled=False):
             mean = (x / top).pow(self.p).mean(self.places, keepdim=True).pow(1 / self.p)

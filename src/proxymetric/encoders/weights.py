@@ -1,4 +1,4 @@
-"""Read a backbone's weights from a safetensors file, and say what matched."""
+"""Reads a backbone's weights from a safetensors file and reports which tensors matched."""
 
 import re
 from collections.abc import Iterable
@@ -8,51 +8,59 @@ from typing import Any
 
 from torch import Tensor, nn
 
-PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
+PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 CLASSIFIERS = ("fc", "head", "head_dist", "classifier", "last_linear")
 COUNTER = "num_batches_tracked"
+"""BatchNorm's counter of batches, which a file may lack"""
 
 
 @dataclass(frozen=True)
 class WeightReport:
-    """What of a weights file found its place in a backbone; `str()` is a short text for people.
+    """Which tensors of a weights file matched those of a backbone; `str()` gives a short text for people.
 
-    >>> print(WeightReport("r.safetensors", "resnet18", matched=["conv1.weight"], missing=["bn1.weight", "bn1.bias"]))
-    r.safetensors: 1 tensor of 3 of 'resnet18' matched
-      missing in the file (2): bn1.weight, bn1.bias
+    Example:
+        >>> lost = ["bn1.weight", "bn1.bias"]
+        >>> print(WeightReport("r.safetensors", "resnet18", matched=["conv1.weight"], missing=lost))
+        r.safetensors: 1 tensor of 3 of 'resnet18' matched
+          missing in the file (2): bn1.weight, bn1.bias
     """
 
     file: str
+    """path of the file"""
     backbone: str
+    """name of the backbone"""
     matched: list[str] = field(default_factory=list)
+    """names of the tensors that were loaded"""
     missing: list[str] = field(default_factory=list)
-    """in the backbone, not in the file"""
+    """names in the backbone that the file does not have"""
     unexpected: list[str] = field(default_factory=list)
-    """in the file, not in the backbone; loaded nowhere"""
+    """names in the file that the backbone does not have; they are not loaded"""
     mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """shape in the file, shape in the backbone"""
+    """for each name, its shape in the file and its shape in the backbone"""
     dropped: list[str] = field(default_factory=list)
-    """the file's classifier, which an embedding does not need"""
+    """names of the file's classifier, which is not loaded"""
     resized: list[str] = field(default_factory=list)
-    """position embeddings brought to another image size"""
+    """position embeddings that were resampled to another image size"""
     deeper: list[str] = field(default_factory=list)
-    """those of `unexpected` that continue a row of the backbone's own blocks: the file is of a larger relative"""
+    """the names in `unexpected` that belong to further blocks: the file was made for a deeper network"""
     applied: dict[str, Any] = field(default_factory=dict)
-    """what the file's header says of the network, and the network is so"""
+    """settings in the file's header that the network has"""
     overridden: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """what the header says, and what the recipe has instead"""
+    """for each setting that the recipe overrides, the value in the header and the value used"""
 
     @property
     def fits(self) -> bool:
-        """Every tensor of the backbone has its value, and the file is not that of a larger relative."""
+        """Whether every tensor of the backbone is loaded and the file was not made for a deeper network."""
         return not (self.missing or self.mismatched or self.deeper)
 
     def __str__(self) -> str:
-        wanted = len(self.matched) + len(self.missing) + len(self.mismatched)
+        total = len(self.matched) + len(self.missing) + len(self.mismatched)
         plural = "" if len(self.matched) == 1 else "s"
-        lines = [f"{self.file}: {len(self.matched)} tensor{plural} of {wanted} of '{self.backbone}' matched"]
-        shapes = [f"{key} {tuple(got)} instead of {tuple(want)}" for key, (got, want) in self.mismatched.items()]
-        for what, keys in (
+        lines = [f"{self.file}: {len(self.matched)} tensor{plural} of {total} of '{self.backbone}' matched"]
+        shapes = [
+            f"{key} {tuple(got)} instead of {tuple(expected)}" for key, (got, expected) in self.mismatched.items()
+        ]
+        for label, keys in (
             ("missing in the file", self.missing),
             ("of another shape", shapes),
             ("not part of the backbone", self.unexpected),
@@ -60,79 +68,89 @@ class WeightReport:
             ("position embeddings resized", self.resized),
         ):
             if keys:
-                lines.append(f"  {what} ({len(keys)}): {_few(keys)}")
+                lines.append(f"  {label} ({len(keys)}): {_shortened(keys)}")
         if self.applied:
-            said = ", ".join(f"{name} {_plain(value)}" for name, value in self.applied.items())
-            lines.append(f"  applied from its header: {said}")
+            settings = ", ".join(f"{name} {_plain(value)}" for name, value in self.applied.items())
+            lines.append(f"  applied from its header: {settings}")
         for name, (stated, used) in self.overridden.items():
-            lines.append(f"  {name} is {_plain(used)} as asked, where its header says {_plain(stated)}")
+            lines.append(f"  {name} is {_plain(used)} from the recipe; the header says {_plain(stated)}")
         return "\n".join(lines)
 
 
 def read_tensors(file: str | Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, floating ones as float32. Pickles are refused unread: they can run code."""
+    """Return all tensors of a safetensors file, those of floats as float32.
+
+    Raises:
+        ValueError: the file is missing, damaged, or a pickle. A pickle is not opened, because it can run code.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(file)
     convert = (
-        "Convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+        "If you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
         "'FILE.safetensors')"
     )
-    if path.suffix.lower() in PICKLES:
+    if path.suffix.lower() in PICKLE_SUFFIXES:
         raise ValueError(
-            f"weights={str(file)!r} is a pickle, which could run code; a .safetensors file is expected. {convert}"
+            f"weights: got {str(file)!r}, a pickle, which can run code, expected a .safetensors file. {convert}"
         )
     if not path.is_file():
-        raise ValueError(f"weights={str(file)!r}: no such file; the path of a .safetensors file is expected")
+        raise ValueError(f"weights: got {str(file)!r}, no such file, expected the path of a .safetensors file")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"weights={str(file)!r} is not a readable safetensors file ({error}). {convert}") from None
+        raise ValueError(
+            f"weights: got {str(file)!r}, expected a readable safetensors file ({error}). {convert}"
+        ) from None
     return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
 
 
 def load_backbone(
     backbone: nn.Module, file: str | Path, name: str = "backbone", classifiers: Iterable[str] = ()
 ) -> WeightReport:
-    """Load `file` into `backbone`; all of its tensors must be found, in the right shape.
+    """Load `file` into `backbone`; the file must have every tensor of the backbone in the right shape.
 
     Args:
-        backbone: the module to fill, changed in place only if everything fits.
-        file: a safetensors file with timm's names, of any float type; a classifier in it is left out.
-        name: how messages call the backbone.
-        classifiers: names of the backbone's own classifier modules, beside the usual ones (fc, head, classifier ...).
+        backbone: the module, changed in place only if every tensor fits.
+        file: a safetensors file with timm's names, of any float type; its classifier is left out.
+        name: the name of the backbone in messages.
+        classifiers: names of classifier modules in the file, beside the usual ones (fc, head, classifier ...).
 
     Returns:
-        What matched. A file of another backbone raises ValueError with the first keys that do not fit.
+        Which tensors matched.
+
+    Raises:
+        ValueError: the file belongs to another backbone; the message names the first keys that do not fit.
     """
-    tensors, own = read_tensors(file), backbone.state_dict()
+    tensors = read_tensors(file)
+    state = backbone.state_dict()
     heads = tuple(f"{classifier}." for classifier in {*classifiers, *CLASSIFIERS})
-    dropped = [key for key in tensors if key not in own and key.startswith(heads)]
+    dropped = [key for key in tensors if key not in state and key.startswith(heads)]
     tensors = {key: value for key, value in tensors.items() if key not in set(dropped)}
     resized = _resize_positions(backbone, tensors)
     for key, value in tensors.items():
-        # Files of the first PyTorch versions, which BN-Inception's descend from, hold BatchNorm's vectors as (1, C).
-        if key in own and own[key].ndim == 1 and value.shape == (1, *own[key].shape):
+        # Files of the first PyTorch versions, such as BN-Inception's, hold BatchNorm's vectors with shape (1, C).
+        if key in state and state[key].ndim == 1 and value.shape == (1, *state[key].shape):
             tensors[key] = value[0]
 
-    matched = [key for key, value in own.items() if key in tensors and tensors[key].shape == value.shape]
-    unexpected = [key for key in tensors if key not in own and not key.endswith(COUNTER)]
-    kinds = {_kind(key) for key in own}
+    matched = [key for key, value in state.items() if key in tensors and tensors[key].shape == value.shape]
+    unexpected = [key for key in tensors if key not in state and not key.endswith(COUNTER)]
+    patterns = {_pattern(key) for key in state}
     report = WeightReport(
         file=str(file),
         backbone=name,
         matched=matched,
-        missing=[key for key in own if key not in tensors and not key.endswith(COUNTER)],
+        missing=[key for key in state if key not in tensors and not key.endswith(COUNTER)],
         unexpected=unexpected,
         mismatched={
             key: (tuple(tensors[key].shape), tuple(value.shape))
-            for key, value in own.items()
+            for key, value in state.items()
             if key in tensors and tensors[key].shape != value.shape
         },
         dropped=dropped,
         resized=resized,
-        deeper=[key for key in unexpected if _kind(key) in kinds],
+        deeper=[key for key in unexpected if _pattern(key) in patterns],
     )
     if not report.fits:
         raise ValueError(_refusal(report, tensors))
@@ -141,12 +159,13 @@ def load_backbone(
 
 
 def looks_like(tensors: dict[str, Tensor]) -> str | None:
-    """What kind of model these tensors seem to belong to, in words; None if no pattern is known.
+    """Describe the kind of network that the tensors seem to belong to; None if it is not recognised.
 
-    >>> import torch
-    >>> patches, qkv = torch.zeros(192, 3, 16, 16), torch.zeros(576, 192)
-    >>> looks_like({"patch_embed.proj.weight": patches, "blocks.0.attn.qkv.weight": qkv})
-    'a ViT of width 192, depth 1 and patch size 16'
+    Example:
+        >>> import torch
+        >>> patches, qkv = torch.zeros(192, 3, 16, 16), torch.zeros(576, 192)
+        >>> looks_like({"patch_embed.proj.weight": patches, "blocks.0.attn.qkv.weight": qkv})
+        'a ViT of width 192, depth 1 and patch size 16'
     """
 
     def blocks(prefix: str) -> int:
@@ -176,21 +195,24 @@ def _refusal(report: WeightReport, tensors: dict[str, Tensor]) -> str:
     guess = f"; the file looks like {kind}" if kind else ""
     if report.deeper and not (report.missing or report.mismatched):
         return (
-            f"weights={report.file!r} hold more blocks than backbone={report.backbone!r} has: "
-            f"{_few(report.deeper)}{guess}. Name the backbone that the file was made for"
+            f"weights: got {report.file!r}, which has more blocks than backbone={report.backbone!r} has: "
+            f"{_shortened(report.deeper)}{guess}; expected the backbone that the file was made for"
         )
-    return f"weights={report.file!r} do not fit backbone={report.backbone!r}{guess}.\n{report}"
+    return f"weights: got {report.file!r}, whose tensors do not fit backbone={report.backbone!r}{guess}.\n{report}"
 
 
 def _resize_positions(backbone: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
-    """Bring a ViT's position embeddings of another image size to this one's grid, as timm does for hub weights."""
-    own, given = getattr(backbone, "pos_embed", None), tensors.get("pos_embed")
+    """Resample a ViT's position embeddings from another image size to its grid, as timm does for hub weights."""
+    target = getattr(backbone, "pos_embed", None)
+    given = tensors.get("pos_embed")
     grid = getattr(getattr(backbone, "patch_embed", None), "grid_size", None)
-    if own is None or given is None or grid is None or own.ndim != 3 or given.ndim != 3 or own.shape == given.shape:
+    if target is None or given is None or grid is None:
         return []
-    prefix = own.shape[1] - grid[0] * grid[1]
+    if target.ndim != 3 or given.ndim != 3 or target.shape == given.shape:
+        return []
+    prefix = target.shape[1] - grid[0] * grid[1]
     side = round((given.shape[1] - prefix) ** 0.5)
-    if prefix < 0 or own.shape[2] != given.shape[2] or side < 1 or side * side != given.shape[1] - prefix:
+    if prefix < 0 or target.shape[2] != given.shape[2] or side < 1 or side * side != given.shape[1] - prefix:
         return []
     from timm.layers import resample_abs_pos_embed
 
@@ -198,13 +220,16 @@ def _resize_positions(backbone: nn.Module, tensors: dict[str, Tensor]) -> list[s
     return [f"pos_embed {side} x {side} to {grid[0]} x {grid[1]}"]
 
 
-def _kind(key: str) -> str:
+def _pattern(key: str) -> str:
+    """Return `key` with every number replaced by "#"."""
     return re.sub(r"\d+", "#", key)
 
 
 def _plain(value: Any) -> str:
+    """Return a number, or several numbers separated by spaces, as text."""
     return " ".join(map(_plain, value)) if isinstance(value, tuple | list) else f"{value}"
 
 
-def _few(keys: list[str], most: int = 4) -> str:
-    return ", ".join(keys[:most]) + (f" ... and {len(keys) - most} more" if len(keys) > most else "")
+def _shortened(keys: list[str], count: int = 4) -> str:
+    """Join the first `count` keys and say how many more there are."""
+    return ", ".join(keys[:count]) + (f" ... and {len(keys) - count} more" if len(keys) > count else "")

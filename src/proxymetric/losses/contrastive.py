@@ -9,23 +9,27 @@ from torch import Tensor
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.pairs import distances, mean_where, unweighted
+from proxymetric.losses.pairs import distances, mean_where, refuse_weights
+from proxymetric.signatures import one_of
 
 
 @dataclass(frozen=True)
 class Contrastive:
-    """C1: all positives to 1, negatives above a threshold down (Wang et al. 2020, XBM).
+    """C1: pull all positives to 1, push negatives above a threshold down (Wang et al. 2020, XBM).
 
     ``1/B [ sum_{positive pairs} (1 - s) + sum_{negative pairs, s > margin} s ]``, every ordered pair once.
 
-    margin: in [-1, 1), 0.5 in the paper: negatives less alike than this are left alone.
+    Relations: the loss gains from very many negatives, and so from a memory. `MarginContrastive` ignores easy positives
+    as well.
 
-    Relations: it profits from very many negatives, so from a memory. `MarginContrastive` lets easy positives go too.
+    Args:
+        margin: in [-1, 1); 0.5 in the paper. Negatives with a lower similarity are ignored.
 
-    >>> import torch
-    >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
-    >>> Contrastive()(torch.eye(2), torch.tensor([1, 1]), refs)
-    tensor(1.)
+    Example:
+        >>> import torch
+        >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
+        >>> Contrastive()(torch.eye(2), torch.tensor([1, 1]), refs)
+        tensor(1.)
     """
 
     margin: float = 0.5
@@ -34,7 +38,7 @@ class Contrastive:
         number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        unweighted(self, weight)
+        refuse_weights(self, weight)
         s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         return (((1 - s) * positive).sum() + (s * (negative & (s > self.margin))).sum()) / max(len(queries), 1)
@@ -46,16 +50,22 @@ class MarginContrastive:
 
     ``mean_{positive pairs} [d - positive_margin]_+ + mean_{negative pairs} [margin - d]_+``
 
-    averaging: "nonzero" takes each mean over its own non-zero terms (released code of CCP, default); "all" divides
-    both sums by the number of all pairs (CCP, Algorithm 1).
-    positive_margin, margin: CUB (0, 0.3841), Cars (0.2652, 0.5409), In-Shop and SOP (0.2858, 0.5130).
+    CCP's study has (positive_margin, margin) = (0, 0.3841) on CUB, (0.2652, 0.5409) on Cars, (0.2858, 0.5130) on
+    In-Shop and SOP.
 
     Relations: `Contrastive` works on cosines and pulls every positive; `Triplet` asks for an order, not for distances.
 
-    >>> import torch
-    >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
-    >>> MarginContrastive()(torch.eye(2), torch.tensor([1, 1]), refs)
-    tensor(1.7983)
+    Args:
+        margin: > 0; distance that negatives should have.
+        positive_margin: >= 0; distance that positives may have.
+        averaging: "nonzero" takes each mean over its non-zero terms (released code of CCP). "all" divides both sums by
+            the number of all pairs (CCP, Algorithm 1).
+
+    Example:
+        >>> import torch
+        >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
+        >>> MarginContrastive()(torch.eye(2), torch.tensor([1, 1]), refs)
+        tensor(1.7983)
     """
 
     margin: float = 0.3841
@@ -65,11 +75,10 @@ class MarginContrastive:
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
         at_least_zero(positive_margin=self.positive_margin)
-        if self.averaging not in ("nonzero", "all"):
-            raise ValueError(f"averaging: got {self.averaging!r}, expected 'nonzero' or 'all'")
+        one_of("averaging", self.averaging, ("nonzero", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        unweighted(self, weight)
+        refuse_weights(self, weight)
         d = distances(queries, refs)
         positive, negative = refs.positives(labels)
         pull, push = (d - self.positive_margin).clamp(min=0), (self.margin - d).clamp(min=0)

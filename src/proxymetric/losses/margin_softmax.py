@@ -1,4 +1,4 @@
-"""The softmax family on the unit sphere: normalised softmax, CosFace, ArcFace."""
+"""Softmax losses on the unit sphere: normalised softmax, CosFace, ArcFace."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from proxymetric.ops import Line, over_classes
 
 @dataclass(frozen=True)
 class CosFace:
-    """Softmax cross entropy on cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
+    """Softmax cross entropy on cosines, with a margin subtracted from that of the own class (Wang et al. 2018, Eq. 4).
 
     ``-1/B sum_i log( e^{scale (s_iy - margin)} / (e^{scale (s_iy - margin)} + sum_{c != y} e^{scale s_ic}) )``
 
-    scale: > 0, 64 for faces. margin: >= 0, 0.35 in the paper; 0 is the normalised softmax (Zhai & Wu 2019).
+    Relations: `ProxyNCAPlusPlus` is this loss without a margin; `SoftTriple` is this loss with several centres of a
+    class.
 
-    Relations: `ProxyNCAPlusPlus` is this without a margin; `SoftTriple` is this with several centres per class.
+    Args:
+        scale: > 0; 64 in the paper, for faces.
+        margin: >= 0; 0.35 in the paper. 0 gives the normalised softmax (Zhai & Wu 2019).
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> CosFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(0.3133)
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> CosFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(0.3133)
     """
 
     scale: float = 64.0
@@ -38,25 +42,30 @@ class CosFace:
         at_least_zero(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        own = Line(self.scale, -self.scale * self.margin)
-        sums = over_classes(queries, labels, refs, own, Line(self.scale), weight=weight)
+        own_class = Line(self.scale, -self.scale * self.margin)
+        sums = over_classes(queries, labels, refs, own_class, Line(self.scale), weight=weight)
         return cross_entropy(sums.positive, sums.negative)
 
 
 @dataclass(frozen=True)
 class ArcFace:
-    """Softmax cross entropy on cosines, the own angle widened by a margin (Deng et al. 2019, Eq. 3).
+    """Softmax cross entropy on cosines, with a margin added to the angle to the own class (Deng et al. 2019, Eq. 3).
 
-    `CosFace` with ``cos(theta + margin)`` in the place of ``s - margin``, ``theta = arccos s_iy``; where theta + margin
-    passes pi the line ``s - margin sin(margin)`` goes on, so that it stays monotonic.
+    `CosFace` with ``cos(theta + margin)`` instead of ``s - margin``, where ``theta = arccos s_iy``. Where theta +
+    margin exceeds pi, ``s - margin sin(margin)`` replaces it and keeps the function monotonic. The loss needs one
+    reference per class.
 
-    scale: > 0, 64 for faces. margin: radians in [0, pi), 0.5 in the paper. Needs one reference per class.
+    Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, shrinks near 0 and
+    pi.
 
-    Relations: its margin is the same angle everywhere, that of `CosFace` shrinks as an angle near 0 or pi.
+    Args:
+        scale: > 0; 64 in the paper, for faces.
+        margin: radians in [0, pi); 0.5 in the paper.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> ArcFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(0.3133)
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> ArcFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(0.3133)
     """
 
     scale: float = 64.0
@@ -70,14 +79,18 @@ class ArcFace:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         if refs.per_class != 1:
-            raise ValueError(f"ArcFace widens ONE angle per query: it needs per_class=1, got {refs.per_class}")
+            raise ValueError(
+                f"references: got {refs.per_class} per class, expected 1: ArcFace adds its margin to one angle"
+            )
         if weight is not None:
-            raise ValueError("weighting: ArcFace's own exponent is no multiple of a line; use CosFace")
+            raise ValueError(
+                "weighting: got one for ArcFace, whose exponent for the own class is not linear in the similarity; "
+                "expected CosFace"
+            )
         sums = over_classes(queries, labels, refs, Line(1.0), Line(self.scale))
-        own = sums.positive
-        # arccos has no finite slope at 1: stay a hair inside.
-        theta = own.clamp(-1 + 1e-6, 1 - 1e-6).arccos()
-        widened = torch.where(
-            theta + self.margin <= math.pi, (theta + self.margin).cos(), own - self.margin * math.sin(self.margin)
-        )
-        return cross_entropy(self.scale * widened, sums.negative)
+        similarity = sums.positive
+        # The slope of arccos is infinite at 1.
+        theta = similarity.clamp(-1 + 1e-6, 1 - 1e-6).arccos()
+        beyond_pi = similarity - self.margin * math.sin(self.margin)
+        with_margin = torch.where(theta + self.margin <= math.pi, (theta + self.margin).cos(), beyond_pi)
+        return cross_entropy(self.scale * with_margin, sums.negative)

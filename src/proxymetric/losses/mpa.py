@@ -11,26 +11,32 @@ from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import mean_where
-from proxymetric.ops import Line, Similarity, log1p_exp, mean_over_batch, over_classes
+from proxymetric.losses.proxy_anchor import anchor_exponents
+from proxymetric.ops import Similarity, log1p_exp, mean_over_batch, over_classes
 
 
 @dataclass(frozen=True)
 class MPA:
-    """Proxy-Anchor on classes of K proxies: class-wise (Eq. 6).
+    """Proxy-Anchor on classes of K proxies, summed for each class (Saeki et al. 2023, Eq. 6).
 
     ``1/|C+| sum_{c in C+} log(1 + sum_{i in c} exp(-scale (S_ic - margin)))
     + 1/|C-| sum_{c in C-} log(1 + sum_{i not in c} exp(scale (S_ic + margin)))``
 
-    S is the class similarity (`Similarity`), C+ the classes with a sample in the batch, C- those with a sample of
-    another class in it. of_class: how K proxies make one similarity. scale: 32 by analogy with Proxy-Anchor (the paper
-    names none). margin: 0.1.
+    S is the similarity to a class (`Similarity`). C+ are the classes with a sample in the batch, C- the classes for
+    which the batch has a sample of another class.
 
-    Relations: with K = 1 it is `ProxyAnchor`, unless the whole batch is of one class. `MPADW` and `MPAAP` sum per
-    sample.
+    Relations: with K = 1 the loss equals `ProxyAnchor`, unless all samples of the batch have one class. `MPADW` and
+    `MPAAP` sum for each sample.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> MPA(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(1.0064)
+    Args:
+        scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
+        margin: 0.1 in the paper.
+        of_class: how K proxies make one similarity.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> MPA(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(1.0064)
     """
 
     scale: float = 32.0
@@ -43,24 +49,28 @@ class MPA:
         number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        pull, push = anchors(self.scale, self.margin)
+        pull, push = anchor_exponents(self.scale, self.margin)
         pulled, pushed = mean_over_batch(queries, labels, refs, pull, push, self.of_class, weight)
         return pulled + pushed
 
 
 @dataclass(frozen=True)
 class MPADW:
-    """MPA with the sums turned round: data-wise, so that other samples of the batch do not matter (Eq. 12).
+    """MPA with the sums taken for each sample, which makes the samples of a batch independent (Saeki et al., Eq. 12).
 
     ``1/B sum_i [ log(1 + exp(-scale (S_iy - margin))) + log(1 + sum_{c != y} exp(scale (S_ic + margin))) ]``
 
-    of_class: how K proxies make one similarity. scale: 32. margin: 0.1.
-
     Relations: choose it over `MPA` for small batches, where few samples share a class.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> MPADW(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(1.0064)
+    Args:
+        scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
+        margin: 0.1 in the paper.
+        of_class: how K proxies make one similarity.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> MPADW(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(1.0064)
     """
 
     scale: float = 32.0
@@ -73,25 +83,29 @@ class MPADW:
         number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        pull, push = anchors(self.scale, self.margin)
+        pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
         return (log1p_exp(sums.positive) + log1p_exp(sums.negative)).mean()
 
 
 @dataclass(frozen=True)
 class MPAAP:
-    """One logarithm per sample over all classes, own and others together: data-wise, all-paired (Eqs. 15, 16).
+    """One logarithm for each sample over its own class and all others (Saeki et al. 2023, Eqs. 15 and 16).
 
     ``1/B sum_i log(1 + exp(scale (margin - S_iy)) + sum_{c != y} exp(scale (S_ic + margin)))``
 
-    of_class: how K proxies make one similarity. scale: 32. margin: 0.1.
+    Relations: `MPADW` has one logarithm for the own class and one for the others. Here the hardest pair of a sample,
+    positive or negative, takes most of the gradient.
 
-    Relations: `MPADW` keeps the two logarithms apart; here a sample's hardest pair, whichever kind it is, takes most of
-    the gradient.
+    Args:
+        scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
+        margin: 0.1 in the paper.
+        of_class: how K proxies make one similarity.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> MPAAP(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(0.8620)
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> MPAAP(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(0.8620)
     """
 
     scale: float = 32.0
@@ -104,12 +118,8 @@ class MPAAP:
         number(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        pull, push = anchors(self.scale, self.margin)
+        pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
-        paired = sums.positive.isfinite()
-        return mean_where(log1p_exp(torch.logaddexp(sums.positive, sums.negative)).where(paired, 0.0), paired)
-
-
-def anchors(scale: float, margin: float) -> tuple[Line, Line]:
-    """The exponents of a pulled and of a pushed pair: `scale (margin - s)` and `scale (s + margin)`."""
-    return Line(-scale, scale * margin), Line(scale, scale * margin)
+        has_positive = sums.positive.isfinite()
+        of_sample = log1p_exp(torch.logaddexp(sums.positive, sums.negative))
+        return mean_where(of_sample.where(has_positive, 0.0), has_positive)

@@ -1,4 +1,4 @@
-"""Multi-similarity loss with its mining."""
+"""Multi-similarity loss with its mining of pairs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from proxymetric.ops import NONE, log1p_exp
 
 @dataclass(frozen=True)
 class MultiSimilarity:
-    """Soft-weighted hard pairs of each query, after throwing the easy ones away (Wang et al. 2019, Eqs. 13-15).
+    """Hard pairs of each query, weighted softly after the easy pairs are dropped (Wang et al. 2019, Eqs. 13-15).
 
     ``1/B sum_i [ 1/alpha log(1 + sum_p e^{-alpha (s_ip - base)}) + 1/beta log(1 + sum_n e^{beta (s_in - base)}) ]``
 
-    over the positives with ``s_ip - epsilon < max_n s_in`` and the negatives with ``s_in + epsilon > min_p s_ip``; a
-    query that keeps none of either adds 0.
+    over the positives with ``s_ip - epsilon < max_n s_in`` and the negatives with ``s_in + epsilon > min_p s_ip``. A
+    query that keeps no positive or no negative adds 0.
 
-    alpha, beta, base: (2, 40, 0.5) on CUB and SOP, (14.35, 75.83, 0.66) on Cars, (8.49, 57.38, 0.41) on In-Shop in
-    CCP's study. epsilon: 0.1, None turns the mining off.
+    CCP's study has (alpha, beta, base) = (2, 40, 0.5) on CUB and SOP, (14.35, 75.83, 0.66) on Cars, (8.49, 57.38, 0.41)
+    on In-Shop.
 
-    Relations: `ProxyAnchor` is this structure with proxies in the place of the other samples, turned round.
+    Relations: `ProxyAnchor` has the same structure, with proxies as anchors and the samples of the batch as their
+    pairs. `Circle` multiplies the two sums instead of adding the two logarithms.
 
-    >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
-    >>> MultiSimilarity()(torch.eye(2)[:1], torch.tensor([1]), refs)
-    tensor(1.1566)
+    Args:
+        alpha: > 0; scale of the positive pairs.
+        beta: > 0; scale of the negative pairs.
+        base: similarity from which both are counted.
+        epsilon: >= 0; margin of the mining, 0.1 in the paper. None turns the mining off.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
+        >>> MultiSimilarity()(torch.eye(2)[:1], torch.tensor([1]), refs)
+        tensor(1.1566)
     """
 
     alpha: float = 2.0
@@ -47,15 +55,13 @@ class MultiSimilarity:
         s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels)
         if self.epsilon is not None:
-            still = s.detach()
-            easiest = still.masked_fill(~positive, float("inf")).amin(1, keepdim=True)
-            hardest = still.masked_fill(~negative, NONE).amax(1, keepdim=True)
-            positive, negative = (
-                positive & (still - self.epsilon < hardest),
-                negative & (still + self.epsilon > easiest),
-            )
-            both = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
-            positive, negative = positive & both, negative & both
+            similarity = s.detach()
+            farthest_positive = similarity.masked_fill(~positive, float("inf")).amin(1, keepdim=True)
+            nearest_negative = similarity.masked_fill(~negative, NONE).amax(1, keepdim=True)
+            positive = positive & (similarity - self.epsilon < nearest_negative)
+            negative = negative & (similarity + self.epsilon > farthest_positive)
+            has_both = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
+            positive, negative = positive & has_both, negative & has_both
         pull, push = -self.alpha * (s - self.base), self.beta * (s - self.base)
         if weight is not None:
             pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push

@@ -1,4 +1,4 @@
-"""What the pair losses share: distances, means over some of the pairs, and the refusal of a weighting."""
+"""Parts that the pair losses share: distances, means over chosen pairs, and the refusal of a weighting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def distances(queries: Tensor, refs: References) -> Tensor:
     """Euclidean distances (B, R); a distance of 0 has a gradient of 0."""
     rows = refs.normalised(queries)
     squared = (queries.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * (queries @ rows.T)).clamp(min=0)
-    apart = squared > 1e-12
-    return squared.where(apart, squared.new_ones(())).sqrt() * apart
+    is_positive = squared > 1e-12
+    return squared.where(is_positive, squared.new_ones(())).sqrt() * is_positive
 
 
 def mean_where(values: Tensor, where: Tensor) -> Tensor:
@@ -21,9 +21,10 @@ def mean_where(values: Tensor, where: Tensor) -> Tensor:
     return (values * where).sum() / where.sum().clamp(min=1)
 
 
-def unweighted(loss: object, weight: PairWeights | None) -> None:
+def refuse_weights(loss: object, weight: PairWeights | None) -> None:
+    """Refuse a weighting on behalf of a loss that has no exponent."""
     if weight is not None:
         raise ValueError(
-            f"weighting: {type(loss).__name__} has no exponent that a weight could multiply; "
-            "use a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
+            f"weighting: got one for {type(loss).__name__}, which has no exponent that a weight could multiply; "
+            "expected a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
         )

@@ -1,4 +1,4 @@
-"""Proxy-NCA and Proxy-NCA++: each sample chooses among the proxies."""
+"""Proxy-NCA and Proxy-NCA++: each sample is classified among the proxies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from proxymetric.ops import Line, over_classes
 
 @dataclass(frozen=True)
 class ProxyNCA:
-    """Nearer to one's own proxy than to the others, which alone stand in the denominator (Movshovitz-Attias 2017).
+    """Bring each sample nearer to the proxy of its class than to all other proxies (Movshovitz-Attias et al. 2017).
 
     ``1/B sum_i [ -scale s_iy + log sum_{c != y} exp(scale s_ic) ]``
 
-    scale: > 0; 12 is common. The loss can go below 0, since the own proxy does not stand in the sum.
+    The sum leaves out the proxy of the sample's own class, so the loss can be negative.
 
-    Relations: `ProxyNCAPlusPlus` keeps the positive in the denominator, which bounds it and trains more calmly.
+    Relations: `ProxyNCAPlusPlus` keeps that proxy in the sum, which bounds the loss and makes training calmer.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> ProxyNCA(scale=1.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(-1.)
+    Args:
+        scale: > 0; 12 is common.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> ProxyNCA(scale=1.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(-1.)
     """
 
     scale: float = 12.0
@@ -35,26 +39,30 @@ class ProxyNCA:
         above_zero(scale=self.scale)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        choice = Line(self.scale)
-        sums = over_classes(queries, labels, refs, choice, choice, weight=weight)
-        have_both = sums.positive.isfinite() & sums.negative.isfinite()
-        return mean_where((sums.negative - sums.positive).where(have_both, 0.0), have_both)
+        exponent = Line(self.scale)
+        sums = over_classes(queries, labels, refs, exponent, exponent, weight=weight)
+        has_both = sums.positive.isfinite() & sums.negative.isfinite()
+        return mean_where((sums.negative - sums.positive).where(has_both, 0.0), has_both)
 
 
 @dataclass(frozen=True)
 class ProxyNCAPlusPlus:
-    """A softmax over all proxies, the own one included, at a low temperature (Teh et al. 2020).
+    """Softmax cross entropy over all proxies at a low temperature (Teh et al. 2020).
 
     ``-1/B sum_i log( exp(s_iy/T) / sum_c exp(s_ic/T) )``
 
-    temperature: T > 0, on the cosine. The paper and its code put squared distances over their temperature of 1/9; on
-    the unit sphere d = 2 - 2 s, so that is T = 1/18 here (the default). CCP's study writes 0.1.
+    Relations: the loss equals the normalised softmax (`CosFace` with margin 0 and scale 1/T); the paper adds a way to
+    train it.
 
-    Relations: the normalised softmax under another name (scale = 1/T); what the paper adds is its training.
+    Args:
+        temperature: T > 0, divides the cosine. The paper and its code divide squared distances by 1/9. On the unit
+            sphere a squared distance is 2 - 2 s, so the same temperature is 1/18 here (the default). CCP's study has
+            0.1.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> ProxyNCAPlusPlus(temperature=1.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(0.3133)
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> ProxyNCAPlusPlus(temperature=1.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(0.3133)
     """
 
     temperature: float = 1 / 18
@@ -63,12 +71,17 @@ class ProxyNCAPlusPlus:
         above_zero(temperature=self.temperature)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        choice = Line(1 / self.temperature)
-        sums = over_classes(queries, labels, refs, choice, choice, weight=weight)
+        exponent = Line(1 / self.temperature)
+        sums = over_classes(queries, labels, refs, exponent, exponent, weight=weight)
         return cross_entropy(sums.positive, sums.negative)
 
 
-def cross_entropy(own: Tensor, others: Tensor) -> Tensor:
-    """`-log(e^own / (e^own + e^others))`, mean over the queries that have an own reference."""
-    have_own = own.isfinite()
-    return mean_where(torch.logaddexp(own, others).sub(own).where(have_own, 0.0), have_own)
+def cross_entropy(positive: Tensor, negative: Tensor) -> Tensor:
+    """`-log(e^positive / (e^positive + e^negative))`, mean over the queries that have a reference of their class.
+
+    Args:
+        positive: (B,) logarithm of the summed exponentials over the own class; -inf where there is no reference of it.
+        negative: (B,) the same over the other classes.
+    """
+    has_positive = positive.isfinite()
+    return mean_where(torch.logaddexp(positive, negative).sub(positive).where(has_positive, 0.0), has_positive)

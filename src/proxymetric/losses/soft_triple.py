@@ -12,24 +12,30 @@ from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.ops import Line, Similarity, over_classes
+from proxymetric.signatures import one_of
 
 
 @dataclass(frozen=True)
 class SoftTriple:
     """Softmax cross entropy on the soft similarity to classes of K centres (Qian et al. 2019, Eq. 8).
 
-    ``-1/B sum_i log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )``,
-    S the soft class similarity (`Similarity`). The spread of the centres is a term of its own: `Spread`.
+    ``-1/B sum_i log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )``
 
-    of_class: how K centres make one similarity. scale: 20 (lambda in the paper). margin: 0.01. reduction: "mean" over
-    the batch, or the paper's "sum".
+    S is the soft similarity to a class (`Similarity`). The regulariser on the centres is a separate term: `Spread`.
 
-    Relations: `MPAAP` has the same structure with a margin on both sides and a 1 in the logarithm, so its gradient does
-    not die when own and other similarities are both high.
+    Relations: `MPAAP` has the same structure with a margin on both sides and a 1 in the logarithm. Its gradient does
+    not vanish when the similarities to the own class and to another are both high.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> SoftTriple(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
-    tensor(0.3133)
+    Args:
+        scale: > 0; lambda in the paper, 20.
+        margin: 0.01 in the paper.
+        of_class: how K centres make one similarity.
+        reduction: "mean" over the batch, or "sum" as in the paper.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> SoftTriple(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
+        tensor(0.3133)
     """
 
     scale: float = 20.0
@@ -41,11 +47,10 @@ class SoftTriple:
         self.of_class.check()
         above_zero(scale=self.scale)
         number(margin=self.margin)
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction: got {self.reduction!r}, expected 'mean' or 'sum'")
+        one_of("reduction", self.reduction, ("mean", "sum"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        own = Line(self.scale, -self.scale * self.margin)
-        sums = over_classes(queries, labels, refs, own, Line(self.scale), self.of_class, weight)
+        own_class = Line(self.scale, -self.scale * self.margin)
+        sums = over_classes(queries, labels, refs, own_class, Line(self.scale), self.of_class, weight)
         mean = cross_entropy(sums.positive, sums.negative)
         return mean if self.reduction == "mean" else mean * torch.isfinite(sums.positive).sum()

@@ -1,4 +1,4 @@
-"""The regulariser of SoftTriple and the MPA family: proxies of one class that are not needed flow together."""
+"""The regulariser of SoftTriple and the MPA family: it merges proxies of a class that are not needed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from proxymetric.core.pieces import References
 
 @dataclass(frozen=True)
 class Spread:
-    """The distances among the K proxies of each class (Eq. 3 of the MPA paper, each pair once).
+    """The mean distance among the K proxies of a class (Eq. 3 of the MPA paper, each pair once).
 
-    ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix. 1e-5 stands under the
-    root, so that coinciding proxies have a finite gradient. K = 1 gives 0. Proxies of 16 bits are compared in float32,
-    because in bfloat16 the products of proxies that lie close round to more than 1.
+    ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix.
 
-    It is no reduction over the batch: all proxies are normalised and multiplied at once, whatever `ops.using` says.
+    1e-5 is added under the root, which gives coinciding proxies a finite gradient. K = 1 gives 0. Proxies of 16 bits
+    are compared in float32, because in bfloat16 the products of nearly equal proxies round to more than 1. The term is
+    not a reduction of `ops`: all proxies are normalised and multiplied at once, whatever `ops.using` sets.
 
-    tau: >= 0, 0.2 in both papers.
+    Relations: a term beside `SoftTriple` and the MPA family, for classes that need fewer than K proxies.
 
-    Relations: a term beside `SoftTriple` and the MPA family, for a class that needs fewer than K proxies.
+    Args:
+        tau: >= 0; weight of the term, 0.2 in both papers.
 
-    >>> refs = References(torch.eye(2), torch.tensor([0, 0]), per_class=2)
-    >>> Spread(tau=1.0)(refs)
-    tensor(0.7071)
+    Example:
+        >>> refs = References(torch.eye(2), torch.tensor([0, 0]), per_class=2)
+        >>> Spread(tau=1.0)(refs)
+        tensor(0.7071)
     """
 
     tau: float = 0.2
@@ -39,7 +41,7 @@ class Spread:
     def __call__(self, refs: References) -> Tensor:
         if refs.per_class is None:
             raise ValueError(
-                "tau: the spread of a class's proxies needs a source with a fixed number of them per class"
+                "references: got loose rows, expected a source with a fixed number of proxies for each class"
             )
         k = refs.per_class
         if k == 1 or not self.tau:

@@ -1,4 +1,4 @@
-"""Where a score comes from: classes, queries, and classes taken for each other."""
+"""The parts of a score: its classes, its queries, and pairs of classes that are confused."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import names, parse
-from proxymetric.metrics.ranking import Found, search
+from proxymetric.metrics.ranking import ResultTable, search
 from proxymetric.metrics.scoring import of_queries
 
 METRICS = ("MAP@R", "P@1", "P@R")
-SHOWN = 5  # first results of a bad query
+RESULTS_SHOWN = 5
+"""first results of each of the worst queries"""
 
 
 class ClassScore(NamedTuple):
@@ -26,40 +27,55 @@ class ClassScore(NamedTuple):
 
 
 class BadQuery(NamedTuple):
-    """A query that found little, and what came first."""
+    """A query with a low score, and its first results."""
 
     query: int
     label: int
     scores: dict[str, float]
     neighbours: list[int]
-    found: list[int]  # their labels
+    found: list[int]
+    """the classes of the neighbours"""
 
 
 class Confusion(NamedTuple):
-    """Results of class `found` among the first R of the queries of class `label`, R what each could have found."""
+    """Results of class `found` among the first R results of the queries of class `label`, R their relevant items."""
 
     label: int
     found: int
     times: int
-    share: float  # of all the first R results of these queries
+    share: float
+    """`times` divided by the number of the first R results of these queries"""
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The parts of a score; `as_dict` is ready for JSON."""
+    """The parts of a score.
 
-    queries: Tensor  # (Q,) indices of the queries, ascending
-    scores: dict[str, Tensor]  # metric -> (Q,) float64
-    classes: list[ClassScore]  # by label
-    worst: list[BadQuery]  # worst first
-    confused: list[Confusion]  # most often first
+    Attributes:
+        queries: (Q,) indices of the queries, ascending.
+        scores: metric -> (Q,) float64.
+        classes: the scores of each class, by label.
+        worst: the queries with the lowest scores, lowest first.
+        confused: pairs of confused classes, most frequent first.
+    """
+
+    queries: Tensor
+    scores: dict[str, Tensor]
+    classes: list[ClassScore]
+    worst: list[BadQuery]
+    confused: list[Confusion]
 
     def as_dict(self, class_names: Sequence[str] | None = None, per_query: bool = False) -> dict[str, Any]:
-        """Plain lists and numbers; with the names of the classes beside their labels where given.
+        """Convert to lists and numbers, ready for JSON.
 
-        >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
-        >>> breakdown(vectors, [0, 0, 1, 1], "P@1").as_dict(["cat", "dog"])["confused"]
-        [{'label': 1, 'found': 0, 'times': 1, 'share': 0.5, 'class': 'dog', 'found_class': 'cat'}]
+        Args:
+            class_names: adds the names of the classes to their labels; None: labels only.
+            per_query: includes the scores of every query.
+
+        Example:
+            >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+            >>> breakdown(vectors, [0, 0, 1, 1], "P@1").as_dict(["cat", "dog"])["confused"]
+            [{'label': 1, 'found': 0, 'times': 1, 'share': 0.5, 'class': 'dog', 'found_class': 'cat'}]
         """
 
         def named(row: NamedTuple) -> dict[str, Any]:
@@ -96,66 +112,77 @@ def breakdown(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> Breakdown:
-    """Scores of each class and each query, the worst queries, and the classes most often taken for each other.
+    """Compute the scores of each class and each query, the worst queries, and the most confused pairs of classes.
 
     Args:
-        metrics: means over queries; the first one says which queries are worst, equal ones in their order.
-        worst: queries listed, from 0.
-        pairs: pairs of classes listed, from 0.
+        embeddings: (N, D); see `rank`.
+        labels: (N,).
+        metrics: means over queries; the first one decides which queries are worst, ties in the order of the queries.
+        worst: the number of queries listed, at least 0.
+        pairs: the number of pairs of classes listed, at least 0.
+        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery_labels: (G,).
+        distance: "cosine" or "euclidean".
+        block: queries ranked at once; None: chosen.
+        device: where to compute; by default where the embeddings are.
 
-    >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
-    >>> parts = breakdown(vectors, [0, 0, 1, 1], "P@1")
-    >>> [(each.label, each.scores["P@1"]) for each in parts.classes]
-    [(0, 1.0), (1, 0.5)]
-    >>> parts.worst[0].query, parts.worst[0].found[0]
-    (3, 0)
+    Returns:
+        The breakdown.
+
+    Example:
+        >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+        >>> parts = breakdown(vectors, [0, 0, 1, 1], "P@1")
+        >>> [(each.label, each.scores["P@1"]) for each in parts.classes]
+        [(0, 1.0), (1, 0.5)]
+        >>> parts.worst[0].query, parts.worst[0].found[0]
+        (3, 0)
     """
-    wanted = [parse(name) for name in names(metrics)]
-    for metric in wanted:
+    parsed = [parse(name) for name in names(metrics)]
+    for metric in parsed:
         if metric.whole:
-            raise ValueError(f"metrics: got {metric.name}, which has no value for a query; expected others")
+            raise ValueError(f"metrics: got {metric.name}, expected means over queries")
     for name, number in (("worst", worst), ("pairs", pairs)):
         if number < 0:
-            raise ValueError(f"{name}: got {number}, expected from 0")
+            raise ValueError(f"{name}: got {number}, expected a number of at least 0")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
-    wrong: Counter[tuple[int, int]] = Counter()
+    confusions: Counter[tuple[int, int]] = Counter()
     known = torch.cat([task.labels, task.item_labels]).unique()
-    first = torch.full((len(task.labels), min(SHOWN, task.candidates)), -1)
+    first = torch.full((len(task.labels), min(RESULTS_SHOWN, task.candidates)), -1)
 
-    def see(found: Found) -> None:
-        width = min(first.shape[1], found.neighbours.shape[1])
-        first[found.queries.cpu(), :width] = found.neighbours[:, :width].cpu()
-        place = torch.arange(found.hits.shape[1], device=found.hits.device)
-        row, column = ((place < found.relevant[:, None]) & ~found.hits & (found.neighbours >= 0)).nonzero(as_tuple=True)
-        own = torch.searchsorted(known, task.labels[found.queries[row]])
-        other = torch.searchsorted(known, task.item_labels[found.neighbours[row, column]])
-        keys, counts = (own * len(known) + other).unique(return_counts=True)
+    def on_results(table: ResultTable) -> None:
+        width = min(first.shape[1], table.neighbours.shape[1])
+        first[table.queries.cpu(), :width] = table.neighbours[:, :width].cpu()
+        place = torch.arange(table.hits.shape[1], device=table.hits.device)
+        row, column = ((place < table.relevant[:, None]) & ~table.hits & (table.neighbours >= 0)).nonzero(as_tuple=True)
+        actual = torch.searchsorted(known, task.labels[table.queries[row]])
+        confused_with = torch.searchsorted(known, task.item_labels[table.neighbours[row, column]])
+        keys, counts = (actual * len(known) + confused_with).unique(return_counts=True)
         a, b = known[keys // len(known)].tolist(), known[keys % len(known)].tolist()
-        wrong.update(dict(zip(zip(a, b), counts.tolist())))
+        confusions.update(dict(zip(zip(a, b), counts.tolist())))
 
-    # R results are looked at for confusions, and some to show, whatever the metrics need.
-    needed = [*wanted, parse("P@R"), parse(f"P@{first.shape[1]}")]
-    found = of_queries(task, needed, see)
-    scores = {metric.name: found.scores[metric.name] for metric in wanted}
-    own = task.labels.cpu()[found.queries]
-    relevant = task.relevant.cpu()[found.queries]
-    present, group, sizes = own.unique(return_inverse=True, return_counts=True)
+    # Confusions need R results and the worst queries some to show, whatever the metrics need.
+    needed = [*parsed, parse("P@R"), parse(f"P@{first.shape[1]}")]
+    scored = of_queries(task, needed, on_results)
+    scores = {metric.name: scored.scores[metric.name] for metric in parsed}
+    query_labels = task.labels.cpu()[scored.queries]
+    relevant = task.relevant.cpu()[scored.queries]
+    present, group, sizes = query_labels.unique(return_inverse=True, return_counts=True)
     means = {
         name: torch.zeros(len(present)).double().index_add_(0, group, each) / sizes for name, each in scores.items()
     }
-    looked = dict(zip(present.tolist(), torch.zeros_like(sizes).index_add_(0, group, relevant).tolist()))
+    result_counts = dict(zip(present.tolist(), torch.zeros_like(sizes).index_add_(0, group, relevant).tolist()))
     classes = [
         ClassScore(label, size, {name: float(each[i]) for name, each in means.items()})
         for i, (label, size) in enumerate(zip(present.tolist(), sizes.tolist()))
     ]
-    order = scores[wanted[0].name].argsort(stable=True)[:worst].tolist()
+    order = scores[parsed[0].name].argsort(stable=True)[:worst].tolist()
     item_labels = task.item_labels.cpu()
-    bad = []
+    worst_queries = []
     for row in order:
-        query = int(found.queries[row])
+        query = int(scored.queries[row])
         near = [item for item in first[query].tolist() if item >= 0]
-        of = {name: float(each[row]) for name, each in scores.items()}
-        bad.append(BadQuery(query, int(own[row]), of, near, item_labels[near].tolist()))
-    ranked = sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:pairs]
-    confused = [Confusion(a, b, count, count / looked[a]) for (a, b), count in ranked]
-    return Breakdown(found.queries, scores, classes, bad, confused)
+        query_scores = {name: float(each[row]) for name, each in scores.items()}
+        worst_queries.append(BadQuery(query, int(query_labels[row]), query_scores, near, item_labels[near].tolist()))
+    ranked = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:pairs]
+    confused = [Confusion(a, b, count, count / result_counts[a]) for (a, b), count in ranked]
+    return Breakdown(scored.queries, scores, classes, worst_queries, confused)

@@ -1,4 +1,4 @@
-"""k-means that copes with many clusters, and how well clusters agree with classes."""
+"""k-means for many clusters, and the agreement of clusters and classes."""
 
 import math
 from typing import NamedTuple
@@ -7,18 +7,21 @@ import torch
 from torch import Tensor
 
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
-from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, parts
+from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
 from proxymetric.precision import full_precision
 
-MEMORY = 64 * 2**20  # bytes of distances held at once
-ROUNDS = 128  # of seeding
+MEMORY_BYTES = 64 * 2**20
+"""distances held at once"""
+MAX_SEEDING_ROUNDS = 128
 
 
 class Clusters(NamedTuple):
-    """What k-means ended with, on the device of the embeddings."""
+    """The result of k-means, on the device of the embeddings."""
 
-    assignment: Tensor  # (N,) number of each item's cluster
-    inertia: float  # mean squared distance of an item from its centre
+    assignment: Tensor
+    """(N,) the number of each item's cluster"""
+    inertia: float
+    """mean squared distance of an item from its centre"""
     iterations: int
 
 
@@ -32,43 +35,53 @@ def kmeans(
     tolerance: float = 1e-4,
     device: torch.device | str | None = None,
 ) -> Clusters:
-    """Lloyd's algorithm on all items (no mini-batches), blocks of items at a time.
+    """Cluster embeddings by Lloyd's algorithm on all items, block by block.
 
     Minimises the sum over items of min over centres c of |x - c|^2. Up to 128 clusters are seeded by greedy k-means++:
     a few items are drawn with probability proportional to their squared distance from the centres so far, and the best
-    becomes the next centre. More are drawn in 128 rounds, those of one round without regard to each other, so that
-    seeding costs no more than one iteration. An empty cluster is put on the item farthest from its centre. Stops when
-    an iteration lowers the objective by less than `tolerance` of it. Float32, centres summed in float64; 64 MB of
-    distances at a time.
+    of them becomes the next centre. More clusters are drawn in 128 rounds, the items of one round independently of each
+    other, so that seeding costs at most as much as one iteration. An empty cluster moves to the item farthest from its
+    centre. The algorithm stops when an iteration lowers the objective by less than the fraction `tolerance`. It
+    computes in float32, sums centres in float64, and holds at most 64 MB of distances.
 
     Args:
+        embeddings: (N, D).
         clusters: from 1 to the number of items.
-        distance: "cosine": of unit vectors; "euclidean".
-        iterations: at most so many.
+        distance: "cosine" clusters unit vectors, "euclidean" the vectors as given.
+        seed: of the random draws.
+        iterations: at most so many, at least 1.
+        tolerance: see above.
+        device: where to compute; by default where the embeddings are.
 
-    >>> points = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 9.0], [9.0, 8.0]])
-    >>> found = kmeans(points, 2, distance="euclidean").assignment.tolist()
-    >>> found[0] == found[1] != found[2] == found[3]
-    True
+    Returns:
+        The cluster of each item, the mean squared distance, and the number of iterations.
+
+    Example:
+        >>> points = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 9.0], [9.0, 8.0]])
+        >>> cluster = kmeans(points, 2, distance="euclidean").assignment.tolist()
+        >>> cluster[0] == cluster[1] != cluster[2] == cluster[3]
+        True
     """
     check_distance(distance)
     vectors = as_vectors("embeddings", embeddings, device)
     if not isinstance(clusters, int) or not 1 <= clusters <= len(vectors):
-        raise ValueError(f"clusters: got {clusters!r}, expected from 1 to the {len(vectors)} items")
+        raise ValueError(f"clusters: got {clusters!r}, expected a whole number from 1 to the {len(vectors)} items")
     if iterations < 1:
-        raise ValueError(f"iterations: got {iterations}, expected from 1")
+        raise ValueError(f"iterations: got {iterations}, expected a number of at least 1")
     with full_precision(vectors.device.type):
         space = SPACES[distance](vectors, vectors)
-        # Up to a shift and a scale, which change no cluster.
+        # The coarse rows are shifted and scaled, which changes no cluster.
         return _Lloyd(space, torch.Generator().manual_seed(seed)).run(clusters, iterations, tolerance)
 
 
 class _Lloyd:
+    """The state of one k-means run."""
+
     def __init__(self, space: Space, generator: torch.Generator) -> None:
         self.space, self.generator = space, generator
         self.count = len(space.items.vectors)
         self.device = space.items.vectors.device
-        self.squared = torch.cat([self._rows(part).square().sum(dim=1) for part in parts(self.count, 512)])
+        self.squared = torch.cat([self._rows(part).square().sum(dim=1) for part in row_slices(self.count, 512)])
 
     def run(self, clusters: int, iterations: int, tolerance: float) -> Clusters:
         centres = self._seeds(clusters)
@@ -76,12 +89,12 @@ class _Lloyd:
         number = 0
         while number < iterations:
             number += 1
-            assignment, apart = self._assign(centres)
-            total = float(apart.sum(dtype=torch.float64))
+            assignment, distances = self._assign(centres)
+            total = float(distances.sum(dtype=torch.float64))
             if before - total <= tolerance * before and before < math.inf:
                 break
             before = total
-            centres = self._centres(assignment, apart, clusters)
+            centres = self._centres(assignment, distances, clusters)
         scale = self.space.scale * self.space.unit_of_rows
         return Clusters(assignment, total / self.count / scale**2, number)
 
@@ -91,46 +104,47 @@ class _Lloyd:
     def _assign(self, centres: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest centre of each item (N,) and the squared distance from it."""
         assignment = torch.empty(self.count, dtype=torch.long, device=self.device)
-        apart = torch.empty(self.count, device=self.device)
+        distances = torch.empty(self.count, device=self.device)
         half = centres.square().sum(dim=1) / 2
-        for part in parts(self.count, max(1, MEMORY // (4 * len(centres)))):
+        for part in row_slices(self.count, max(1, MEMORY_BYTES // (4 * len(centres)))):
             best, assignment[part] = (self._rows(part) @ centres.T).sub_(half).max(dim=1)
-            apart[part] = (self.squared[part] - 2 * best).clamp(min=0)
-        return assignment, apart
+            distances[part] = (self.squared[part] - 2 * best).clamp(min=0)
+        return assignment, distances
 
     def _seeds(self, clusters: int) -> Tensor:
-        """Rows (clusters, D) to start from."""
+        """The rows (clusters, D) that the algorithm starts from."""
         chosen = torch.randint(self.count, (1,), generator=self.generator)
-        apart = self._assign(self._rows(chosen.to(self.device)))[1]
+        distances = self._assign(self._rows(chosen.to(self.device)))[1]
         while len(chosen) < clusters:
-            weights = apart.cpu().double()
+            weights = distances.cpu().double()
             weights[chosen] = 0
-            size = min(-(-clusters // ROUNDS), clusters - len(chosen))
-            if int((weights > 0).sum()) < size:  # fewer distinct items than clusters: any others will do
+            size = min(-(-clusters // MAX_SEEDING_ROUNDS), clusters - len(chosen))
+            if int((weights > 0).sum()) < size:  # fewer distinct items than clusters: draw any others
                 weights += 1e-30
                 weights[chosen] = 0
-            if clusters <= ROUNDS:
+            if clusters <= MAX_SEEDING_ROUNDS:
                 trials = torch.multinomial(weights, 2 + int(math.log(clusters)), True, generator=self.generator)
                 after = [
-                    torch.minimum(apart, self._assign(self._rows(each.to(self.device)))[1]) for each in trials[:, None]
+                    torch.minimum(distances, self._assign(self._rows(each.to(self.device)))[1])
+                    for each in trials[:, None]
                 ]
                 best = min(range(len(after)), key=lambda i: float(after[i].sum(dtype=torch.float64)))
-                new, apart = trials[best : best + 1], after[best]
+                new, distances = trials[best : best + 1], after[best]
             else:
                 new = torch.multinomial(weights, size, generator=self.generator)
-                apart = torch.minimum(apart, self._assign(self._rows(new.to(self.device)))[1])
+                distances = torch.minimum(distances, self._assign(self._rows(new.to(self.device)))[1])
             chosen = torch.cat([chosen, new])
         return self._rows(chosen.to(self.device))
 
-    def _centres(self, assignment: Tensor, apart: Tensor, clusters: int) -> Tensor:
+    def _centres(self, assignment: Tensor, distances: Tensor, clusters: int) -> Tensor:
         sums = torch.zeros(clusters, self.space.dim, dtype=torch.float64, device=self.device)
-        for part in parts(self.count, 512):
+        for part in row_slices(self.count, 512):
             sums.index_add_(0, assignment[part], self._rows(part).double())
         sizes = torch.bincount(assignment, minlength=clusters)
         centres = (sums / sizes.clamp(min=1)[:, None]).float()
         empty = (sizes == 0).nonzero().flatten()
         if len(empty):
-            centres[empty] = self._rows(apart.topk(len(empty)).indices)
+            centres[empty] = self._rows(distances.topk(len(empty)).indices)
         return centres
 
 
@@ -143,39 +157,55 @@ def nmi(
     iterations: int = 25,
     device: torch.device | str | None = None,
 ) -> float:
-    """Normalised mutual information between classes and as many clusters, found by `kmeans`.
+    """Compute the normalised mutual information between classes and as many clusters, found by `kmeans`.
 
         NMI(U, V) = 2 I(U; V) / (H(U) + H(V))
 
-    It depends on the seed; say which when comparing.
+    The value depends on the seed; state it in comparisons.
 
-    >>> nmi(torch.eye(3)[[0, 0, 1, 1, 2, 2]], [0, 0, 1, 1, 2, 2])
-    1.0
+    Args:
+        embeddings: (N, D).
+        labels: (N,).
+        distance: see `kmeans`.
+        seed: see `kmeans`.
+        iterations: see `kmeans`.
+        device: where to compute; by default where the embeddings are.
+
+    Example:
+        >>> nmi(torch.eye(3)[[0, 0, 1, 1, 2, 2]], [0, 0, 1, 1, 2, 2])
+        1.0
     """
     vectors = as_vectors("embeddings", embeddings, device)
     classes = as_labels("labels", labels, "embeddings", vectors)
-    found = kmeans(vectors, len(classes.unique()), distance=distance, seed=seed, iterations=iterations)
-    return mutual_information(classes, found.assignment)
+    clusters = kmeans(vectors, len(classes.unique()), distance=distance, seed=seed, iterations=iterations)
+    return mutual_information(classes, clusters.assignment)
 
 
 def mutual_information(a: Labels, b: Labels) -> float:
-    """Normalised mutual information 2 I(a; b) / (H(a) + H(b)) of two labellings (N,); 1 where both have one label.
+    """Compute the normalised mutual information 2 I(a; b) / (H(a) + H(b)) of two labellings (N,).
 
-    >>> mutual_information([0, 0, 1, 1], [5, 5, 7, 7])
-    1.0
-    >>> round(mutual_information([0, 0, 1, 1], [0, 1, 0, 1]), 6)
-    0.0
+    It is 1 if both have a single label.
+
+    Args:
+        a: the first labelling.
+        b: the second labelling.
+
+    Example:
+        >>> mutual_information([0, 0, 1, 1], [5, 5, 7, 7])
+        1.0
+        >>> round(mutual_information([0, 0, 1, 1], [0, 1, 0, 1]), 6)
+        0.0
     """
     first, second = as_labels("a", a), as_labels("b", b)
     if len(first) != len(second):
         raise ValueError(f"b: got {len(second)} labels, expected the {len(first)} of a")
-    one, other = (each.unique(return_inverse=True)[1] for each in (first, second.to(first.device)))
-    both = (one * (int(other.max()) + 1) + other).unique(return_counts=True)[1]
-    parts_of = (torch.bincount(one), torch.bincount(other), both)
-    h_one, h_other, h_both = (_entropy(counts.double() / len(one)) for counts in parts_of)
-    if h_one + h_other == 0:
+    a_index, b_index = (each.unique(return_inverse=True)[1] for each in (first, second.to(first.device)))
+    pair_counts = (a_index * (int(b_index.max()) + 1) + b_index).unique(return_counts=True)[1]
+    counts_of = (torch.bincount(a_index), torch.bincount(b_index), pair_counts)
+    h_a, h_b, h_pairs = (_entropy(counts.double() / len(a_index)) for counts in counts_of)
+    if h_a + h_b == 0:
         return 1.0
-    return min(1.0, max(0.0, 2 * (h_one + h_other - h_both) / (h_one + h_other)))
+    return min(1.0, max(0.0, 2 * (h_a + h_b - h_pairs) / (h_a + h_b)))
 
 
 def _entropy(shares: Tensor) -> float:

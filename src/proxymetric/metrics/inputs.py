@@ -1,4 +1,4 @@
-"""What people hand in, checked: vectors and labels as tensors."""
+"""Checks of vectors and labels, and their conversion to tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,25 +14,44 @@ _EXACT_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.uint8, torch.int8, tor
 
 
 def as_vectors(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
-    """Vectors (N, D) in float32 or float64, every number as it was given (whole numbers up to 2^53)."""
+    """Vectors (N, D) as float32 or float64, with every number unchanged (whole numbers up to 2^53).
+
+    Args:
+        name: of the argument, for errors.
+        value: a tensor, an array or nested lists.
+        device: where to put the vectors; None: where they are.
+
+    Raises:
+        ValueError: the value is no finite real matrix with at least one row and one column.
+    """
     vectors = _tensor(name, value, "real numbers")
     if vectors.ndim != 2:
         raise ValueError(f"{name}: got shape {tuple(vectors.shape)}, expected two axes, items x dimensions")
     if 0 in vectors.shape:
-        raise ValueError(f"{name}: got shape {tuple(vectors.shape)}, which is empty; expected at least one item")
+        raise ValueError(f"{name}: got shape {tuple(vectors.shape)}, expected at least one item and one dimension")
     if vectors.is_complex() or vectors.dtype == torch.bool:
         raise ValueError(f"{name}: got {vectors.dtype}, expected real numbers")
     if vectors.dtype not in (torch.float32, torch.float64):
         vectors = vectors.to(torch.float32 if vectors.dtype in _EXACT_IN_FLOAT32 else torch.float64)
     vectors = vectors.to(device) if device is not None else vectors
-    bad = sum(int((~part.isfinite().all(dim=1)).sum()) for part in vectors.split(512))
-    if bad:
-        raise ValueError(f"{name}: {bad} of {len(vectors)} rows hold NaN or infinity; expected finite numbers")
+    bad_rows = sum(int((~part.isfinite().all(dim=1)).sum()) for part in vectors.split(512))
+    if bad_rows:
+        raise ValueError(f"{name}: got NaN or infinity in {bad_rows} of {len(vectors)} rows, expected finite numbers")
     return vectors
 
 
 def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None) -> Tensor:
-    """Labels (N,) as int64, one for each of the `vectors` and on their device."""
+    """Labels (N,) as int64.
+
+    Args:
+        name: of the argument, for errors.
+        value: a tensor, an array or a list of whole numbers.
+        of: the name of the vectors, for errors.
+        vectors: there must be one label for each; the labels are put on their device. None: no check.
+
+    Raises:
+        ValueError: the value is no list of whole numbers, or has another length than the vectors.
+    """
     labels = _tensor(name, value, "whole numbers")
     if labels.ndim != 1:
         raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected one axis, a class for each item")
@@ -48,17 +67,17 @@ def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None
 
 
 def count_relevant(labels: Tensor, item_labels: Tensor) -> Tensor:
-    """The number of items (N,) that carry each query's label."""
-    known, counts = item_labels.unique(return_counts=True)
-    place = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
-    return torch.where(known[place] == labels, counts[place], 0)
+    """The number of items (N,) that have each query's label."""
+    classes, counts = item_labels.unique(return_counts=True)
+    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    return torch.where(classes[place] == labels, counts[place], 0)
 
 
-def _tensor(name: str, value: Any, wanted: str) -> Tensor:
+def _tensor(name: str, value: Any, content: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     try:
-        # A copy where the array may not be written to: torch would warn about sharing it.
+        # np.require copies a read-only array, because torch would warn about sharing its memory.
         return torch.from_numpy(np.require(value, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {type(value).__name__} that cannot be read as an array of {wanted}") from error
+        raise ValueError(f"{name}: got {type(value).__name__}, expected an array of {content}") from error

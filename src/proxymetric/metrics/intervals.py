@@ -1,4 +1,4 @@
-"""How sure a score is: bootstrap intervals."""
+"""The uncertainty of a score: bootstrap intervals."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,8 +11,10 @@ from proxymetric.metrics.inputs import Labels, Vectors, as_labels
 from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import search
 from proxymetric.metrics.scoring import DEFAULT, of_queries
+from proxymetric.signatures import one_of
 
-DRAWS = 2**22  # numbers drawn at once
+MAX_DRAWS = 2**22
+"""numbers drawn at once"""
 
 
 class Estimate(NamedTuple):
@@ -31,31 +33,40 @@ def interval(
     repeats: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of values (Q,).
+    """Compute the percentile bootstrap interval of the mean of values (Q,).
 
-    With `groups`, whole groups are drawn with replacement, and the mean is over all values of those drawn. Give the
-    classes of the queries: queries of one class are not independent of each other, and drawing single queries makes the
-    interval too narrow. It says how the score would vary with other classes, not with other training runs.
+    With `groups`, whole groups are drawn with replacement, and the mean is taken over all their values. Use the classes
+    of the queries as groups: queries of one class depend on each other, so drawing single queries makes the interval
+    too narrow. The interval describes the variation over classes, not over training runs.
 
     Args:
-        groups: (Q,) whole numbers; None to draw single values.
-        level: share of the resampled means inside, between 0 and 1.
-        repeats: resamples, from 1.
+        values: (Q,).
+        groups: (Q,) whole numbers; None: single values are drawn.
+        level: the share of the resampled means inside the interval, between 0 and 1.
+        repeats: resamples, at least 1.
+        seed: of the draws.
 
-    >>> low, high = interval([0.0, 1.0] * 50)
-    >>> 0.35 < low < 0.5 < high < 0.65
-    True
-    >>> low, high = interval([0.0, 1.0] * 50, groups=[0, 1] * 50)  # two classes, one all wrong, one all right
-    >>> low, high
-    (0.0, 1.0)
+    Returns:
+        The lower and the upper end.
+
+    Raises:
+        ValueError: an argument is out of range, or there are fewer than two values or groups.
+
+    Example:
+        >>> low, high = interval([0.0, 1.0] * 50)
+        >>> 0.35 < low < 0.5 < high < 0.65
+        True
+        >>> low, high = interval([0.0, 1.0] * 50, groups=[0, 1] * 50)  # two classes, one all wrong, one all right
+        >>> low, high
+        (0.0, 1.0)
     """
     numbers = np.asarray(values.cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
     if numbers.ndim != 1 or len(numbers) == 0:
         raise ValueError(f"values: got shape {numbers.shape}, expected one axis with at least one value")
     if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a share between 0 and 1")
+        raise ValueError(f"level: got {level}, expected a number between 0 and 1")
     if repeats < 1:
-        raise ValueError(f"repeats: got {repeats}, expected from 1")
+        raise ValueError(f"repeats: got {repeats}, expected a number of at least 1")
     sums: np.ndarray = numbers
     sizes: np.ndarray = np.ones(len(numbers))
     if groups is not None:
@@ -65,11 +76,11 @@ def interval(
         sums, sizes = np.bincount(inverse, numbers), np.bincount(inverse)
     if len(sums) < 2:
         raise ValueError(f"{'values' if groups is None else 'groups'}: got one, expected at least two to draw from")
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     means = []
-    for start in range(0, repeats, step := max(1, DRAWS // len(sums))):
-        picked = draw.integers(len(sums), size=(min(step, repeats - start), len(sums)))
-        means.append(sums[picked].sum(axis=1) / sizes[picked].sum(axis=1))
+    for start in range(0, repeats, step := max(1, MAX_DRAWS // len(sums))):
+        drawn = generator.integers(len(sums), size=(min(step, repeats - start), len(sums)))
+        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -89,28 +100,41 @@ def estimate(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, Estimate]:
-    """`evaluate` with bootstrap intervals, for metrics that are means over queries.
+    """Compute metrics with bootstrap intervals: `evaluate` for metrics that are means over queries.
 
     Args:
-        level, repeats, seed: see `interval`.
-        by: "class" (whole classes are drawn, since queries of one class are not independent) or "query".
+        embeddings: (N, D); see `rank`.
+        labels: (N,).
+        metrics: names; see `evaluate`.
+        level: see `interval`.
+        repeats: see `interval`.
+        seed: see `interval`.
+        by: "class" draws whole classes, since queries of one class depend on each other; "query" draws single queries.
+        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery_labels: (G,).
+        distance: "cosine" or "euclidean".
+        block: queries ranked at once; None: chosen.
+        device: where to compute; by default where the embeddings are.
 
-    >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
-    >>> estimate(vectors, [0, 0, 1, 1], "R@1")
-    {'R@1': Estimate(value=0.75, low=0.5, high=1.0)}
+    Returns:
+        Metric -> value with its interval.
+
+    Example:
+        >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+        >>> estimate(vectors, [0, 0, 1, 1], "R@1")
+        {'R@1': Estimate(value=0.75, low=0.5, high=1.0)}
     """
-    if by not in ("class", "query"):
-        raise ValueError(f"by: got {by!r}, expected 'class' or 'query'")
-    wanted = [parse(name) for name in names(metrics)]
-    for metric in wanted:
+    one_of("by", by, ("class", "query"))
+    parsed = [parse(name) for name in names(metrics)]
+    for metric in parsed:
         if metric.whole:
             raise ValueError(
-                f"metrics: got {metric.name}, which is no mean over queries; expected others, or `evaluate`"
+                f"metrics: got {metric.name}, expected means over queries; `evaluate` computes {metric.name}"
             )
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
-    found = of_queries(task, wanted)
-    groups = task.labels.cpu()[found.queries] if by == "class" else None
+    scored = of_queries(task, parsed)
+    groups = task.labels.cpu()[scored.queries] if by == "class" else None
     return {
         name: Estimate(float(values.mean()), *interval(values, groups, level=level, repeats=repeats, seed=seed))
-        for name, values in found.scores.items()
+        for name, values in scored.scores.items()
     }

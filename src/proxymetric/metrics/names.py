@@ -1,4 +1,4 @@
-"""The names of the metrics: a kind and a cutoff, such as ``MAP@R`` or ``nDCG@8``, or one of a whole set, ``NMI``."""
+"""The names of the metrics: a kind and a cutoff (``MAP@R``, ``nDCG@8``), or a metric of a whole set (``NMI``)."""
 
 import difflib
 import re
@@ -20,11 +20,11 @@ _ALIASES = {
     "covering radius": "covering_radius",
     "inter class distance": "inter_class_distance",
 }
-_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1, {', '.join(WHOLE)}"
+_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K of at least 1, or {', '.join(WHOLE)}"
 
 
 class Metric(NamedTuple):
-    """A checked name: its kind and its cutoff, None for the number of relevant items of each query."""
+    """A checked name, its kind, and its cutoff; None: the number of relevant items of each query, or no cutoff."""
 
     name: str
     kind: str
@@ -32,45 +32,66 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Of a whole set of embeddings, not a mean over queries."""
+        """Whether the metric describes a whole set of embeddings; others are means over queries."""
         return self.kind in WHOLE
 
 
 def parse(name: str) -> Metric:
     """Read one name.
 
-    >>> parse("nDCG@8")
-    Metric(name='nDCG@8', kind='nDCG', cutoff=8)
-    >>> parse("map@r")
-    Traceback (most recent call last):
-    ...
-    ValueError: metrics: unknown metric 'map@r'; did you mean 'MAP@R'? Known are R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K from 1, NMI, covering_radius, inter_class_distance
-    """  # noqa: E501
+    Args:
+        name: such as "R@1", "MAP@R" or "NMI".
+
+    Returns:
+        The name with its kind and cutoff.
+
+    Raises:
+        ValueError: there is no such metric; the message names the nearest.
+
+    Example:
+        >>> parse("nDCG@8")
+        Metric(name='nDCG@8', kind='nDCG', cutoff=8)
+        >>> parse("map@r")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: metrics: got 'map@r', expected R@K, ..., inter_class_distance; did you mean 'MAP@R'?
+    """
     if name in WHOLE:
         return Metric(name, name, None)
-    found = re.fullmatch(r"(R|P|MAP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
-    if found is None:
-        raise ValueError(f"metrics: unknown metric {name!r}; did you mean {_nearest(str(name))!r}? Known are {_FORMS}")
-    if found[3]:
-        return Metric(name, found[3], None)
-    return Metric(name, found[1], int(found[2]))
+    match = re.fullmatch(r"(R|P|MAP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
+    if match is None:
+        raise ValueError(f"metrics: got {name!r}, expected {_FORMS}; did you mean {_nearest(str(name))!r}?")
+    if match[3]:
+        return Metric(name, match[3], None)
+    return Metric(name, match[1], int(match[2]))
 
 
 def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
-    """Check metric names and return them as a tuple; a single name may come as a plain string.
+    """Check metric names.
 
-    >>> names(["R@1", "MAP@R"])
-    ('R@1', 'MAP@R')
-    >>> names("P@R")
-    ('P@R',)
+    Args:
+        metrics: a name, or several.
+
+    Returns:
+        The names as a tuple.
+
+    Raises:
+        ValueError: there is no name, or an unknown one.
+
+    Example:
+        >>> names(["R@1", "MAP@R"])
+        ('R@1', 'MAP@R')
+        >>> names("P@R")
+        ('P@R',)
     """
     listed = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     if not listed:
-        raise ValueError(f"metrics: got no name; expected at least one of {_FORMS}")
+        raise ValueError(f"metrics: got no name, expected at least one of {_FORMS}")
     return tuple(parse(name).name for name in listed)
 
 
 def _nearest(name: str) -> str:
+    """The metric most similar to an unknown name, whatever that is."""
     kind, _, cutoff = name.partition("@")
     plain = re.sub(r"[\s_-]+", " ", kind.strip().lower())
     known = difflib.get_close_matches(plain, _ALIASES, n=1, cutoff=0.0)

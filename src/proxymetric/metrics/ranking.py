@@ -10,62 +10,91 @@ from torch import Tensor
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
 from proxymetric.metrics.knn.distances import SPACES, check_distance
 from proxymetric.metrics.knn.duplicates import copies_before, distinct
-from proxymetric.metrics.knn.search import Best, Searcher
-from proxymetric.metrics.knn.ties import Settler
+from proxymetric.metrics.knn.search import Searcher, TopItems
+from proxymetric.metrics.knn.ties import TieBreaker
 from proxymetric.precision import full_precision
 
-CELLS = 2**22  # results put in a table at once
+MAX_CELLS = 2**22
+"""cells of one `ResultTable`"""
 
 
 class Ranking(NamedTuple):
-    """The first k results of Q queries, on the CPU. Queries without a relevant item are not in it."""
+    """The first k results of Q queries, on the CPU. Queries without a relevant item are left out.
 
-    hits: Tensor  # (Q, k) bool: this result is of the query's class
-    relevant: Tensor  # (Q,) how many items of the query's class could be found
-    neighbours: Tensor  # (Q, k) indices into the gallery, -1 where it has fewer than k items
-    queries: Tensor  # (Q,) indices of the queries, ascending
-    left_out: int  # queries without a relevant item
+    Attributes:
+        hits: (Q, k) bool: the result has the query's class.
+        relevant: (Q,) the number of items of the query's class that can be found.
+        neighbours: (Q, k) indices into the gallery, -1 beyond its end.
+        queries: (Q,) indices of the queries, ascending.
+        left_out: the number of queries without a relevant item.
+    """
+
+    hits: Tensor
+    relevant: Tensor
+    neighbours: Tensor
+    queries: Tensor
+    left_out: int
 
 
-class Found(NamedTuple):
-    """Results of some queries, on the device of the search."""
+class ResultTable(NamedTuple):
+    """The results of n queries, on the device of the search.
 
-    queries: Tensor  # (n,)
-    hits: Tensor  # (n, k)
-    neighbours: Tensor  # (n, k), -1 beyond what was wanted
-    relevant: Tensor  # (n,)
+    Attributes:
+        queries: (n,) indices of the queries.
+        hits: (n, k) bool: the result has the query's class.
+        neighbours: (n, k) indices into the gallery, -1 beyond the depth of the query.
+        relevant: (n,) the number of relevant items.
+    """
+
+    queries: Tensor
+    hits: Tensor
+    neighbours: Tensor
+    relevant: Tensor
 
 
 @dataclass(frozen=True)
 class Search:
-    """Checked inputs of a ranking."""
+    """The checked inputs of a ranking.
 
-    vectors: Tensor  # (N, D)
-    items: Tensor  # (G, D), the same tensor where nothing but the query itself is left out
-    labels: Tensor  # (N,)
-    item_labels: Tensor  # (G,)
-    relevant: Tensor  # (N,)
+    Attributes:
+        vectors: (N, D) the queries.
+        items: (G, D); the same tensor as `vectors` without a gallery.
+        labels: (N,).
+        item_labels: (G,).
+        relevant: (N,) the number of relevant items of each query.
+        leave_one_out: whether the queries search each other.
+        distance: "cosine" or "euclidean".
+        block: queries ranked at once; None: chosen by the search.
+    """
+
+    vectors: Tensor
+    items: Tensor
+    labels: Tensor
+    item_labels: Tensor
+    relevant: Tensor
     leave_one_out: bool
     distance: str
     block: int | None
 
     @property
     def candidates(self) -> int:
-        """Items that can be found for a query."""
+        """The number of items that a query can find."""
         return len(self.item_labels) - self.leave_one_out
 
-    def run(self, wanted: Tensor, *, only_hits: bool = False) -> Iterator[Found]:
-        """The first `expected` (N,) results of each query that has something to find, similar numbers together.
+    def run(self, depths: Tensor, *, only_hits: bool = False) -> Iterator[ResultTable]:
+        """Yield the first results of each query that has a relevant item; queries of similar depth share a table.
 
-        only_hits: the hits are exact, but neighbours that are all hits or all misses may stand in another order.
+        Args:
+            depths: (N,) the number of results of each query. only_hits: hits are exact, but adjacent neighbours that
+            are all hits, or all misses, may be in another order.
         """
-        wanted = torch.where(self.relevant > 0, wanted.clamp(max=self.candidates), 0)
-        if not wanted.any():
+        depths = torch.where(self.relevant > 0, depths.clamp(max=self.candidates), 0)
+        if not depths.any():
             return
         with full_precision(self.vectors.device.type):
-            steps = self._searcher(int(wanted.max()), only_hits).run(wanted)
+            steps = self._searcher(int(depths.max()), only_hits).run(depths)
         while True:
-            # Not around the loop: between two results the precision is the caller's.
+            # Not around the loop: the caller's code between two results keeps its own precision.
             with full_precision(self.vectors.device.type):
                 best = next(steps, None)
             if best is None:
@@ -77,17 +106,17 @@ class Search:
         space = SPACES[self.distance](self.vectors, self.items)
         listed = torch.arange(len(self.items), device=self.items.device)
         if groups is not None:
-            # Of equal items only the first ones can be among the results; one more, as one may be the query itself.
+            # Of equal items only the first `deepest` can be results, and one more if one of them is the query itself.
             listed = listed[copies_before(groups[1]) <= deepest]
         itself = None
         if self.leave_one_out:
             itself = torch.full_like(self.labels, -1)
             itself[listed] = torch.arange(len(listed), device=listed.device)
         labels = (self.labels, self.item_labels) if only_hits else None
-        return Searcher(space, Settler(space, groups, labels), listed, itself, self.block)
+        return Searcher(space, TieBreaker(space, groups, labels), listed, itself, self.block)
 
     def _groups(self) -> tuple[Tensor, Tensor] | None:
-        """Numbers of the distinct rows of queries and items; None where all rows of each differ."""
+        """The numbers of the distinct rows among queries and items; None if all rows of each differ."""
         of_items = distinct(self.items)
         if self.leave_one_out:
             return None if of_items is None else (of_items, of_items)
@@ -98,13 +127,13 @@ class Search:
         queries, items = (group if group is not None else each for group, each in zip((of_queries, of_items), of_all))
         return queries, items
 
-    def _tables(self, best: Best) -> Iterator[Found]:
-        """Results as tables, one for each power of two of their number."""
+    def _tables(self, best: TopItems) -> Iterator[ResultTable]:
+        """The results as tables, one for each power of two of their number."""
         width = int(best.counts.max()) if len(best.counts) else 0
         if 0 < width * len(best.counts) == len(best.items):
             neighbours = best.items.view(-1, width)
             hits = self.item_labels[neighbours] == self.labels[best.queries, None]
-            yield Found(best.queries, hits, neighbours, self.relevant[best.queries])
+            yield ResultTable(best.queries, hits, neighbours, self.relevant[best.queries])
             return
         ends = best.counts.cumsum(dim=0)
         power = torch.ceil(torch.log2(best.counts.double())).long()
@@ -112,14 +141,14 @@ class Search:
             rows = (power == each).nonzero().flatten()
             width = int(best.counts[rows].max())
             place = torch.arange(width, device=rows.device)
-            for some in rows.split(max(1, CELLS // width)):
-                counts = best.counts[some, None]
+            for block in rows.split(max(1, MAX_CELLS // width)):
+                counts = best.counts[block, None]
                 inside = place < counts
-                flat = torch.where(inside, ends[some, None] - counts + place, 0)
+                flat = torch.where(inside, ends[block, None] - counts + place, 0)
                 neighbours = torch.where(inside, best.items[flat], -1)
-                queries = best.queries[some]
+                queries = best.queries[block]
                 hits = inside & (self.item_labels[neighbours] == self.labels[queries, None])
-                yield Found(queries, hits, neighbours, self.relevant[queries])
+                yield ResultTable(queries, hits, neighbours, self.relevant[queries])
 
 
 def search(
@@ -134,7 +163,7 @@ def search(
     """Check the arguments of `rank` and `evaluate`."""
     check_distance(distance)
     if block is not None and (not isinstance(block, int) or block < 1):
-        raise ValueError(f"block: got {block!r}, expected a number of queries from 1, or None to choose it")
+        raise ValueError(f"block: got {block!r}, expected a whole number of at least 1, or None")
     if (gallery is None) != (gallery_labels is None):
         missing = "gallery_labels" if gallery_labels is None else "gallery"
         raise ValueError(f"{missing}: got None, expected both gallery and gallery_labels, or neither")
@@ -162,53 +191,65 @@ def rank(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> Ranking:
-    """The k nearest items of every query, nearest first; equal ones in the gallery's order.
+    """Find the k nearest items of every query, nearest first; items of equal similarity in the gallery's order.
 
-    Without a gallery each embedding is a query against all the others (itself left out, by its index). With one, the
-    embeddings are the queries and nothing is left out.
+    Without a gallery each embedding is a query against all others; it is left out of its own results by its index. With
+    a gallery the embeddings are the queries, and nothing is left out.
 
-    The ranks are exact: those of the similarity of the numbers as they were given, computed without rounding and
-    rounded once to float64; results equal then are ties. Float32 only screens, with a proven bound of its error.
+    The ranks are exact: they follow the similarity of the given numbers, computed without rounding and then rounded
+    once to 2^-72. Candidates are found in float32 with a proven error bound; near-ties are re-ranked exactly.
 
     Args:
-        embeddings: (N, D), any float or integer type; need not have unit length.
+        embeddings: (N, D), of any float or integer type and any length.
         labels: (N,) whole numbers.
-        k: results expected, from 1; by default as many as the largest class can fill, which P@R and MAP@R need.
-        gallery: (G, D), in the same space.
+        k: results of a query, at least 1; by default as many as the largest class can fill, which P@R and MAP@R need.
+        gallery: (G, D) the items to search.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once, for less memory and more time; by default chosen. It never changes the result.
+        block: queries ranked at once; fewer need less memory and more time. The result does not depend on it.
         device: where to compute; by default where the embeddings are.
 
-    >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
-    >>> ranking = rank(vectors, [0, 0, 1, 2], k=2)
-    >>> ranking.neighbours
-    tensor([[1, 3], [0, 3]])
-    >>> ranking.queries.tolist(), ranking.left_out
-    ([0, 1], 2)
+    Returns:
+        The ranking.
+
+    Raises:
+        ValueError: an argument is out of range, or vectors and labels do not fit.
+
+    Example:
+        >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
+        >>> ranking = rank(vectors, [0, 0, 1, 2], k=2)
+        >>> ranking.neighbours
+        tensor([[1, 3], [0, 3]])
+        >>> ranking.queries.tolist(), ranking.left_out
+        ([0, 1], 2)
     """
     if k is not None and (not isinstance(k, int) or k < 1):
-        raise ValueError(f"k: got {k!r}, expected a number of results from 1, or None for the largest class")
+        raise ValueError(f"k: got {k!r}, expected a whole number of at least 1, or None")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
     queries = (task.relevant > 0).nonzero().flatten().cpu()
     width = k or max(1, int(task.relevant.max()))
     neighbours = torch.full((len(queries), width), -1)
     hits = torch.zeros(len(queries), width, dtype=torch.bool)
-    for found in task.run(torch.full_like(task.relevant, width)):
-        rows = torch.searchsorted(queries, found.queries.cpu())
-        neighbours[rows, : found.neighbours.shape[1]] = found.neighbours.cpu()
-        hits[rows, : found.hits.shape[1]] = found.hits.cpu()
+    for table in task.run(torch.full_like(task.relevant, width)):
+        rows = torch.searchsorted(queries, table.queries.cpu())
+        neighbours[rows, : table.neighbours.shape[1]] = table.neighbours.cpu()
+        hits[rows, : table.hits.shape[1]] = table.hits.cpu()
     left = len(task.labels) - len(queries)
     return Ranking(hits, task.relevant.cpu()[queries], neighbours, queries, left)
 
 
 def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
-    """How many queries have no relevant item, and so no say in any metric.
+    """Count the queries without a relevant item: no metric includes them.
 
-    >>> left_out([0, 0, 1, 2, 2])
-    1
-    >>> left_out([0, 1, 3], gallery_labels=[0, 1, 2])
-    1
+    Args:
+        labels: (N,) of the queries.
+        gallery_labels: (G,); None: the queries search each other.
+
+    Example:
+        >>> left_out([0, 0, 1, 2, 2])
+        1
+        >>> left_out([0, 1, 3], gallery_labels=[0, 1, 2])
+        1
     """
     queries = as_labels("labels", labels)
     items = queries if gallery_labels is None else as_labels("gallery_labels", gallery_labels)

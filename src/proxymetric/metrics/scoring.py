@@ -1,14 +1,15 @@
 """Metrics of a ranking.
 
-With rel(i) = 1 where the i-th result is of the query's class, R relevant items and P(i) the precision of the first i:
+With rel(i) = 1 if the i-th result has the query's class, R relevant items, and P(i) the precision of the first i
+results:
 
     R@K     1 if any of the first K is relevant (a hit rate)
     P@K     P(K)                                           P@R     P(R)
     MAP@K   1/K * sum over i <= K of P(i) rel(i)           MAP@R   the same with K = R
-    nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), over its ideal, min(R, K) relevant results first
+    nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), divided by its ideal: min(R, K) relevant results first
 
-each the mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance are of a whole
-set: see `clustering` and `geometry`.
+Each is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe a
+whole set: see `clustering` and `geometry`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +22,10 @@ from proxymetric.metrics.clustering import nmi
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric, names, parse
-from proxymetric.metrics.ranking import Found, Ranking, Search, search
+from proxymetric.metrics.ranking import Ranking, ResultTable, Search, search
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
-SETS: dict[str, Callable[..., float]] = {
+SET_METRICS: dict[str, Callable[..., float]] = {
     "NMI": nmi,
     "covering_radius": covering_radius,
     "inter_class_distance": inter_class_distance,
@@ -32,44 +33,68 @@ SETS: dict[str, Callable[..., float]] = {
 
 
 def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str, Tensor]:
-    """Each metric for each query of a ranking, float64 (Q,).
+    """Compute each metric for each query of a ranking.
 
-    >>> from proxymetric.metrics import rank
-    >>> ranking = rank(torch.eye(4)[[0, 0, 1, 0]], [0, 0, 0, 1])
-    >>> per_query(ranking, "P@R")
-    {'P@R': tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64)}
+    Args:
+        ranking: with as many results as the metrics need.
+        metrics: names; see `evaluate`.
+
+    Returns:
+        Metric -> (Q,) float64.
+
+    Raises:
+        ValueError: a metric is unknown or describes a whole set, or the ranking is too short for it.
+
+    Example:
+        >>> from proxymetric.metrics import rank
+        >>> ranking = rank(torch.eye(4)[[0, 0, 1, 0]], [0, 0, 0, 1])
+        >>> per_query(ranking, "P@R")
+        {'P@R': tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64)}
     """
-    wanted = [parse(name) for name in names(metrics)]
-    for metric in wanted:
+    parsed = [parse(name) for name in names(metrics)]
+    for metric in parsed:
         if metric.whole:
             raise ValueError(
-                f"metrics: got {metric.name}, which is of embeddings, not of a ranking; expected `evaluate`"
+                f"metrics: got {metric.name}, expected metrics of a ranking; `evaluate` computes {metric.name}"
             )
     width = ranking.hits.shape[1]
-    for metric in wanted:
+    for metric in parsed:
         depth = int(ranking.relevant.max()) if metric.cutoff is None and len(ranking.relevant) else metric.cutoff or 1
         if depth > width:
-            raise ValueError(f"ranking: got {width} results a query, expected {depth} for {metric.name}")
+            raise ValueError(
+                f"ranking: got {width} results for each query, expected at least {depth} for {metric.name}"
+            )
     rows = max(1, 2**22 // width)
     parts = [
-        [_score(metric, hits, relevant) for metric in wanted]
+        [_score(metric, hits, relevant) for metric in parsed]
         for hits, relevant in zip(ranking.hits.split(rows), ranking.relevant.split(rows))
     ]
-    return {metric.name: torch.cat(column) for metric, column in zip(wanted, zip(*parts))}
+    return {metric.name: torch.cat(column) for metric, column in zip(parsed, zip(*parts))}
 
 
 def scores(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str, float]:
-    """The mean of each metric over the queries of a ranking, as fractions.
+    """Compute the mean of each metric over the queries of a ranking, as fractions.
 
-    >>> hits = torch.tensor([[1, 0, 1, 0, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
-    >>> places = torch.arange(1, 11)[None]
-    >>> ranking = Ranking(hits, torch.tensor([4]), places, torch.tensor([0]), left_out=0)
-    >>> {name: round(100 * value, 1) for name, value in scores(ranking, ["P@10", "MAP@R", "nDCG@10"]).items()}
-    {'P@10': 40.0, 'MAP@R': 41.7, 'nDCG@10': 82.9}
+    Args:
+        ranking: with as many results as the metrics need.
+        metrics: names; see `evaluate`.
+
+    Returns:
+        Metric -> mean.
+
+    Raises:
+        ValueError: as `per_query`, or the ranking has no query.
+
+    Example:
+        >>> hits = torch.tensor([[1, 0, 1, 0, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
+        >>> neighbours = torch.arange(1, 11)[None]
+        >>> ranking = Ranking(hits, torch.tensor([4]), neighbours, torch.tensor([0]), left_out=0)
+        >>> {name: round(100 * value, 1) for name, value in scores(ranking, ["P@10", "MAP@R", "nDCG@10"]).items()}
+        {'P@10': 40.0, 'MAP@R': 41.7, 'nDCG@10': 82.9}
     """
     names(metrics)
     if len(ranking.queries) == 0:
-        raise ValueError(_nobody(ranking.left_out))
+        raise ValueError(_no_relevant_items(ranking.left_out))
     return {name: float(values.mean()) for name, values in per_query(ranking, metrics).items()}
 
 
@@ -84,55 +109,73 @@ def evaluate(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
-    """Metrics of embeddings, as fractions; see `rank` for the arguments and for what is compared with what.
+    """Compute metrics of embeddings, as fractions.
 
-    Memory is bounded, whatever the number of queries: only one number per query and metric is kept.
-    Queries with no relevant item are left out; `left_out` counts them.
+    Memory is bounded, whatever the number of queries. Queries without a relevant item are left out; `left_out` counts
+    them.
 
     Args:
-        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8", any cutoff from 1; "NMI",
-            "covering_radius", "inter_class_distance", of embeddings and gallery together, with their defaults.
+        embeddings: (N, D); see `rank`.
+        labels: (N,).
+        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8", with any cutoff from 1; also "NMI",
+            "covering_radius" and "inter_class_distance", of embeddings and gallery together, with their defaults.
+        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery_labels: (G,).
+        distance: "cosine" or "euclidean".
+        block: queries ranked at once; None: chosen.
+        device: where to compute; by default where the embeddings are.
 
-    >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
-    >>> evaluate(vectors, [0, 0, 1, 1], ["R@1", "MAP@R", "R@2"])
-    {'R@1': 0.75, 'MAP@R': 0.75, 'R@2': 0.75}
+    Returns:
+        Metric -> value.
+
+    Raises:
+        ValueError: an argument is out of range, or no query has a relevant item.
+
+    Example:
+        >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+        >>> evaluate(vectors, [0, 0, 1, 1], ["R@1", "MAP@R", "R@2"])
+        {'R@1': 0.75, 'MAP@R': 0.75, 'R@2': 0.75}
     """
-    wanted = [parse(name) for name in names(metrics)]
+    parsed = [parse(name) for name in names(metrics)]
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
-    ranked = [metric for metric in wanted if not metric.whole]
+    ranked = [metric for metric in parsed if not metric.whole]
     values = {name: float(each.mean()) for name, each in of_queries(task, ranked).scores.items()} if ranked else {}
     vectors, groups = task.vectors, task.labels
-    if len(ranked) < len(wanted) and not task.leave_one_out:
+    if len(ranked) < len(parsed) and not task.leave_one_out:
         common = torch.promote_types(task.vectors.dtype, task.items.dtype)
         vectors = torch.cat([task.vectors.to(common), task.items.to(common)])
         groups = torch.cat([task.labels, task.item_labels])
-    for metric in wanted:
+    for metric in parsed:
         if metric.whole:
-            values[metric.name] = SETS[metric.kind](vectors, groups, distance=distance)
-    return {metric.name: values[metric.name] for metric in wanted}
+            values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
+    return {metric.name: values[metric.name] for metric in parsed}
 
 
 class QueryScores(NamedTuple):
-    """Each metric for each query that has something to find, on the CPU."""
+    """Each metric for each query that has a relevant item, on the CPU."""
 
-    queries: Tensor  # (Q,) ascending
-    scores: dict[str, Tensor]  # float64 (Q,) each
+    queries: Tensor
+    """(Q,) ascending"""
+    scores: dict[str, Tensor]
+    """metric -> (Q,) float64"""
 
 
-def of_queries(task: Search, metrics: Sequence[Metric], see: Callable[[Found], None] | None = None) -> QueryScores:
-    """Run a search and score every query; `see` is shown all results on their way."""
+def of_queries(
+    task: Search, metrics: Sequence[Metric], on_results: Callable[[ResultTable], None] | None = None
+) -> QueryScores:
+    """Run a search and score every query; `on_results` receives each table of results."""
     if int(task.relevant.max()) < 1:
-        raise ValueError(_nobody(len(task.labels)))
+        raise ValueError(_no_relevant_items(len(task.labels)))
     fixed = max((metric.cutoff or 1) for metric in metrics)
     by_class = any(metric.cutoff is None for metric in metrics)
     depth = task.relevant.clamp(min=fixed) if by_class else torch.full_like(task.relevant, fixed)
     queries: list[Tensor] = []
     values: list[list[Tensor]] = []
-    for found in task.run(depth, only_hits=see is None):
-        queries.append(found.queries.cpu())
-        values.append([_score(metric, found.hits, found.relevant).cpu() for metric in metrics])
-        if see is not None:
-            see(found)
+    for table in task.run(depth, only_hits=on_results is None):
+        queries.append(table.queries.cpu())
+        values.append([_score(metric, table.hits, table.relevant).cpu() for metric in metrics])
+        if on_results is not None:
+            on_results(table)
     rows = torch.cat(queries)
     order = rows.argsort()
     columns = [torch.cat(column)[order] for column in zip(*values)]
@@ -140,7 +183,7 @@ def of_queries(task: Search, metrics: Sequence[Metric], see: Callable[[Found], N
 
 
 def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
-    """One metric for hits (Q, k): results after the k-th count as misses."""
+    """One metric for hits (Q, k); results after the k-th count as misses."""
     k = hits.shape[1]
     place = torch.arange(1, k + 1, device=hits.device)
     cut = relevant if metric.cutoff is None else torch.full_like(relevant, metric.cutoff)
@@ -155,10 +198,10 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
     assert metric.cutoff is not None, metric
     deepest = int(torch.minimum(relevant, cut).max()) if len(relevant) else 1
     gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64))
-    # Summed on the CPU: a running sum of floats has no deterministic form on a GPU.
+    # The cumulative sum runs on the CPU, because it is not deterministic on a GPU.
     ideal = gain.cumsum(dim=0).to(hits.device)[torch.minimum(relevant, cut) - 1]
     return (counted * gain[:k].to(hits.device)).sum(dim=1) / ideal
 
 
-def _nobody(queries: int) -> str:
-    return f"labels: none of the {queries} queries has an item of its class to find; expected at least one that has"
+def _no_relevant_items(queries: int) -> str:
+    return f"labels: got {queries} queries without an item of their class to find, expected at least one with an item"

@@ -1,4 +1,4 @@
-"""A run's model as one file for use elsewhere: a torch.export program, ONNX, or only what was trained."""
+"""Write the model of a run to one file: a torch.export program, an ONNX model, or its trained parameters."""
 
 from __future__ import annotations
 
@@ -18,23 +18,29 @@ from torch import Tensor, nn
 from proxymetric.core.pieces import NORMALISATIONS
 from proxymetric.encoders import Encoder
 from proxymetric.files import replacing
-from proxymetric.models.load import described, load
+from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
 from proxymetric.models.slim import write_slim
+from proxymetric.signatures import one_of
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors"}
 INPUTS = {"uint8": "uint8 in 0..255", "float": "float32 in [0, 1]"}
-"""the mark of a slim file, with the version of its layout"""
-CLOSE = {"torch": 1e-6, "onnx": 1e-4}
-"""how far a number of a vector may lie from the run's own: kernels and the order of sums differ"""
+MAX_DIFFERENCE = {"torch": 1e-6, "onnx": 1e-4}
+"""largest difference between a number of the program's vectors and of the model's: kernels and orders of sums differ"""
 
 
 class Embedder(nn.Module):
-    """Images (B, 3, S, S) -> vectors (B, dim), normalised as in training: what an exported program computes.
+    """What an exported program computes: images (B, 3, S, S) -> vectors (B, dim), normalised as in training.
 
-    >>> program = Embedder(build("small", dim=8, size=32).eval(), "l2")
-    >>> program(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).norm(dim=1).round(decimals=4).tolist()
-    [1.0, 1.0]
+    Args:
+        encoder: the encoder.
+        normalise: a key of `core.pieces.NORMALISATIONS`.
+
+    Example:
+        >>> from proxymetric.encoders import build
+        >>> program = Embedder(build("small", dim=8, size=32).eval(), "l2")
+        >>> program(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).norm(dim=1).round(decimals=4).tolist()
+        [1.0, 1.0]
     """
 
     def __init__(self, encoder: Encoder, normalise: str) -> None:
@@ -43,15 +49,16 @@ class Embedder(nn.Module):
         self.normalise = normalise
 
     def forward(self, images: Tensor) -> Tensor:
+        """Embed images."""
         features = self.encoder.features(images, self._prompts(images.shape[0]))
         return NORMALISATIONS[self.normalise](self.encoder.head(features).float())
 
     def _prompts(self, batch: int) -> list[Tensor | None] | None:
-        """The tuning's own prompts (B, n, D) by block; given from here the program stays free in B."""
+        """The tuning's prompts (B, n, D) by block; passing them in keeps the batch size B of the program free."""
         if not self.encoder.is_vit:
             return None
-        found = [self.encoder.tuning.prompts(i) for i in range(len(self.encoder.backbone.blocks))]
-        return [torch.cat(own).expand(batch, -1, -1) if own else None for own in found]
+        prompts = [self.encoder.tuning.prompts(i) for i in range(len(self.encoder.backbone.blocks))]
+        return [torch.cat(tokens).expand(batch, -1, -1) if tokens else None for tokens in prompts]
 
 
 def export(
@@ -62,47 +69,53 @@ def export(
     takes: str = "uint8",
     overwrite: bool = False,
 ) -> dict[Path, str]:
-    """Write a run's model to `files`; what each is, in words.
+    """Write the model of a run to files.
 
-    Args:
-        run: the folder that `train` wrote.
-        files: what to write and where to: "torch" a .pt2, "onnx" a .onnx, "slim" a .safetensors.
-        which: best, last or chosen, as for `load`.
-        takes: the images of "torch" and "onnx": "uint8" in 0..255 or "float" in [0, 1]; a program takes one of them.
-        overwrite: existing files are replaced.
-
-    The programs hold the whole encoder, prompts included, and no proxies; they take any number of images of the
-    encoder's size, and are compared with the model before they are put in place. A slim file holds what was trained:
+    A program holds the whole encoder with its prompts and no proxies. It takes any number of images of the encoder's
+    size, and is compared with the model before its file is put in place. A slim file holds the trained parameters;
     `load(file, weights=BACKBONE)` makes the model again.
 
-    >>> export("runs/birds", {"slim": "birds.safetensors"})  # doctest: +SKIP
-    {PosixPath('birds.safetensors'): 'what was trained of ...'}
+    Args:
+        run: folder of a run.
+        files: what to write, and where: "torch" a .pt2, "onnx" a .onnx, "slim" a .safetensors.
+        which: "best", "last" or "chosen", as for `load`.
+        takes: the pixels that "torch" and "onnx" take: "uint8" in 0..255 or "float" in [0, 1].
+        overwrite: replace files that exist.
+
+    Returns:
+        A description of each file.
+
+    Raises:
+        ValueError: an argument is wrong, or a program's vectors differ from the model's.
+
+    Example:
+        >>> export("runs/birds", {"slim": "birds.safetensors"})  # doctest: +SKIP
+        {PosixPath('birds.safetensors'): 'the trained parameters of ...'}
     """
     if not files:
-        raise ValueError("nothing to write: --torch FILE.pt2, --onnx FILE.onnx or --slim FILE.safetensors is expected")
-    if takes not in INPUTS:
-        raise ValueError(f"input: got {takes!r}, expected {' or '.join(INPUTS)}")
+        raise ValueError("files: got none, expected --torch FILE.pt2, --onnx FILE.onnx or --slim FILE.safetensors")
+    one_of("input", takes, INPUTS)
     targets = {kind: _target(kind, Path(file), overwrite) for kind, file in files.items()}
     if "onnx" in targets:
-        _need("onnx", "onnxscript")
-    about = described(run)
+        _check_installed("onnx", "onnxscript")
+    about = read_run(run)
     model = load(run, which, "cpu")
-    said: dict[Path, str] = {}
+    descriptions: dict[Path, str] = {}
     if "slim" in targets:
-        said[targets["slim"]] = write_slim(model, about["recipe"], targets["slim"])
+        descriptions[targets["slim"]] = write_slim(model, about["recipe"], targets["slim"])
     if "torch" in targets or "onnx" in targets:
-        program = traced(model, takes)
+        program = trace(model, takes)
         for kind, write in (("torch", _write_torch), ("onnx", _write_onnx)):
             if kind in targets:
-                said[targets[kind]] = write(model, program, takes, targets[kind])
-    return said
+                descriptions[targets[kind]] = write(model, program, takes, targets[kind])
+    return descriptions
 
 
-def traced(model: Model, takes: str = "uint8") -> torch.export.ExportedProgram:
-    """The model as a program of torch.export, free in the number of images B."""
+def trace(model: Model, takes: str = "uint8") -> torch.export.ExportedProgram:
+    """Trace the model as a program of torch.export for any number of images."""
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
-        # A copy that nobody trains: vectors of the program are numbers, not the end of a graph.
+        # A copy without gradients: the program must not record a graph.
         module = Embedder(copy.deepcopy(model.encoder).requires_grad_(False), model.normalise).eval()
         example = (_pixels(model.encoder.size, takes, 2),)
         return torch.export.export(module, example, dynamic_shapes={"images": {0: batch}}, strict=False)
@@ -110,7 +123,7 @@ def traced(model: Model, takes: str = "uint8") -> torch.export.ExportedProgram:
 
 def _write_torch(model: Model, program: torch.export.ExportedProgram, takes: str, out: Path) -> str:
     with replacing(out) as temporary:
-        # As open files: by name, torch insists on the ending, which the temporary file does not have.
+        # Pass open files: given a name, torch insists on an ending that the temporary file does not have.
         with open(temporary, "wb") as file:
             torch.export.save(program, file, extra_files={"proxymetric.json": json.dumps(_facts(model, takes))})
         with open(temporary, "rb") as file:
@@ -121,12 +134,12 @@ def _write_torch(model: Model, program: torch.export.ExportedProgram, takes: str
 
 def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str, out: Path) -> str:
     with _quiet():
-        made = torch.onnx.export(program, (), output_names=["vectors"], dynamo=True, verbose=False)
-    assert made is not None
-    made.model.metadata_props["proxymetric"] = json.dumps(_facts(model, takes))
+        exported = torch.onnx.export(program, (), output_names=["vectors"], dynamo=True, verbose=False)
+    assert exported is not None
+    exported.model.metadata_props["proxymetric"] = json.dumps(_facts(model, takes))
     can_check = importlib.util.find_spec("onnxruntime") is not None
     with replacing(out) as temporary:
-        made.save(temporary, external_data=False)
+        exported.save(temporary, external_data=False)
         if can_check:
             import onnxruntime
 
@@ -139,7 +152,7 @@ def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says of each operator that it leaves as it is: the program is compared anyway."""
+    """Silence the exporter's messages about single operators; the program is compared with the model anyway."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -154,12 +167,15 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare(model: Model, program: Callable[[Tensor], Tensor], takes: str, kind: str, out: Path) -> None:
-    """Refuse a program that gives other vectors than the model, for more images than it was traced with."""
+    """Refuse a program whose vectors differ from the model's, for another number of images than it was traced with."""
     images = _pixels(model.encoder.size, takes, 3)
     with torch.no_grad():
-        apart = (program(images) - model.embed(images)).abs().max().item()
-    if not apart <= CLOSE[kind]:
-        raise ValueError(f"{out} is not written: its vectors would differ from the model's by up to {apart:.3g}")
+        difference = (program(images) - model.embed(images)).abs().max().item()
+    if not difference <= MAX_DIFFERENCE[kind]:
+        raise ValueError(
+            f"{out} is not written: its vectors differ from the model's by up to {difference:.3g}, expected at most "
+            f"{MAX_DIFFERENCE[kind]:g}"
+        )
 
 
 def _pixels(size: int, takes: str, number: int) -> Tensor:
@@ -169,7 +185,7 @@ def _pixels(size: int, takes: str, number: int) -> Tensor:
 
 
 def _facts(model: Model, takes: str) -> dict[str, Any]:
-    """What a user of the program must know of it."""
+    """What a user of the program must know, stored in its file."""
     return {
         "backbone": model.encoder.config["backbone"],
         "images": f"(B, 3, {model.encoder.size}, {model.encoder.size}), {INPUTS[takes]}",
@@ -186,21 +202,20 @@ def _shapes(model: Model, takes: str) -> str:
 
 
 def _target(kind: str, file: Path, overwrite: bool) -> Path:
-    """Refuse a name that does not suit, a file that exists, and a run's own checkpoint."""
-    if kind not in SUFFIXES:
-        raise ValueError(f"files: got {kind!r}, expected {', '.join(SUFFIXES)}")
+    """Refuse a wrong ending, a file that exists, and the checkpoint of a run."""
+    one_of("files", kind, SUFFIXES)
     if file.suffix != SUFFIXES[kind]:
         raise ValueError(f"--{kind}: got {file}, expected a name that ends in {SUFFIXES[kind]}")
     if file.is_dir():
-        raise ValueError(f"--{kind}: {file} is a folder; the name of a file is expected")
+        raise ValueError(f"--{kind}: got {file}, which is a folder; expected the name of a file")
     if file.name in ("best.safetensors", "last.safetensors") and (file.parent / "run.json").is_file():
-        raise ValueError(f"--{kind}: {file} is the checkpoint of a run, which stays whole; another name is expected")
+        raise ValueError(f"--{kind}: got {file}, which is the checkpoint of a run; expected another name")
     if file.exists() and not overwrite:
-        raise ValueError(f"--{kind}: {file} exists already; --overwrite replaces it")
+        raise ValueError(f"--{kind}: got {file}, which exists; expected another name, or --overwrite")
     return file
 
 
-def _need(*modules: str) -> None:
-    lacking = [name for name in modules if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise ValueError(f"--onnx needs {' and '.join(lacking)}; the extra has them: pip install 'proxymetric[export]'")
+def _check_installed(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"--onnx: got no {' and '.join(missing)}, expected pip install 'proxymetric[export]'")

@@ -1,4 +1,4 @@
-"""A trained encoder as a model to use: images in, vectors out."""
+"""A trained encoder as a model: it turns images into vectors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +20,19 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A trained encoder with its class names: images in, vectors out.
+    """A trained encoder with the names of its training classes.
 
-    >>> import proxymetric as pm
-    >>> model = pm.load("runs/demo")                           # doctest: +SKIP
-    >>> model.embed(["a.jpg", "b.jpg"]).shape                  # doctest: +SKIP
-    torch.Size([2, 128])
+    Args:
+        encoder: the encoder; it is set to evaluation mode.
+        normalise: how vectors are normalised, a key of `core.pieces.NORMALISATIONS`.
+        classes: the names of the training classes, by label.
+        view: the arguments of `EvalView`, which prepares the images.
+
+    Example:
+        >>> import proxymetric as pm
+        >>> model = pm.load("runs/demo")                           # doctest: +SKIP
+        >>> model.embed(["a.jpg", "b.jpg"]).shape                  # doctest: +SKIP
+        torch.Size([2, 128])
     """
 
     def __init__(self, encoder: Encoder, *, normalise: str, classes: Sequence[str], view: dict[str, Any]) -> None:
@@ -35,15 +41,15 @@ class Model:
         self.encoder = encoder.eval()
         self.normalise = normalise
         self.classes = list(classes)
-        """names of the classes it was trained on, by label"""
         self.view = EvalView(**view)
 
     @property
     def dim(self) -> int:
+        """Dimensions of the vectors."""
         return self.encoder.dim
 
     def fingerprint(self) -> str:
-        """sha256 of all that makes its vectors what they are: weights, normalisation, view."""
+        """sha256 of everything that determines the vectors: weights, normalisation, view."""
         digest = hashlib.sha256(repr((self.normalise, vars(self.view))).encode())
         for name, value in self.encoder.state_dict().items():
             digest.update(name.encode())
@@ -52,6 +58,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
+        """Where the model computes."""
         return next(self.encoder.parameters()).device
 
     @overload
@@ -77,67 +84,73 @@ class Model:
         errors: str = "raise",
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor | tuple[Tensor, list[int]]:
-        """Vectors (N, dim), float32 on the CPU, normalised as the method did in training.
+        """Embed images.
 
-        images: paths, PIL images, an `ImageSet`, or a tensor (N, 3, H, W), uint8 or float in [0, 1], taken as it is.
-        errors: "raise" stops at a file that is no image; "skip" leaves it out and returns (vectors, kept indices).
-        progress: called with (done, total).
+        Args:
+            images: paths, PIL images, an `ImageSet`, or a tensor (N, 3, H, W), uint8 or float in [0, 1]. A tensor is
+                neither resized nor cropped.
+            batch: images in a forward pass.
+            errors: "raise" raises an error for a file that is no image; "skip" leaves the file out.
+            progress: called with the numbers of images done and in total.
+
+        Returns:
+            Vectors (N, dim), float32 on the CPU, normalised as in training. With errors="skip" a pair: the vectors, and
+            the indices of their images.
+
+        Raises:
+            ValueError: an argument is wrong, or an image cannot be read (`BadImage`).
         """
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors: got {errors!r}, expected 'raise' or 'skip'")
         if batch < 1:
             raise ValueError(f"batch: got {batch}, expected at least 1")
         if isinstance(images, str | Path) or hasattr(images, "convert"):
-            raise ValueError("images: got a single one, expected a list of paths or images: embed([image])")
+            raise ValueError("images: got a single image, expected a list of paths or images: embed([image])")
         if isinstance(images, Tensor):
             _check_pixels(images)
         elif not isinstance(images, Sized):
-            images = list(images)  # a generator of paths, say
+            images = list(images)  # such as a generator of paths
         total = len(images)
         vectors, kept = [torch.empty(0, self.dim)], []
         for start in range(0, total, batch):
             rows = range(start, min(start + batch, total))
-            pixels, good = self._read(images, rows, errors)
-            if good:
+            pixels, readable = self._read(images, rows, errors)
+            if readable:
                 vectors.append(self._encode(pixels))
-                kept += good
+                kept += readable
             if progress is not None:
                 progress(rows.stop, total)
-        found = torch.cat(vectors)
-        return found if errors == "raise" else (found, kept)
+        embedded = torch.cat(vectors)
+        return embedded if errors == "raise" else (embedded, kept)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         raw = self.encoder(pixels.to(self.device)).float()
         return NORMALISATIONS[self.normalise](raw).cpu()
 
     def _read(self, images: Any, rows: range, errors: str) -> tuple[Tensor, list[int]]:
+        """Pixels and indices of the readable images among `rows`."""
         if isinstance(images, Tensor):
             return images[rows.start : rows.stop], list(rows)
         from proxymetric.data import BadImage, upright
 
-        pixels, good = [], []
+        pixels, readable = [], []
         for i in rows:
             try:
                 pixels.append(
                     self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
                 )
-                good.append(i)
+                readable.append(i)
             except BadImage:
                 if errors == "raise":
                     raise
-        return torch.stack(pixels) if pixels else torch.empty(0), good
+        return torch.stack(pixels) if pixels else torch.empty(0), readable
 
 
 def _check_pixels(images: Tensor) -> None:
-    """Refuse a tensor that is no batch of images as the encoder wants them: it normalises them itself."""
+    """Refuse a tensor that is no batch of images; the encoder normalises the pixels itself."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"images: got a tensor of shape {tuple(images.shape)}, expected (N, 3, H, W)")
     if images.is_floating_point() and len(images):
         low, high = images.min().item(), images.max().item()
-        if not -0.25 <= low <= high <= 1.25:  # resizing may overshoot a little
+        if not -0.25 <= low <= high <= 1.25:  # resizing may exceed the range a little
             raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, expected them in [0, 1], or uint8")
-
-
-def embedded(labels: Sequence[int] | np.ndarray, kept: Sequence[int]) -> Tensor:
-    """Labels of the images that could be read."""
-    return torch.as_tensor(np.asarray(labels)[np.asarray(kept, dtype=np.int64)])

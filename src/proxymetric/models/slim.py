@@ -1,4 +1,4 @@
-"""Slim files: only what was trained, without the frozen backbone."""
+"""Slim files: the trained parameters of a model, without the frozen backbone."""
 
 from __future__ import annotations
 
@@ -17,19 +17,33 @@ from proxymetric.files import replacing, save_tensors
 from proxymetric.models.model import Model
 
 SLIM = "proxymetric slim 1"
+"""the format of a slim file, with the version of its layout"""
 
 
 def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
+    """Write a slim file.
+
+    Args:
+        model: the model.
+        recipe: of its run.
+        out: the file.
+
+    Returns:
+        A description of the file.
+
+    Raises:
+        ValueError: the frozen backbone has random weights, which no file could restore.
+    """
     encoder = model.encoder
-    held = bool(recipe["train"]["frozen"])
+    frozen = bool(recipe["train"]["frozen"])
     state = encoder.state_dict()
-    kept = _kept(encoder, held)
-    told = recipe["encoder"]
-    drawn = not told["weights"] and (not told["pretrained"] or told["backbone"] == "small")
-    if drawn and len(kept) < len(state):
+    stored = _stored_names(encoder, frozen)
+    options = recipe["encoder"]
+    has_random_backbone = not options["weights"] and (not options["pretrained"] or options["backbone"] == "small")
+    if has_random_backbone and len(stored) < len(state):
         raise ValueError(
-            "--slim: the backbone of this run is frozen and was drawn at random, so no file could "
-            "give it back; --torch holds it whole, and so does the run. Nothing is written"
+            "--slim: got a run whose frozen backbone has random weights, which no file can restore; expected --torch, "
+            "which holds the whole encoder. Nothing is written"
         )
     content = {
         "format": SLIM,
@@ -37,91 +51,101 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
         "normalise": model.normalise,
         "view": vars(model.view),
         "classes": model.classes,
-        "held": held,
-        "weights": Path(told["weights"]).name if told["weights"] else None,
-        "backbone_sha256": _hash(state, kept),
+        "held": frozen,
+        "weights": Path(options["weights"]).name if options["weights"] else None,
+        "backbone_sha256": _hash(state, stored),
     }
     with replacing(out) as temporary:
         save_tensors(
-            temporary, {name: state[name].detach().contiguous() for name in kept}, {"state": json.dumps(content)}
+            temporary, {name: state[name].detach().contiguous() for name in stored}, {"state": json.dumps(content)}
         )
     size = f"{out.stat().st_size / 1e6:.3g} MB"
-    if len(kept) == len(state):
-        return f"the whole encoder, {size}: tuning='full' trained all of it"
-    return f"what was trained of {encoder.config['backbone']}, {size}: pm.load takes it with the backbone's weights"
+    if len(stored) == len(state):
+        return f"the whole encoder, {size}, because tuning='full' trained all of it"
+    return (
+        f"the trained parameters of {encoder.config['backbone']}, {size}; pm.load takes it with the backbone's weights"
+    )
 
 
-def load_slim(file: Path, weights: str | Path | None, place: torch.device) -> Model:
-    """The model of a slim file; the backbone's frozen weights come from the file `weights` or from the hub."""
+def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> Model:
+    """Load the model of a slim file.
+
+    Args:
+        file: that `write_slim` wrote.
+        weights: file with the frozen backbone's weights; None takes those of the hub.
+        device: where the model computes.
+
+    Raises:
+        ValueError: the file is no slim file, or the weights are not those that the training started from.
+    """
     slim = Checkpoint.read(file)
     about = slim.state
     if about.get("format") != SLIM:
-        raise ValueError(
-            f"run: {file} is not what `export --slim` wrote; such a file, or the folder of a run, is expected"
-        )
+        raise ValueError(f"run: got {file}, expected the folder of a run, or a file that `export --slim` wrote")
     config = about["encoder"]
     encoder = build(**config)
-    if set(slim.tensors) != set(_kept(encoder, about["held"])):
-        raise ValueError(f"{file} is damaged: its tensors are not those that its encoder trained")
+    if set(slim.tensors) != set(_stored_names(encoder, about["held"])):
+        raise ValueError(f"{file} is damaged: its tensors are not the trained parameters of its encoder")
     if len(slim.tensors) < len(encoder.state_dict()):
         encoder, source = _with_backbone(encoder, file, about, weights)
         if _hash(encoder.state_dict(), slim.tensors) != about["backbone_sha256"]:
-            named = f" ({about['weights']})" if about["weights"] else ""
+            name = f" ({about['weights']})" if about["weights"] else ""
             raise ValueError(
-                f"{source} are not the weights of {config['backbone']!r} that {file} was trained on{named}: their "
-                f"sha256 differs; weights=FILE with those is expected"
+                f"weights: got {source}, which are not the weights of {config['backbone']!r} that {file} was trained "
+                f"from{name}: their sha256 differs; expected weights=FILE with those"
             )
     elif weights is not None:
-        raise ValueError(f"weights: {file} holds the whole encoder, backbone included; leave weights= out")
+        raise ValueError(f"weights: got {weights}, but {file} holds the whole encoder; expected no weights")
     whole = Checkpoint({**encoder.state_dict(), **slim.tensors}, {}, file)
     whole.load_into(encoder, "", what=f"the encoder that its header describes ({config['backbone']})")
-    return Model(encoder.to(place), normalise=about["normalise"], classes=about["classes"], view=about["view"])
+    return Model(encoder.to(device), normalise=about["normalise"], classes=about["classes"], view=about["view"])
 
 
 def _with_backbone(
     encoder: Encoder, file: Path, about: dict[str, Any], weights: str | Path | None
 ) -> tuple[Encoder, str]:
-    """The encoder with the weights that its backbone started from, and where they come from in words."""
+    """The encoder with the weights that its training started from, and a description of where they come from."""
     if weights is not None:
         load_weights(encoder, weights)
         return encoder, f"weights={str(weights)!r}"
-    named = f" (it was {about['weights']})" if about["weights"] else ""
+    name = f" (it was {about['weights']})" if about["weights"] else ""
     try:
         return build(**{**about["encoder"], "pretrained": True}), "the hub's weights"
     except ValueError as error:
         raise ValueError(
-            f"{file} holds only what was trained of {about['encoder']['backbone']!r}: give the backbone's weights, "
-            f"weights=FILE (--weights FILE on the command line){named}; {str(error).split('. ')[0]}"
+            f"weights: got none, but {file} holds only the trained parameters of {about['encoder']['backbone']!r}; "
+            f"expected weights=FILE (--weights FILE on the command line){name}; {str(error).split('. ')[0]}"
         ) from error
 
 
-def _kept(encoder: Encoder, held: bool) -> list[str]:
-    """The names of a slim file: what the tuning trains, head, pooling, mean and std; all of it where all is trained.
+def _stored_names(encoder: Encoder, frozen: bool) -> list[str]:
+    """The names of the tensors in a slim file: trained parameters, head, pooling, mean and std.
 
-    Of the frozen backbone position embeddings are kept too: at another image size they are resampled ones, whose last
-    bits depend on the version of torch. So are BatchNorm's counters, which files of weights may lack.
+    If the whole encoder was trained, these are all names. Two parts of a frozen backbone are stored too: position
+    embeddings, because those resampled for another image size depend on the version of torch in their last bits, and
+    BatchNorm's counters, because weights files may lack them.
 
     Args:
         encoder: as `build` made it.
-        held: the run was trained on cached features: nothing of the backbone changed, whatever the tuning.
+        frozen: whether the run was trained on cached features, so that nothing of the backbone changed.
     """
     state = encoder.state_dict()
-    if encoder.tuning.everything and not held:
+    if encoder.tuning.everything and not frozen:
         return list(state)
     return [
         name
         for name in state
         if not name.startswith("backbone.")
-        or (not held and encoder.part_of(name) is not None)
+        or (not frozen and encoder.part_of(name) is not None)
         or name == "backbone.pos_embed"
         or name.endswith("num_batches_tracked")
     ]
 
 
-def _hash(state: Mapping[str, Tensor], kept: Any) -> str:
-    """sha256 of names, types, shapes and bytes of the tensors that are not `kept`."""
+def _hash(state: Mapping[str, Tensor], stored: Any) -> str:
+    """sha256 of the names, types, shapes and bytes of all tensors but the `stored` ones."""
     digest = hashlib.sha256()
-    for name in sorted(set(state) - set(kept)):
+    for name in sorted(set(state) - set(stored)):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().data)

@@ -1,8 +1,11 @@
-"""The reductions every proxy loss is written on: over the batch for each class, over the classes for each query."""
+"""The two reductions that every proxy loss is written on.
+
+`mean_over_batch` sums over the batch for each class; `over_classes` sums over the classes for each query.
+"""
 
 from proxymetric.ops.plain import Columns, similarities
 from proxymetric.ops.problem import NONE, Line, Means, Reduced, Settings, log1p_exp
-from proxymetric.ops.reductions import IMPLS, Implementation, chosen, mean_over_batch, over_batch, over_classes, using
+from proxymetric.ops.reductions import IMPLS, Implementation, chosen, mean_over_batch, over_classes, using
 from proxymetric.ops.similarity import Similarity
 
 __all__ = [
@@ -18,7 +21,6 @@ __all__ = [
     "chosen",
     "log1p_exp",
     "mean_over_batch",
-    "over_batch",
     "over_classes",
     "similarities",
     "using",

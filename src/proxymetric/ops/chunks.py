@@ -1,6 +1,6 @@
-"""A chunk of columns against all queries: its similarities, its exponents, and the way back to rows and queries.
+"""One chunk of columns against all queries: its similarities, its exponents, and the gradients of its rows and queries.
 
-Matrices lie column after column here, (columns, B), so that a chunk's rows are the left side of every product.
+Matrices here have the shape (columns, B), so that the rows of a chunk are the left factor of every product.
 """
 
 from __future__ import annotations
@@ -15,162 +15,185 @@ from proxymetric.core.pair_weights import StepFunction
 from proxymetric.core.pieces import LEAST
 from proxymetric.ops.problem import NONE, Line, Problem
 
+POSITIVE, NEGATIVE = 0, 1
+
 
 class Chunk(NamedTuple):
-    """n columns, from `start` to `stop`."""
+    """The n columns from `start` to `stop`."""
 
     start: int
     stop: int
     rows: slice
-    own: Tensor
-    """(u,) those of its columns, counted from `start`, that some query is of the class of"""
+    """the reference rows of these columns"""
+    batch_columns: Tensor
+    """(u,) the columns, counted from `start`, whose class occurs in the batch: only these have positives"""
 
 
-class Lengths(NamedTuple):
-    """How the rows of a chunk are normalised, folded into what is made of them: no normalised copy is written."""
+class RowScales(NamedTuple):
+    """How the rows of a chunk are normalised: the factors enter the products, and no normalised copy is written."""
 
-    shrink: Tensor
+    scale: Tensor
     """(n K,) `1 / max(length, least)`"""
-    bend: Tensor
-    """(n K,) the same, but 0 where the length does not count: normalising is a constant factor there"""
+    slope: Tensor
+    """(n K,) the same, but 0 for rows shorter than `least`: their normalisation is a constant factor"""
 
 
-class Block(NamedTuple):
-    """The similarities of a chunk."""
+class ChunkSimilarities(NamedTuple):
+    """The rows of a chunk and their similarities."""
 
     rows: Tensor
     """(n K, D) the references, not normalised"""
-    lengths: Lengths | None
-    """None: the rows are compared as they are"""
+    scales: RowScales | None
+    """None: the rows are compared without normalisation"""
     of_rows: Tensor
     """(n K, B)"""
     of_columns: Tensor
     """(n, B)"""
 
 
-class Side(NamedTuple):
-    """The exponents of a chunk's positives, or of its negatives."""
+class PairExponents(NamedTuple):
+    """The exponents of a chunk's positive pairs, or of its negative pairs."""
 
     columns: Tensor
-    """(m,) which columns have some, among all"""
+    """(m,) the columns with such pairs, counted among all columns"""
     exponents: Tensor
-    """(m, B), -inf where a pair is of the other kind"""
+    """(m, B), -inf for pairs of the other kind"""
     weights: Tensor | None
-    """(m, B) what they were multiplied with"""
+    """(m, B) the factors that the exponents contain; None: all are 1"""
     line: Line
 
     def slopes(self, shares: Tensor, factor: Tensor) -> Tensor:
-        """Gradient in the similarities, from that in the exponents, `factor * shares`; shares are written over."""
+        """Return the gradient in the similarities; `factor * shares` is that in the exponents. Overwrites `shares`."""
         shares.mul_(self.line.slope * factor)
         return shares if self.weights is None else shares.mul_(self.weights)
 
     def summed_weights(self, dim: int) -> tuple[Tensor, Tensor]:
-        """Of the pairs that there are: the sum of their weights, and how many they are."""
+        """The sum of the weights of the pairs, and the number of pairs."""
         assert self.weights is not None
-        there = self.exponents != NONE
-        return (self.weights * there).sum(dim), there.sum(dim)
+        is_pair = self.exponents != NONE
+        return (self.weights * is_pair).sum(dim), is_pair.sum(dim)
 
 
-class Blocks:
-    """A task cut into chunks of at most `rows` rows, but of one column at least."""
+class Chunks:
+    """A problem cut into chunks of at most `rows` rows, but of at least one column. Iteration yields the chunks."""
 
-    def __init__(self, queries: Tensor, vectors: Tensor, task: Problem, rows: int) -> None:
-        self.queries, self.vectors, self.task = queries, vectors, task
-        self.per_column = task.per_column
-        self.least = None if task.refs.normalise is None else LEAST[task.refs.normalise]
-        self.labels = task.refs.labels[:: self.per_column].contiguous()
-        self.places = torch.arange(len(self.labels), device=self.labels.device)
-        self.size = max(1, rows // self.per_column)
-        present = task.labels.to(self.labels.dtype).sort().values
-        place = torch.searchsorted(present, self.labels).clamp(max=len(present) - 1)
-        # Here and in `__iter__` a device is waited for: which chunks have positives is decided on the host.
-        self.own = self.places[present[place] == self.labels]
+    def __init__(self, queries: Tensor, vectors: Tensor, problem: Problem, rows: int) -> None:
+        self.queries, self.vectors, self.problem = queries, vectors, problem
+        self.per_column = problem.per_column
+        self.least = None if problem.refs.normalise is None else LEAST[problem.refs.normalise]
+        self.labels = problem.refs.labels[:: self.per_column].contiguous()
+        self.columns = torch.arange(len(self.labels), device=self.labels.device)
+        self.columns_per_chunk = max(1, rows // self.per_column)
+        batch_labels = problem.labels.to(self.labels.dtype).sort().values
+        position = torch.searchsorted(batch_labels, self.labels).clamp(max=len(batch_labels) - 1)
+        # This line and `__iter__` synchronise with the GPU: the host decides which chunks have positives.
+        self.batch_columns = self.columns[batch_labels[position] == self.labels]
 
     def __iter__(self) -> Iterator[Chunk]:
-        starts = range(0, len(self.labels), self.size)
-        bounds = [*torch.searchsorted(self.own, self.places[:: self.size].contiguous()).tolist(), len(self.own)]
+        starts = range(0, len(self.labels), self.columns_per_chunk)
+        first_columns = self.columns[:: self.columns_per_chunk].contiguous()
+        bounds = [*torch.searchsorted(self.batch_columns, first_columns).tolist(), len(self.batch_columns)]
         for number, start in enumerate(starts):
-            stop = min(start + self.size, len(self.labels))
+            stop = min(start + self.columns_per_chunk, len(self.labels))
             rows = slice(start * self.per_column, stop * self.per_column)
-            yield Chunk(start, stop, rows, self.own[bounds[number] : bounds[number + 1]] - start)
+            yield Chunk(start, stop, rows, self.batch_columns[bounds[number] : bounds[number + 1]] - start)
 
-    def look(self, chunk: Chunk, kept: Tensor | None = None, known: bool = False) -> Block:
-        """Compute a block. The similarities of all rows are written to `kept` (R, B), or are there already."""
-        rows, lengths = self.vectors[chunk.rows].to(self.queries.dtype), None
+    def similarities(self, chunk: Chunk, cache: Tensor | None = None, cached: bool = False) -> ChunkSimilarities:
+        """Compute the similarities of a chunk.
+
+        Args:
+            chunk: the chunk.
+            cache: (R, B) holds the similarities of all rows; those of the chunk are written to it.
+            cached: whether `cache` already contains them; then they are read, not computed.
+        """
+        rows, scales = self.vectors[chunk.rows].to(self.queries.dtype), None
         if self.least is not None:
-            long = torch.linalg.vector_norm(rows, dim=1)
-            shrink = long.clamp(min=self.least).reciprocal_()
-            lengths = Lengths(shrink, shrink * (long >= self.least))
-        room = None if kept is None else kept[chunk.rows]
-        of_rows = room if known and room is not None else torch.mm(rows, self.queries.T, out=room)
-        if lengths is not None and not known:
-            of_rows.mul_(lengths.shrink[:, None])
+            lengths = torch.linalg.vector_norm(rows, dim=1)
+            scale = lengths.clamp(min=self.least).reciprocal_()
+            scales = RowScales(scale, scale * (lengths >= self.least))
+        out = None if cache is None else cache[chunk.rows]
+        of_rows = out if cached and out is not None else torch.mm(rows, self.queries.T, out=out)
+        if scales is not None and not cached:
+            of_rows.mul_(scales.scale[:, None])
         if self.per_column == 1:
-            return Block(rows, lengths, of_rows, of_rows)
-        assert self.task.of_class is not None
-        return Block(rows, lengths, of_rows, self.task.of_class(self._grouped(of_rows), dim=1))
+            return ChunkSimilarities(rows, scales, of_rows, of_rows)
+        assert self.problem.of_class is not None
+        return ChunkSimilarities(rows, scales, of_rows, self.problem.of_class(self._grouped(of_rows), dim=1))
 
-    def sides(self, chunk: Chunk, block: Block) -> Iterator[tuple[int, Side]]:
-        """0 and the positives, of the columns in `chunk.own`, if there are any; 1 and the negatives, of all columns."""
-        weight, own, same = self.task.weight, chunk.own, self.task.refs.same
-        match = self.labels[chunk.start : chunk.stop][own, None] == self.task.labels
-        if self.task.of_class is not None:
-            same = None  # a class is no query
-        if len(own):
+    def exponents(self, chunk: Chunk, similarities: ChunkSimilarities) -> Iterator[tuple[int, PairExponents]]:
+        """Yield `POSITIVE` and the positives of `chunk.batch_columns`, if any; then `NEGATIVE` and all negatives."""
+        weight, batch_columns, same = self.problem.weight, chunk.batch_columns, self.problem.refs.same
+        is_positive = self.labels[chunk.start : chunk.stop][batch_columns, None] == self.problem.labels
+        if self.problem.of_class is not None:
+            same = None  # a column is a class, never the query itself
+        if len(batch_columns):
             rule = weight and weight.positive
-            side = self._side(own + chunk.start, block.of_columns[own], self.task.positive, rule)
-            side.exponents.masked_fill_(~match, NONE)
+            columns = batch_columns + chunk.start
+            pairs = self._exponents(columns, similarities.of_columns[batch_columns], self.problem.positive, rule)
+            pairs.exponents.masked_fill_(~is_positive, NONE)
             if same is not None:
-                side.exponents.masked_fill_(same.T[own + chunk.start], NONE)
-            yield 0, side
+                pairs.exponents.masked_fill_(same.T[columns], NONE)
+            yield POSITIVE, pairs
         rule = weight and weight.negative
-        side = self._side(self.places[chunk.start : chunk.stop], block.of_columns, self.task.negative, rule)
-        if len(own):
-            side.exponents[own] = side.exponents[own].masked_fill_(match, NONE)
+        columns = self.columns[chunk.start : chunk.stop]
+        pairs = self._exponents(columns, similarities.of_columns, self.problem.negative, rule)
+        if len(batch_columns):
+            pairs.exponents[batch_columns] = pairs.exponents[batch_columns].masked_fill_(is_positive, NONE)
         if same is not None:
-            side.exponents.masked_fill_(same.T[chunk.start : chunk.stop], NONE)
-        yield 1, side
+            pairs.exponents.masked_fill_(same.T[chunk.start : chunk.stop], NONE)
+        yield NEGATIVE, pairs
 
-    def _side(self, columns: Tensor, similarity: Tensor, line: Line, rule: StepFunction | None) -> Side:
+    def _exponents(self, columns: Tensor, similarity: Tensor, line: Line, rule: StepFunction | None) -> PairExponents:
         exponents = line(similarity)
         if rule is None:
-            return Side(columns, exponents, None, line)
+            return PairExponents(columns, exponents, None, line)
         weights = rule.of(self.labels[columns])(similarity.T).T.to(similarity.dtype)
-        return Side(columns, exponents * weights, weights, line)
+        return PairExponents(columns, exponents * weights, weights, line)
 
-    def back(self, block: Block, slopes: Tensor, in_queries: Tensor | None, in_rows: Tensor | None) -> None:
-        """From the gradient in the columns' similarities: add that in the queries, write that in the rows.
+    def backward(
+        self, similarities: ChunkSimilarities, slopes: Tensor, in_queries: Tensor | None, in_rows: Tensor | None
+    ) -> None:
+        """Turn the gradient in the columns' similarities into the gradients in the queries and in the rows.
 
-        With `p^ = shrink p` and u the gradient in p^, that in p is `shrink (u - p^ (p^ . u))`, and `p^ . u` is the sum
-        over the batch of slope times similarity: no product of rows is needed for it.
+        With `p^ = scale p` and the gradient u in p^, the gradient in p is `scale (u - p^ (p^ . u))`. The product
+        `p^ . u` is the sum over the batch of slope times similarity, so it needs no product of rows.
+
+        Args:
+            similarities: of the chunk.
+            slopes: (n, B) the gradient in `similarities.of_columns`; may be overwritten.
+            in_queries: (B, D) the gradient is added to it; None: not needed.
+            in_rows: (n K, D) the gradient is written to it; None: not needed.
         """
         if self.per_column > 1:
-            assert self.task.of_class is not None
-            each = self.task.of_class.slopes(self._grouped(block.of_rows), block.of_columns, dim=1)
-            slopes = each.mul_(slopes[:, None]).flatten(0, 1)
-        inward = None
-        if block.lengths is not None:
-            shrink, bend = block.lengths
-            inward = (slopes * block.of_rows).sum(1).mul_(shrink).mul_(bend)
-            slopes = slopes.mul_(shrink[:, None])
+            assert self.problem.of_class is not None
+            grouped = self._grouped(similarities.of_rows)
+            of_rows = self.problem.of_class.slopes(grouped, similarities.of_columns, dim=1)
+            slopes = of_rows.mul_(slopes[:, None]).flatten(0, 1)
+        radial = None
+        if similarities.scales is not None:
+            scale, scale_slope = similarities.scales
+            radial = (slopes * similarities.of_rows).sum(1).mul_(scale).mul_(scale_slope)
+            slopes = slopes.mul_(scale[:, None])
         if in_queries is not None:
-            in_queries.addmm_(slopes.T, block.rows)
+            in_queries.addmm_(slopes.T, similarities.rows)
         if in_rows is None:
             return
-        direct = in_rows.dtype == slopes.dtype
-        grad = torch.mm(slopes, self.queries, out=in_rows) if direct else slopes @ self.queries
-        if inward is not None:
-            grad.addcmul_(block.rows, inward[:, None], value=-1)
-        if not direct:
-            in_rows.copy_(grad)
+        same_type = in_rows.dtype == slopes.dtype
+        gradient = torch.mm(slopes, self.queries, out=in_rows) if same_type else slopes @ self.queries
+        if radial is not None:
+            gradient.addcmul_(similarities.rows, radial[:, None], value=-1)
+        if not same_type:
+            in_rows.copy_(gradient)
 
-    def part(self, chunk: Chunk, block: Block) -> tuple[Tensor, Block]:
-        """The rows of the columns in `chunk.own`, counted among all, and the block of these columns alone."""
-        within = torch.arange(self.per_column, device=chunk.own.device)
-        rows = (chunk.own[:, None] * self.per_column + within).flatten()
-        lengths = block.lengths and Lengths(*(each[rows] for each in block.lengths))
-        part = Block(block.rows[rows], lengths, block.of_rows[rows], block.of_columns[chunk.own])
-        return rows + chunk.rows.start, part
+    def of_batch_columns(self, chunk: Chunk, similarities: ChunkSimilarities) -> tuple[Tensor, ChunkSimilarities]:
+        """The rows of `chunk.batch_columns`, counted among all rows, and the similarities of these columns only."""
+        within = torch.arange(self.per_column, device=chunk.batch_columns.device)
+        rows = (chunk.batch_columns[:, None] * self.per_column + within).flatten()
+        scales = similarities.scales and RowScales(*(each[rows] for each in similarities.scales))
+        selected = ChunkSimilarities(
+            similarities.rows[rows], scales, similarities.of_rows[rows], similarities.of_columns[chunk.batch_columns]
+        )
+        return rows + chunk.rows.start, selected
 
     def _grouped(self, of_rows: Tensor) -> Tensor:
         return of_rows.unflatten(0, (-1, self.per_column))

@@ -1,4 +1,4 @@
-"""The reductions as their definition says, on matrices of all queries by all references. The oracle of every other."""
+"""The definition of the reductions, on matrices of all queries by all references: the oracle of the others."""
 
 from __future__ import annotations
 
@@ -8,88 +8,98 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import References
-from proxymetric.ops.problem import NONE, Count, Line, Problem, Reduced, Settings, Totals, lifted, log1p_exp
+from proxymetric.ops.problem import NONE, Count, Line, Problem, Reduced, Settings, Totals, at_least_float32, log1p_exp
 from proxymetric.ops.similarity import Similarity
 
 
 class Columns(NamedTuple):
-    """What queries were compared with, column by column."""
+    """The similarities of the queries to each column, with the masks of their pairs."""
 
     similarity: Tensor
     """(B, columns)"""
     positive: Tensor
-    """(B, columns) bool: a pair of one class"""
+    """(B, columns) bool: the pair has one class"""
     negative: Tensor
-    """(B, columns) bool: a pair of two classes"""
+    """(B, columns) bool: the pair has two classes"""
     labels: Tensor
-    """(columns,) class of each"""
+    """(columns,) the class of each column"""
 
 
 def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Similarity | None = None) -> Columns:
-    """Similarities (B, columns) with the masks of their positive and negative pairs.
+    """Compute the similarities (B, columns) with the masks of their positive and negative pairs.
 
-    A column is a reference row, or a class where `of_class` says how its K rows become one similarity.
+    Args:
+        queries: (B, D), of unit length.
+        labels: (B,) the classes of the queries.
+        refs: the references.
+        of_class: makes one column of the K references of a class; None: each reference is a column.
 
-    >>> refs = References(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]), per_class=2)
-    >>> s, positive, negative, _ = similarities(torch.eye(2), torch.tensor([0, 1]), refs, Similarity("max"))
-    >>> s
-    tensor([[1., 0.],
-            [1., 0.]])
-    >>> positive
-    tensor([[ True, False],
-            [False,  True]])
+    Returns:
+        The similarities, both masks and the class of each column.
+
+    Example:
+        >>> refs = References(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]), per_class=2)
+        >>> s, positive, negative, _ = similarities(torch.eye(2), torch.tensor([0, 1]), refs, Similarity("max"))
+        >>> s
+        tensor([[1., 0.],
+                [1., 0.]])
+        >>> positive
+        tensor([[ True, False],
+                [False,  True]])
     """
     return _columns(queries, Problem(labels, refs, Line(1.0), Line(1.0), of_class))
 
 
 def mean_over_batch(
-    queries: Tensor, task: Problem, positive_count: Count, negative_count: Count, setting: Settings
+    queries: Tensor, problem: Problem, positive_count: Count, negative_count: Count, settings: Settings
 ) -> Totals:
-    sums = over_batch(queries, task, setting)
-    up, down = log1p_exp(sums.positive).sum(), log1p_exp(sums.negative).sum()
+    """See `reductions.mean_over_batch`."""
+    sums = _reduce(0, at_least_float32(queries), problem)
+    positive, negative = log1p_exp(sums.positive).sum(), log1p_exp(sums.negative).sum()
     return Totals(
-        up if positive_count is None else up / positive_count,
-        down if negative_count is None else down / negative_count,
+        positive if positive_count is None else positive / positive_count,
+        negative if negative_count is None else negative / negative_count,
         sums.positive_weight.sum(),
         sums.negative_weight.sum(),
     ).over_weights(positive_count is None, negative_count is None)
 
 
-def over_batch(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
-    return _reduce(0, lifted(queries), task)
+def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduced:
+    """See `reductions.over_classes`."""
+    return _reduce(1, at_least_float32(queries), problem)
 
 
-def over_classes(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
-    return _reduce(1, lifted(queries), task)
+def _columns(queries: Tensor, problem: Problem) -> Columns:
+    per_column = problem.per_column
+    s = queries @ problem.refs.normalised(queries).T
+    if problem.of_class is None:
+        return Columns(s, *problem.refs.positives(problem.labels), problem.refs.labels)
+    columns = References(s, problem.refs.labels[::per_column])
+    s = problem.of_class(s.unflatten(1, (-1, per_column)))
+    return Columns(s, *columns.positives(problem.labels), columns.labels)
 
 
-def _columns(queries: Tensor, task: Problem) -> Columns:
-    per_column = task.per_column
-    s = queries @ task.refs.normalised(queries).T
-    if task.of_class is None:
-        return Columns(s, *task.refs.positives(task.labels), task.refs.labels)
-    columns = References(s, task.refs.labels[::per_column])
-    return Columns(task.of_class(s.unflatten(1, (-1, per_column))), *columns.positives(task.labels), columns.labels)
-
-
-def _reduce(dim: int, queries: Tensor, task: Problem) -> Reduced:
-    s, is_positive, is_negative, classes = _columns(queries, task)
-    up, down = task.positive(s), task.negative(s)
-    if task.weight is None:
-        up_weight, down_weight = is_positive.any(dim).to(s), is_negative.any(dim).to(s)
+def _reduce(dim: int, queries: Tensor, problem: Problem) -> Reduced:
+    """Sum over the queries of each column (dim 0) or over the columns of each query (dim 1)."""
+    s, is_positive, is_negative, classes = _columns(queries, problem)
+    positive, negative = problem.positive(s), problem.negative(s)
+    if problem.weight is None:
+        positive_mean, negative_mean = is_positive.any(dim).to(s), is_negative.any(dim).to(s)
     else:
-        # Weights come before the mask: 0 * -inf is not a number.
-        up_each, down_each = task.weight.positive.of(classes)(s), task.weight.negative.of(classes)(s)
-        up, down = up_each * up, down_each * down
-        up_weight, down_weight = _mean(up_each, is_positive, dim), _mean(down_each, is_negative, dim)
-    # An empty sum is -inf and its gradient not a number; masked_fill's own backward puts the zero there.
+        # Weights are applied before the mask, because 0 * -inf is not a number.
+        positive_weights = problem.weight.positive.of(classes)(s)
+        negative_weights = problem.weight.negative.of(classes)(s)
+        positive, negative = positive_weights * positive, negative_weights * negative
+        positive_mean = _masked_mean(positive_weights, is_positive, dim)
+        negative_mean = _masked_mean(negative_weights, is_negative, dim)
+    # The gradient of an empty log-sum is NaN; the backward pass of masked_fill replaces it with 0.
     return Reduced(
-        torch.logsumexp(up.masked_fill(~is_positive, NONE), dim),
-        torch.logsumexp(down.masked_fill(~is_negative, NONE), dim),
-        up_weight,
-        down_weight,
+        torch.logsumexp(positive.masked_fill(~is_positive, NONE), dim),
+        torch.logsumexp(negative.masked_fill(~is_negative, NONE), dim),
+        positive_mean,
+        negative_mean,
     )
 
 
-def _mean(values: Tensor, where: Tensor, dim: int) -> Tensor:
-    return (values * where).sum(dim) / where.sum(dim).clamp(min=1)
+def _masked_mean(values: Tensor, mask: Tensor, dim: int) -> Tensor:
+    return (values * mask).sum(dim) / mask.sum(dim).clamp(min=1)

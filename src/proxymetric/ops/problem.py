@@ -1,4 +1,4 @@
-"""What a reduction is asked: the pairs of a batch and its references, the exponent of each kind, and the answers."""
+"""The input and the output of a reduction: labels, references and exponents in; log-sums and mean weights out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from proxymetric.ops.similarity import Similarity
 
 NONE = float("-inf")
 """the logarithm of an empty sum"""
+MIN_WEIGHT_SUM = 1e-12
+"""lower bound of a sum of weights that something is divided by, so that 0 / 0 becomes 0"""
+Count = float | None
+"""the number that a sum over the columns is divided by; None: the sum of the columns' mean weights"""
 
 
 class Line(NamedTuple):
-    """An exponent as a function of the similarity: `slope * s + offset`."""
+    """An exponent as a function of the similarity s: `slope * s + offset`."""
 
     slope: float
     offset: float = 0.0
@@ -26,56 +30,56 @@ class Line(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """All that a reduction is about but the queries; the arguments of `over_batch` in their order."""
+    """Everything that a reduction depends on except the queries."""
 
     labels: Tensor
     """(B,)"""
     refs: References
     positive: Line
+    """the exponent of pairs of the same class"""
     negative: Line
+    """the exponent of pairs of different classes"""
     of_class: Similarity | None = None
+    """how the K similarities of a class become one; None: each reference is a column of its own"""
     weight: PairWeights | None = None
+    """factors of the exponents; None: all are 1"""
 
     @property
     def per_column(self) -> int:
-        """Rows that make one column: K where `of_class` says how, else 1."""
+        """Reference rows of one column: K with `of_class`, otherwise 1."""
         if self.of_class is None:
             return 1
         if self.refs.per_class is None:
             raise ValueError(
-                "base: this loss compares with classes of K references each; loose rows have no such structure"
+                "references: got single rows, expected K rows for each class: this loss compares queries with classes"
             )
         return self.refs.per_class
 
 
 class Settings(NamedTuple):
-    """How a reduction is computed: what `using` sets."""
+    """How a reduction is computed; `using` changes it."""
 
     impl: str = "auto"
-    """a name of `IMPLS`, or "auto": by size"""
+    """a name in `IMPLS`, or "auto" to choose by size and device"""
     budget: int = 2**30
-    """bytes that similarities may take from a forward pass to its backward; beyond that they are computed again"""
+    """bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed"""
     rows: int | None = None
-    """references of one chunk; None: as many as suit the processor"""
+    """references in one chunk; None: a number that suits the device"""
 
 
 class Reduced(NamedTuple):
-    """`log sum exp` over the positives and over the negatives, -inf where there are none; and the mean weights."""
+    """`log sum exp` over the positives and over the negatives, -inf for an empty sum, and the mean weights."""
 
     positive: Tensor
     negative: Tensor
     positive_weight: Tensor
     """mean weight of the positives: 1 without a weighting, 0 where there are no positives"""
     negative_weight: Tensor
-    """the same for the negatives"""
-
-
-LEAST_WEIGHT = 1e-12
-"""that a sum is divided by: that of no pairs is 0"""
+    """mean weight of the negatives, likewise"""
 
 
 class Totals(NamedTuple):
-    """Sums over the columns: of `log(1 + sum exp)`, divided by what was asked for, and of mean weights."""
+    """Sums over the columns: of `log(1 + sum exp)`, divided by a count, and of the columns' mean weights."""
 
     positive: Tensor
     negative: Tensor
@@ -83,31 +87,27 @@ class Totals(NamedTuple):
     negative_weight: Tensor
 
     def over_weights(self, positive: bool, negative: bool) -> Totals:
-        """Divide these sums by the summed weights."""
-        found = self
+        """Divide the positive total, the negative total or both by the sum of their weights."""
+        totals = self
         if positive:
-            found = found._replace(positive=self.positive / self.positive_weight.clamp(min=LEAST_WEIGHT))
+            totals = totals._replace(positive=self.positive / self.positive_weight.clamp(min=MIN_WEIGHT_SUM))
         if negative:
-            found = found._replace(negative=self.negative / self.negative_weight.clamp(min=LEAST_WEIGHT))
-        return found
+            totals = totals._replace(negative=self.negative / self.negative_weight.clamp(min=MIN_WEIGHT_SUM))
+        return totals
 
 
 class Means(NamedTuple):
-    """The mean over the columns of `log(1 + sum exp)`, a scalar for the positives and one for the negatives."""
+    """The mean over the columns of `log(1 + sum exp)`: one scalar for the positives and one for the negatives."""
 
     positive: Tensor
     negative: Tensor
 
 
-Count = float | None
-"""what a sum over the columns is divided by; None: by the summed mean weights of the columns"""
-
-
 def log1p_exp(z: Tensor) -> Tensor:
-    """`log(1 + exp z)` for a log-sum z: 0 with a zero gradient where z is -inf, z itself where it is large."""
+    """`log(1 + exp z)` of a log-sum z; where z is -inf, the value and its gradient are 0."""
     return torch.logaddexp(z, z.new_zeros(()))
 
 
-def lifted(queries: Tensor) -> Tensor:
-    """Queries in the type of the sums, float32 or better; references follow, row by row where that can be."""
+def at_least_float32(queries: Tensor) -> Tensor:
+    """The queries in the type that sums are computed in: float32, or float64 if they are float64."""
     return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries

@@ -1,15 +1,16 @@
-"""The reductions that every proxy loss is written on: exponents of similarities, summed, over the batch or the classes.
+"""The reductions that every proxy loss is written on, and the choice of their implementation.
 
 ========================  =====================================================================  ===================
-reduction                 gives                                                                  for
+reduction                 result                                                                 used by
 ========================  =====================================================================  ===================
 `mean_over_batch`         mean over the columns c of `log(1 + sum_i exp(w z(s_ic)))`             Proxy-Anchor, MPA
-`over_batch`              for each column c `log sum_i exp(w z(s_ic))`                           anything of these
 `over_classes`            for each query i `log sum_c exp(w z(s_ic))`                            the softmax family
 ========================  =====================================================================  ===================
 
-Each for the pairs of one class and for those of two. A column is a reference row, or a class where `of_class` says how
-its K rows make one similarity. Sums are made in float32 or better, whatever type queries and references have.
+Each reduction is computed once for the pairs of one class (positives) and once for the pairs of two classes
+(negatives). s_ic is the similarity of query i and column c, z the exponent (`Line`) and w the weight of the pair. A
+column is a reference row, or a class if `of_class` combines the K rows of a class. Sums are computed in float32 or
+float64, whatever the type of the queries and references.
 """
 
 from __future__ import annotations
@@ -28,74 +29,87 @@ from proxymetric.core.pieces import References
 from proxymetric.ops import chunked, plain
 from proxymetric.ops.problem import NONE, Count, Line, Means, Problem, Reduced, Settings, Totals
 from proxymetric.ops.similarity import Similarity
-from proxymetric.ops.triton import reductions
+from proxymetric.ops.triton import reductions as triton
 from proxymetric.ops.triton.launch import installed
+from proxymetric.signatures import one_of
 
 
 class Implementation(NamedTuple):
-    """One way to compute all three; `plain` is what the others must equal."""
+    """One way to compute both reductions; every implementation must agree with `plain`."""
 
     mean_over_batch: Callable[[Tensor, Problem, Count, Count, Settings], Totals]
-    over_batch: Callable[[Tensor, Problem, Settings], Reduced]
     over_classes: Callable[[Tensor, Problem, Settings], Reduced]
 
 
 IMPLS: dict[str, Implementation] = {
-    "plain": Implementation(plain.mean_over_batch, plain.over_batch, plain.over_classes),
-    "chunked": Implementation(chunked.mean_over_batch, chunked.over_batch, chunked.over_classes),
-    "triton": Implementation(reductions.mean_over_batch, reductions.over_batch, reductions.over_classes),
+    "plain": Implementation(plain.mean_over_batch, plain.over_classes),
+    "chunked": Implementation(chunked.mean_over_batch, chunked.over_classes),
+    "triton": Implementation(triton.mean_over_batch, triton.over_classes),
 }
-"""name -> implementation: the one list of them"""
+"""the implementations by name"""
 
-SMALL = 2**16
-"""pairs up to which "auto" is plain"""
-SMALL_UNFUSED = 2**26
-"""the same on accelerators without fused kernels, where launching many small ones is what small sizes cost"""
+MAX_PLAIN_PAIRS = 2**16
+"""pairs up to which "auto" chooses plain"""
+MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
+"""the same on a GPU without Triton, where many small launches cost more than one large matrix"""
 
 
-_setting: ContextVar[Settings] = ContextVar("setting", default=Settings())  # noqa: B039 - a tuple
+_settings: ContextVar[Settings] = ContextVar("settings", default=Settings())  # noqa: B039 - a tuple
 
 
 @contextmanager
 def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Settings]:
-    """Compute the losses inside in another way: the same values and gradients, in other time and memory.
+    """Choose how losses inside the `with` block are computed: same values and gradients, other time and memory.
 
-    impl: "plain" is the definition, on matrices of all queries by all references; "chunked" makes none, or one that
-    spares a product where the budget allows it; "triton" is that on a GPU, its products in the type of queries and
-    references and fused kernels between them; "auto" (the default) is one of these, by size and device.
-    budget: bytes from 0 that the similarities of one loss may take between its forward and its backward pass (1 GiB).
-    rows: references of one chunk, from 1; by default as many as suit the processor.
-    What is None stays as it is outside.
+    Args:
+        impl: "plain" is the definition, on matrices of all queries by all references. "chunked" computes chunk by
+            chunk. "triton" does so with fused GPU kernels, and multiplies in the type of the queries and references.
+            "auto" (the default) chooses by size and device.
+        budget: bytes, at least 0, of similarities that one loss may keep from its forward to its backward pass (1 GiB
+            by default). Keeping them saves one matrix product.
+        rows: references in one chunk, at least 1; by default a number that suits the device.
 
-    >>> with using("chunked", budget=0) as now:
-    ...     now.impl, now.budget
-    ('chunked', 0)
+    An argument that is None leaves the surrounding setting unchanged.
+
+    Yields:
+        The settings inside the block.
+
+    Raises:
+        ValueError: an argument is out of range, or Triton is not installed.
+
+    Example:
+        >>> with using("chunked", budget=0) as settings:
+        ...     settings.impl, settings.budget
+        ('chunked', 0)
     """
-    if impl is not None and impl not in (*IMPLS, "auto"):
-        raise ValueError(f"impl: got {impl!r}, expected one of {', '.join(IMPLS)}, auto")
+    if impl is not None:
+        one_of("impl", impl, (*IMPLS, "auto"))
     if impl == "triton" and not installed():
-        raise ValueError("impl: got 'triton', which wants the package of that name: pip install 'proxymetric[triton]'")
+        raise ValueError(
+            "impl: got 'triton', expected one of plain, chunked, auto: triton is not installed "
+            "(pip install 'proxymetric[triton]')"
+        )
     for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
         if value is not None and (not isinstance(value, int) or value < least):
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
-    told: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
-    now = _setting.get()._replace(**{name: value for name, value in told.items() if value is not None})
-    token = _setting.set(now)
+    changes: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
+    settings = _settings.get()._replace(**{name: value for name, value in changes.items() if value is not None})
+    token = _settings.set(settings)
     try:
-        yield now
+        yield settings
     finally:
-        _setting.reset(token)
+        _settings.reset(token)
 
 
 def chosen(queries: Tensor, refs: References) -> str:
-    """The name of the implementation that compares these, by the setting."""
-    name, pairs = _setting.get().impl, len(queries) * len(refs.labels)
-    compiling = torch.compiler.is_compiling()  # which reads torch, not kernels that are launched
+    """The name of the implementation that the current settings choose for these queries and references."""
+    name, pairs = _settings.get().impl, len(queries) * len(refs.labels)
+    compiling = torch.compiler.is_compiling()  # torch.compile cannot trace launches of Triton kernels
     if name == "auto":
-        kind = queries.device.type
-        fast = kind == "cuda" and installed() and not compiling
-        small = SMALL if kind == "cpu" or fast else SMALL_UNFUSED
-        name = "plain" if pairs <= small else "triton" if fast else "chunked"
+        device = queries.device.type
+        can_launch = device == "cuda" and installed() and not compiling
+        most = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
+        name = "plain" if pairs <= most else "triton" if can_launch else "chunked"
     if name == "triton" and compiling:
         name = "chunked"
     return name if pairs else "plain"
@@ -113,45 +127,43 @@ def mean_over_batch(
     positive_count: Count = None,
     negative_count: Count = None,
 ) -> Means:
-    """`1/N sum_c log(1 + sum_i exp(w z(s_ic)))`, i the queries of column c's class, and the same over the others.
+    """`1/N sum_c log(1 + sum_i exp(w z(s_ic)))`: once with i in the class of column c, once with i in other classes.
 
-    N is the given count, or without one the summed mean weights of the columns: how many columns have such a pair, if
-    there is no weighting. Two scalars, so that an implementation can make the whole gradient while it has a column's
-    similarities at hand; `over_batch`, whose result may go anywhere, must wait for what comes of it.
+    N is the given count. Without a count, N is the sum of the columns' mean weights, which is the number of columns
+    that have such a pair if there is no weighting. The results are two scalars, so an implementation can compute the
+    whole gradient while it holds the similarities of a column.
 
-    >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
-    >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
-    Means(positive=tensor(0.3133), negative=tensor(0.6931))
+    Args:
+        queries: (B, D), of unit length.
+        labels: (B,) the classes of the queries.
+        refs: the references.
+        positive: the exponent of pairs of the same class.
+        negative: the exponent of pairs of different classes.
+        of_class: makes one column of the K references of a class; None: each reference is a column.
+        weight: factors of the exponents; None: all are 1.
+        positive_count: N of the positives.
+        negative_count: N of the negatives.
+
+    Returns:
+        The mean of the positives and the mean of the negatives.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
+        Means(positive=tensor(0.3133), negative=tensor(0.6931))
     """
-    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    problem = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        do = IMPLS[chosen(queries, refs)].mean_over_batch
+        compute = IMPLS[chosen(queries, refs)].mean_over_batch
         if refs.shard is None:
-            found = do(queries, task, positive_count, negative_count, _setting.get())
+            totals = compute(queries, problem, positive_count, negative_count, _settings.get())
         else:
-            # No process knows the weights of all columns.
-            parts = do(_felt(queries, refs), task, positive_count or 1.0, negative_count or 1.0, _setting.get())
-            found = Totals(*all_reduce_sum(torch.stack(parts), refs.shard))
-            found = found.over_weights(positive_count is None, negative_count is None)
-        return Means(found.positive, found.negative)
-
-
-def over_batch(
-    queries: Tensor,
-    labels: Tensor,
-    refs: References,
-    positive: Line,
-    negative: Line,
-    of_class: Similarity | None = None,
-    weight: PairWeights | None = None,
-) -> Reduced:
-    """For each column c: `log sum_i exp(w z(s_ic))` over the queries i of its class, and over the others.
-
-    Where references are divided among processes, each has its own columns.
-    """
-    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
-    with torch.autocast(queries.device.type, enabled=False):
-        return IMPLS[chosen(queries, refs)].over_batch(_felt(queries, refs), task, _setting.get())
+            # The division by the weights comes after the sum over the processes: none knows the weights of all columns.
+            counts = positive_count or 1.0, negative_count or 1.0
+            of_shard = compute(_shared_queries(queries, refs), problem, *counts, _settings.get())
+            totals = Totals(*all_reduce_sum(torch.stack(of_shard), refs.shard))
+            totals = totals.over_weights(positive_count is None, negative_count is None)
+        return Means(totals.positive, totals.negative)
 
 
 def over_classes(
@@ -163,17 +175,43 @@ def over_classes(
     of_class: Similarity | None = None,
     weight: PairWeights | None = None,
 ) -> Reduced:
-    """For each query i: `log sum_c exp(w z(s_ic))` over the columns c of its class, and over the others."""
-    task = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
+    """For each query i `log sum_c exp(w z(s_ic))`: once over the columns c of its class, once over the other columns.
+
+    Args:
+        queries: (B, D), of unit length.
+        labels: (B,) the classes of the queries.
+        refs: the references.
+        positive: the exponent of pairs of the same class.
+        negative: the exponent of pairs of different classes.
+        of_class: makes one column of the K references of a class; None: each reference is a column.
+        weight: factors of the exponents; None: all are 1. Sharded references accept none.
+
+    Returns:
+        Log-sums and mean weights, (B,) each.
+
+    Raises:
+        ValueError: there is a weighting and the references are sharded.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> over_classes(torch.eye(2), torch.arange(2), refs, Line(1.0), Line(1.0)).negative
+        tensor([0., 0.])
+    """
+    problem = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
     with torch.autocast(queries.device.type, enabled=False):
-        found = IMPLS[chosen(queries, refs)].over_classes(_felt(queries, refs), task, _setting.get())
+        compute = IMPLS[chosen(queries, refs)].over_classes
+        reduced = compute(_shared_queries(queries, refs), problem, _settings.get())
         if refs.shard is None:
-            return found
+            return reduced
         if weight is not None:
-            raise ValueError("weighting: with proxies divided among processes it wants a loss over the batch")
-        logs = [all_reduce_logsumexp(each, refs.shard) for each in (found.positive, found.negative)]
+            raise ValueError(
+                "weighting: got a weighting with sharded proxies and a loss over the classes, expected no weighting or "
+                "a loss over the batch"
+            )
+        logs = [all_reduce_logsumexp(each, refs.shard) for each in (reduced.positive, reduced.negative)]
         return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
 
 
-def _felt(queries: Tensor, refs: References) -> Tensor:
+def _shared_queries(queries: Tensor, refs: References) -> Tensor:
+    """The queries; if references are sharded, the backward pass sums their gradient over the processes."""
     return queries if refs.shard is None else grad_all_reduce(queries, refs.shard)

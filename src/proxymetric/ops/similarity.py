@@ -1,4 +1,4 @@
-"""How alike a query and a reference are: row by row, or class by class where a class has several references."""
+"""The similarity of a query to a class that has several references."""
 
 from __future__ import annotations
 
@@ -7,26 +7,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.signatures import one_of
+
+KINDS = ("soft", "max", "mean")
+
 
 class Similarity(NamedTuple):
-    """The similarity of a query to a class of K references.
+    """The similarity S of a query to a class of K references, from the similarities s_k to each of them.
 
-    "soft": `S(x, c) = sum_k softmax_k(s_ck / gamma) s_ck`, Eq. 1 of the MPA paper (SoftTriple's); "max" and "mean" are
-    its limits for gamma -> 0 and gamma -> infinity.
+    - "soft": `S(x, c) = sum_k softmax_k(s_ck / gamma) s_ck`, Eq. 1 of the MPA paper, which is SoftTriple's;
+    - "max": `max_k s_ck`, the limit of "soft" for gamma -> 0;
+    - "mean": `1/K sum_k s_ck`, the limit of "soft" for gamma -> infinity.
+
+    Args:
+        kind: "soft", "max" or "mean".
+        gamma: the temperature of "soft", above 0.
     """
 
     kind: str = "soft"
     gamma: float = 0.1
 
     def check(self) -> Similarity:
-        if self.kind not in ("soft", "max", "mean"):
-            raise ValueError(f"similarity: got {self.kind!r}, expected 'soft', 'max' or 'mean'")
+        """Refuse an unknown kind and a gamma that is not positive; return the similarity itself."""
+        one_of("similarity", self.kind, KINDS)
         if not self.gamma > 0:
             raise ValueError(f"gamma: got {self.gamma}, expected a number above 0")
         return self
 
     def __call__(self, grouped: Tensor, dim: int = -1) -> Tensor:
-        """Similarities to the references of a class, K along `dim` -> to the class, without that dimension."""
+        """Reduce the similarities to a class's K references, along `dim`, to the similarity to the class."""
         if grouped.shape[dim] == 1:
             return grouped.squeeze(dim)
         if self.kind == "soft":
@@ -34,12 +43,22 @@ class Similarity(NamedTuple):
         return grouped.amax(dim) if self.kind == "max" else grouped.mean(dim)
 
     def slopes(self, grouped: Tensor, of_class: Tensor, dim: int = -1) -> Tensor:
-        """`dS / ds_k` in the shape of `grouped`, where `of_class` is S; of several largest ones, each an equal share.
+        """The derivatives `dS / ds_k`.
 
-        >>> alike = torch.tensor([0.5, 0.1], requires_grad=True)
-        >>> S = Similarity()(alike)
-        >>> S.backward()
-        >>> torch.testing.assert_close(Similarity().slopes(alike, S), alike.grad)
+        Args:
+            grouped: similarities to the K references, along `dim`.
+            of_class: S, the similarity to the class.
+            dim: the dimension of the K references in `grouped`.
+
+        Returns:
+            The derivatives in the shape of `grouped`. With "max", references that tie for the largest similarity share
+            the derivative equally.
+
+        Example:
+            >>> grouped = torch.tensor([0.5, 0.1], requires_grad=True)
+            >>> S = Similarity()(grouped)
+            >>> S.backward()
+            >>> torch.testing.assert_close(Similarity().slopes(grouped, S), grouped.grad)
         """
         if grouped.shape[dim] == 1:
             return torch.ones_like(grouped)

@@ -1,111 +1,166 @@
-"""The catalogue: one paper per file, one line per method below. To add yours: write the file, add the line."""
+"""The catalogue: one paper per file, one line per method.
+
+To add a method, write its file in this folder and add its line to `CATALOGUE`: its name, and "file:function".
+"""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from proxymetric.criterion import Criterion
 from proxymetric.papers.about import About, Method
-from proxymetric.papers.base import base_needs
-from proxymetric.papers.ccp import ccp
-from proxymetric.papers.contrastive import contrastive, margin_contrastive
-from proxymetric.papers.margin_softmax import arcface, cosface, norm_softmax
-from proxymetric.papers.moco import moco
-from proxymetric.papers.mpa import mpa, mpa_ap, mpa_dw
-from proxymetric.papers.multi_similarity import multi_similarity
-from proxymetric.papers.proxy_anchor import proxy_anchor
-from proxymetric.papers.proxy_isa import proxy_isa
-from proxymetric.papers.proxy_nca import proxy_nca, proxy_nca_pp
-from proxymetric.papers.soft_triple import soft_triple
-from proxymetric.papers.triplet import triplet
-from proxymetric.papers.vcpa import vcpa
-from proxymetric.papers.vptsp import vptsp_g, vptsp_m
-from proxymetric.papers.xbm import xbm
+from proxymetric.papers.base import base_of
+from proxymetric.registry import load_registry
+from proxymetric.signatures import did_you_mean, one_of
 
-CATALOGUE: dict[str, Method] = {
-    "proxy-anchor": proxy_anchor,
-    "proxy-nca": proxy_nca,
-    "proxy-nca++": proxy_nca_pp,
-    "norm-softmax": norm_softmax,
-    "cosface": cosface,
-    "arcface": arcface,
-    "soft-triple": soft_triple,
-    "mpa": mpa,
-    "mpa-dw": mpa_dw,
-    "mpa-ap": mpa_ap,
-    "contrastive": contrastive,
-    "margin-contrastive": margin_contrastive,
-    "triplet": triplet,
-    "multi-similarity": multi_similarity,
-    "proxy-isa": proxy_isa,
-    "vcpa": vcpa,
-    "vptsp-m": vptsp_m,
-    "vptsp-g": vptsp_g,
-    "ccp": ccp,
-    "xbm": xbm,
-    "moco": moco,
-}
+CATALOGUE: dict[str, Method] = load_registry(
+    "proxymetric.papers",
+    {
+        "proxy-anchor": "proxy_anchor:proxy_anchor",
+        "proxy-nca": "proxy_nca:proxy_nca",
+        "proxy-nca++": "proxy_nca:proxy_nca_pp",
+        "norm-softmax": "margin_softmax:norm_softmax",
+        "cosface": "margin_softmax:cosface",
+        "arcface": "margin_softmax:arcface",
+        "soft-triple": "soft_triple:soft_triple",
+        "mpa": "mpa:mpa",
+        "mpa-dw": "mpa:mpa_dw",
+        "mpa-ap": "mpa:mpa_ap",
+        "contrastive": "contrastive:contrastive",
+        "margin-contrastive": "contrastive:margin_contrastive",
+        "triplet": "triplet:triplet",
+        "multi-similarity": "multi_similarity:multi_similarity",
+        "circle": "circle:circle",
+        "proxy-isa": "proxy_isa:proxy_isa",
+        "vcpa": "vcpa:vcpa",
+        "vptsp-m": "vptsp:vptsp_m",
+        "vptsp-g": "vptsp:vptsp_g",
+        "ccp": "ccp:ccp",
+        "xbm": "xbm:xbm",
+        "moco": "moco:moco",
+    },
+)
+"""name -> the function that builds the method; its row is the attribute `about`"""
 
-__all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "needs", "options"]
+__all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "needs", "options", "rows"]
 
 
 def methods() -> list[str]:
-    """The names that `method` knows.
+    """The names of all methods.
 
-    >>> "mpa-ap" in methods()
-    True
+    Returns:
+        The names in the order of the catalogue.
+
+    Example:
+        >>> "mpa-ap" in methods()
+        True
     """
     return list(CATALOGUE)
 
 
 def lookup(name: str) -> Method:
-    """The catalogue's row of that name, or a sentence with the nearest right one."""
-    if name not in CATALOGUE:
-        near = difflib.get_close_matches(str(name).lower().replace("_", "-"), CATALOGUE, 1, 0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CATALOGUE)}"
-        raise ValueError(f"method: there is no {name!r}; {hint}")
+    """The method of that name.
+
+    Args:
+        name: one of `methods()`.
+
+    Returns:
+        The function that builds the method. Its catalogue row is the attribute `about`.
+
+    Raises:
+        ValueError: there is no such method; the message names the nearest.
+
+    Example:
+        >>> lookup("proxy-anchor").about.paper
+        'Kim et al. 2020, Proxy Anchor Loss for Deep Metric Learning'
+    """
+    one_of("method", name, CATALOGUE)
     return CATALOGUE[name]
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
-    """What a method can be told beyond classes and dim, with defaults."""
-    return {
-        key: value for key, value in inspect.signature(lookup(name)).parameters.items() if key not in ("classes", "dim")
-    }
+    """The arguments of a method beyond classes and dim.
+
+    Args:
+        name: one of `methods()`.
+
+    Returns:
+        The parameters by name, with their defaults.
+
+    Example:
+        >>> options("proxy-anchor")["margin"].default
+        0.1
+    """
+    parameters = inspect.signature(lookup(name)).parameters
+    return {key: parameter for key, parameter in parameters.items() if key not in ("classes", "dim")}
+
+
+def rows(name: str, arguments: Mapping[str, Any]) -> list[About]:
+    """The catalogue rows of a method and of every method that it is built around.
+
+    Args:
+        name: one of `methods()`.
+        arguments: the arguments of the method.
+
+    Returns:
+        The row of the method, then that of its base, and so on.
+
+    Example:
+        >>> [row.needs for row in rows("ccp", {"base": "proxy-isa"})]
+        [('encoder', 'validation', 'pool'), ('epochs',), ()]
+    """
+    base = base_of(options(name), arguments)
+    return [lookup(name).about, *(rows(*base) if base is not None else ())]
 
 
 def needs(name: str, arguments: Mapping[str, Any]) -> frozenset[str]:
-    """What a method told these arguments needs beyond embeddings and labels: its own needs and its base's.
+    """What a method and its base need beyond embeddings and labels.
 
-    >>> sorted(needs("ccp", {"base": "proxy-isa"}))
-    ['encoder', 'epochs', 'pool', 'validation']
+    Args:
+        name: one of `methods()`.
+        arguments: the arguments of the method.
+
+    Returns:
+        Keys of `criterion.NEEDS`.
+
+    Example:
+        >>> sorted(needs("ccp", {"base": "proxy-isa"}))
+        ['encoder', 'epochs', 'pool', 'validation']
     """
-    own = frozenset(lookup(name).about.needs)
-    known = options(name)
-    base = arguments.get("base", known["base"].default) if "base" in known else None
-    return own | base_needs(base) if isinstance(base, str | dict) else own  # multi-similarity has a number there
+    return frozenset(need for row in rows(name, arguments) for need in row.needs)
 
 
 def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = None, **arguments: object) -> Criterion:
-    """A method of the catalogue as a criterion for a training loop of your own.
+    """Build a method of the catalogue as a criterion for your own training loop.
 
-    name: one of `methods()`. classes: number of training classes. dim: width of the embeddings. steps_per_epoch: for
-    methods with a schedule that counts in epochs. Any other argument is the method's own; an unknown one is refused.
+    Args:
+        name: one of `methods()`.
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        steps_per_epoch: optimiser steps in an epoch, for methods with a schedule that counts in epochs.
+        **arguments: the arguments of the method itself.
 
-    >>> criterion = method("proxy-anchor", classes=100, dim=64, margin=0.2)
-    >>> [group["name"] for group in criterion.param_groups(lr=1e-2)]
-    ['proxies']
+    Returns:
+        The criterion, a module.
+
+    Raises:
+        ValueError: the method is unknown, or does not take an argument; the message names the nearest.
+
+    Example:
+        >>> criterion = method("proxy-anchor", classes=100, dim=64, margin=0.2)
+        >>> [group["name"] for group in criterion.param_groups(lr=1e-2)]
+        ['proxies']
     """
     build = lookup(name)
     known = options(name)
-    for key in arguments:
+    for key, value in arguments.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1, 0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise ValueError(f"{key}: {name} takes no such argument; {hint}")
+            raise ValueError(
+                f"{key}: got {value!r}, expected no such argument: {name} takes {', '.join(known)}"
+                f"{did_you_mean(key, known)}"
+            )
     return Criterion(
         build(classes, dim, **arguments), needs=needs(name, arguments), steps_per_epoch=steps_per_epoch, name=name
     )

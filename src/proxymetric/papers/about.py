@@ -1,23 +1,38 @@
-"""What the catalogue knows of a method besides how to build it."""
+"""The row of the catalogue: what is known about a method besides how to build it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 from proxymetric.core.pieces import Objective
+from proxymetric.signatures import one_of
+
+Reduction = Literal["batch", "classes"]
+
+NO_PROXIES = "has no proxies: it compares the samples of a batch or of a memory"
+"""why there is no plan for a pair method"""
 
 
 class About(NamedTuple):
-    """One row of the catalogue."""
+    """One row of the catalogue. Planning, the contract tests, refusals and tables are derived from it."""
 
     paper: str
+    """authors, year and title"""
     choose: str
-    """when to choose it, and over what"""
+    """when to choose the method, and over which other"""
     needs: tuple[str, ...] = ()
-    """what it needs beyond embeddings and labels: keys of `criterion.NEEDS`"""
+    """what the method needs beyond embeddings and labels: keys of `criterion.NEEDS`"""
     samples_per_class: int | None = None
     """how many images of a class a batch should hold; None: random batches are fine"""
+    sums_over: Reduction | None = None
+    """what the loss sums over in `ops`: "batch" for each class, "classes" for each query; None: there is no plan"""
+    grouped: bool = False
+    """the K proxies of a class make one similarity"""
+    surrogate_gradient: bool = False
+    """the loss has factors that count as constants in its gradient (`core.surrogate.held`)"""
+    no_plan: str = "does not state in its catalogue row what its loss sums over (sums_over)"
+    """why there is no plan, as the end of a sentence that begins with the method's name"""
 
 
 class Method(Protocol):
@@ -31,13 +46,51 @@ class Method(Protocol):
 
 
 def about(
-    paper: str, choose: str, needs: tuple[str, ...] = (), samples_per_class: int | None = None
+    paper: str,
+    choose: str,
+    needs: tuple[str, ...] = (),
+    samples_per_class: int | None = None,
+    *,
+    sums_over: Reduction | None = None,
+    grouped: bool = False,
+    surrogate_gradient: bool = False,
+    no_plan: str | None = None,
 ) -> Callable[[Callable[..., Objective]], Method]:
-    """Attach a catalogue row to the function that builds the method."""
+    """Attach a catalogue row to the function that builds a method.
+
+    Args:
+        paper: authors, year and title.
+        choose: when to choose the method, and over which other.
+        needs: what the method needs beyond embeddings and labels, keys of `criterion.NEEDS`.
+        samples_per_class: how many images of a class a batch should hold; None: random batches are fine.
+        sums_over: "batch" for a loss on `ops.mean_over_batch`, "classes" for one on `ops.over_classes`. None for a
+            method whose memory and time cannot be planned.
+        grouped: the K proxies of a class make one similarity.
+        surrogate_gradient: the loss has factors without gradient, marked by `core.surrogate.held`.
+        no_plan: why there is no plan for a method without `sums_over`.
+
+    Returns:
+        A decorator that gives the function the attribute `about`, an `About`.
+
+    Raises:
+        ValueError: `sums_over` is unknown, or stands beside a reason why there is no plan.
+
+    Example:
+        >>> @about(paper="You 2026, A Better Loss", choose="over proxy-anchor", sums_over="batch")
+        ... def better(classes, dim): ...
+        >>> better.about.sums_over
+        'batch'
+    """
+    one_of("sums_over", sums_over, ("batch", "classes", None))
+    if sums_over is not None and no_plan is not None:
+        raise ValueError(f"no_plan: got {no_plan!r} beside sums_over={sums_over!r}, expected one of the two")
+    row = About(paper, choose, needs, samples_per_class, sums_over, grouped, surrogate_gradient)
+    if no_plan is not None:
+        row = row._replace(no_plan=no_plan)
 
     def attach(build: Callable[..., Objective]) -> Method:
         method = cast(Method, build)
-        method.about = About(paper, choose, needs, samples_per_class)
+        method.about = row
         return method
 
     return attach

@@ -1,7 +1,9 @@
-"""Methods that are built around another one."""
+"""Methods that are built around another method, their base."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,49 +11,89 @@ import torch
 from proxymetric.core.pieces import Compare, Loss, References
 
 Base = str | dict[str, Any]
-"""a method's name, or a table of its name (`method`) and arguments"""
+"""the name of a method, or a table of its name (key `method`) and its arguments"""
 
 
-def named(base: Base) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a base."""
+def split_base(base: Base) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a base.
+
+    Args:
+        base: the name of a method, or a table with the key `method`.
+
+    Returns:
+        The name, and the arguments beside it.
+
+    Raises:
+        ValueError: the table does not name a method, or sets classes or dim.
+
+    Example:
+        >>> split_base({"method": "mpa", "per_class": 4})
+        ('mpa', {'per_class': 4})
+    """
     arguments = {"method": base} if isinstance(base, str) else dict(base) if isinstance(base, dict) else {}
     if "method" not in arguments or {"classes", "dim"} & set(arguments):
         raise ValueError(f"base: got {base!r}, expected a method's name, or a table with the key method")
     return arguments.pop("method"), arguments
 
 
-def base_objective(base: Base, classes: int, dim: int, **advised: object) -> Compare:
-    """The objective of the base method; what is `advised` it gets where it takes it and its table says nothing."""
+def base_of(
+    parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of the base that a method is built around; None where there is none.
+
+    Args:
+        parameters: the parameters of the method.
+        arguments: the arguments that the method is given.
+    """
+    if "base" not in parameters:
+        return None
+    base = arguments.get("base", parameters["base"].default)
+    return split_base(base) if isinstance(base, str | dict) else None  # a number in multi-similarity
+
+
+def base_objective(base: Base, classes: int, dim: int, **advice: object) -> Compare:
+    """Build the objective of a base method.
+
+    Args:
+        base: the name of a method, or a table of its name and arguments.
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        **advice: arguments for the base, or for the base that it is built around in turn. An argument is used where the
+            method takes it and the table does not set it.
+
+    Raises:
+        ValueError: the base is not a single loss against a single source.
+    """
     from proxymetric.papers import method
 
-    name, arguments = named(_told(base, advised))
+    name, arguments = split_base(_with_advice(base, advice))
     objective = method(name, classes=classes, dim=dim, **arguments).objective
     if not isinstance(objective, Compare):
-        raise ValueError(f"base: {name} is built around another method already; expected a single loss")
+        raise ValueError(f"base: got {name!r}, which is built around another method; expected a single loss")
     return objective
 
 
-def _told(base: Base, advised: dict[str, object]) -> Base:
-    """The base with what is advised filled in, in itself or in the base that it is built around."""
+def _with_advice(base: Base, advice: dict[str, object]) -> Base:
+    """The base with the advised arguments filled in, at every level that takes them."""
     from proxymetric.papers import options
 
-    name, arguments = named(base)
-    known = options(name)
-    told = {key: value for key, value in advised.items() if key in known} | arguments
-    inner = told.get("base", known["base"].default) if "base" in known else None
+    name, arguments = split_base(base)
+    parameters = options(name)
+    complete = {key: value for key, value in advice.items() if key in parameters} | arguments
+    inner = complete.get("base", parameters["base"].default) if "base" in parameters else None
     if isinstance(inner, str | dict):
-        told["base"] = _told(inner, {key: told.get(key, value) for key, value in advised.items()})
-    return {"method": name, **told}
+        complete["base"] = _with_advice(inner, {key: complete.get(key, value) for key, value in advice.items()})
+    return {"method": name, **complete}
 
 
 def base_needs(base: Base) -> frozenset[str]:
-    """What the base method needs beyond embeddings and labels."""
+    """What the base method needs beyond embeddings and labels: keys of `criterion.NEEDS`."""
     from proxymetric.papers import needs
 
-    return needs(*named(base))
+    return needs(*split_base(base))
 
 
-def compares_with_rows(loss: Loss, dim: int) -> None:
-    """Refuse a loss that cannot be compared with loose rows now, not when a memory starts."""
-    rows = torch.zeros(2, dim)
-    loss(rows, torch.arange(2), References(rows, torch.arange(2)))
+def check_compares_with_rows(loss: Loss, dim: int) -> None:
+    """Refuse a loss that cannot be compared with loose rows, before a memory of such rows is filled."""
+    vectors = torch.zeros(2, dim)
+    loss(vectors, torch.arange(2), References(vectors, torch.arange(2)))

@@ -1,8 +1,8 @@
 """CCP: deep metric learning with chance constraints (Gürbüz, Can & Alatan, 2023).
 
-Where paper and released code differ, the paper is the default and the code an argument: `first_lam=0`, `start="zero"`,
-`anchor="best"`, `in_batch=0.1`. Samples are picked by the distances between normalised embeddings, as they are
-compared; the released code picks them by those before normalisation.
+Where paper and released code differ, the paper is the default and the code is an argument: `first_lam=0`,
+`start="zero"`, `anchor="best"`, `in_batch=0.1`. Samples are picked by the distances between normalised embeddings,
+which are the vectors that the loss compares. The released code picks them by distances before normalisation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from proxymetric.checks import at_least_zero
 from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_objective, compares_with_rows, named
+from proxymetric.papers.base import Base, base_objective, check_compares_with_rows, split_base
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.sources import InBatch, LearnedProxies, Memory
 
@@ -20,6 +20,7 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
     choose="over any pair loss when batches must be small, over a proxy loss when classes are wide",
     needs=("encoder", "validation", "pool"),
     samples_per_class=4,
+    no_plan="has a copy of the encoder and a pool of embeddings beside its proxies; plan the loss it is built on",
 )
 def ccp(
     classes: int,
@@ -41,38 +42,63 @@ def ccp(
     memory_weight: float = 1.0,
     normalise: str = "ball",
 ) -> Objective:
-    """A loss against K proxies a class that are picked anew whenever training on them has converged.
+    """A loss against K proxies of a class, picked again whenever training on them has converged.
 
-    Scheme: `schemes.AlternatingProjections`. base: any pair or proxy loss, a name or a table of its name and arguments;
-    a pair loss is compared with proxies instead of with the batch. per_class: K proxies (CUB, Cars 8; SOP, In-Shop 4);
-    a proxy base that takes several gets them too unless its table says otherwise. pool: b samples a class to pick from
-    (12; 7). in_batch: weight of the same loss inside the batch (the paper 0, its released code 0.1). memory,
-    memory_start, memory_weight: a memory of past embeddings as one more term, as in `xbm`. normalise: "ball" (`v /
-    max(|v|, 1)`, the paper) or "l2"; scores and search are by cosine either way. The rest are arguments of the scheme.
+    Scheme: `schemes.AlternatingProjections`.
 
     The paper's training: Adam 1e-5, weight decay 1e-4, proxies x1, no warm-up, 8 classes x 4 images, an evaluation
-    every 25 steps (SOP, In-Shop: 250), 60 of them without a better one end the run.
+    every 25 steps (SOP, In-Shop: 250); 60 evaluations without a better score end the run.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        base: any pair or proxy loss, a name or a table of its name and arguments. A pair loss is compared with proxies
+            instead of with the batch.
+        per_class: K proxies of a class; CUB and Cars 8, SOP and In-Shop 4. A proxy base that takes several proxies gets
+            K too, unless its table sets another number.
+        pool: b samples of a class to pick from; CUB and Cars 12, SOP and In-Shop 7.
+        lam: >= 0; weight of the proximal term; 2e-4 in the paper.
+        first_lam: the same for the first problem; None: lam (released code: 0).
+        patience: evaluations without a better score after which a problem has converged; 3 in the paper.
+        anchor: the proximal term is anchored at the "last" (the paper) or the "best" solution (released code).
+        roll_back: whether the network returns to that solution; only with anchor="best".
+        start: the first converged proxies are "random" samples (the paper) or "zero" (released code).
+        alternate: False solves the first problem only (the paper's Loss-Proxy ablation).
+        in_batch: weight of the same loss inside the batch; 0 in the paper, 0.1 in its released code.
+        memory: embeddings in a memory of the past, one more term as in `xbm`; 0: none.
+        memory_start: steps before the memory is used.
+        memory_weight: weight of its term.
+        normalise: "ball" (`v / max(|v|, 1)`, the paper) or "l2". Scores and search use cosines in both cases.
     """
     at_least_zero(in_batch=in_batch, memory_weight=memory_weight)
-    told = named(base)[1].get("normalise", normalise)
-    if told != normalise:
-        raise ValueError(f"base: got normalise={told!r} there and {normalise!r} here; expected it here alone")
-    first = base_objective(base, classes, dim, per_class=per_class)
-    source = LearnedProxies(classes, dim, per_class) if first.source.classes is None else first.source
+    base_normalise = split_base(base)[1].get("normalise", normalise)
+    if base_normalise != normalise:
+        raise ValueError(
+            f"base: got normalise={base_normalise!r} in its table and {normalise!r} beside it, expected it beside alone"
+        )
+    compared = base_objective(base, classes, dim, per_class=per_class)
+    source = LearnedProxies(classes, dim, per_class) if compared.source.classes is None else compared.source
     if not source.seats:
-        raise ValueError(f"base: the proxies of {base!r} cannot be re-picked; expected touched='all'")
+        raise ValueError(f"base: got {base!r}, whose proxies cannot be re-picked; expected touched='all'")
     if in_batch or memory:
-        compares_with_rows(first.loss, dim)
+        check_compares_with_rows(compared.loss, dim)
     parts: dict[str, tuple[float, Objective]] = {
-        "proxies": (1.0, Compare(first.loss, source, first.weighting, first.regulariser, normalise))
+        "proxies": (1.0, Compare(compared.loss, source, compared.weighting, compared.regulariser, normalise))
     }
     if in_batch:
-        parts["in_batch"] = (in_batch, Compare(first.loss, InBatch(), normalise=normalise))
+        parts["in_batch"] = (in_batch, Compare(compared.loss, InBatch(), normalise=normalise))
     if memory:
         queue = Memory(memory, dim, memory_start, normalise)
-        parts["memory"] = (memory_weight, Compare(first.loss, queue, normalise=normalise))
+        parts["memory"] = (memory_weight, Compare(compared.loss, queue, normalise=normalise))
     objective = Sum(**parts) if len(parts) > 1 else parts["proxies"][1]
     return AlternatingProjections(
-        objective, lam=lam, first_lam=first_lam, pool=pool, patience=patience, anchor=anchor, roll_back=roll_back,
-        start=start, alternate=alternate,
-    )  # fmt: skip
+        objective,
+        lam=lam,
+        first_lam=first_lam,
+        pool=pool,
+        patience=patience,
+        anchor=anchor,
+        roll_back=roll_back,
+        start=start,
+        alternate=alternate,
+    )

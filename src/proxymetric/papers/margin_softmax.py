@@ -11,6 +11,7 @@ from proxymetric.sources import proxies
 @about(
     paper="Zhai & Wu 2019, Classification is a Strong Baseline for Deep Metric Learning",
     choose="plain classification on the sphere: the baseline every other method should beat",
+    sums_over="classes",
 )
 def norm_softmax(
     classes: int,
@@ -21,13 +22,23 @@ def norm_softmax(
     init: str = "kaiming",
     touched: str | float = "all",
 ) -> Objective:
-    """Softmax cross entropy on cosines: `losses.CosFace` without a margin. Scale 20 is the paper's temperature 0.05."""
+    """Softmax cross entropy on cosines. Loss: `losses.CosFace` without a margin.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 20 is the paper's temperature of 0.05.
+        per_class: K proxies of a class; 1 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     return Compare(CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched))
 
 
 @about(
     paper="Wang et al. 2018, CosFace: Large Margin Cosine Loss for Deep Face Recognition",
     choose="faces and very many classes, when arcface is unstable",
+    sums_over="classes",
 )
 def cosface(
     classes: int,
@@ -39,13 +50,24 @@ def cosface(
     init: str = "kaiming",
     touched: str | float = "all",
 ) -> Objective:
-    """Softmax with a margin on the own cosine. Loss: `losses.CosFace`."""
+    """Softmax cross entropy with a margin on the cosine to the sample's own class. Loss: `losses.CosFace`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 64 in the paper, for faces.
+        margin: >= 0; 0.35 in the paper.
+        per_class: K proxies of a class; 1 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     return Compare(CosFace(scale, margin), proxies(classes, dim, per_class, init, touched))
 
 
 @about(
     paper="Deng et al. 2019, ArcFace: Additive Angular Margin Loss for Deep Face Recognition",
     choose="faces and very many classes with clean labels",
+    sums_over="classes",
 )
 def arcface(
     classes: int,
@@ -56,5 +78,14 @@ def arcface(
     init: str = "kaiming",
     touched: str | float = "all",
 ) -> Objective:
-    """Softmax with a margin (radians) on the own angle. Loss: `losses.ArcFace`."""
+    """Softmax cross entropy with a margin on the angle to the sample's own class. Loss: `losses.ArcFace`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 64 in the paper, for faces.
+        margin: radians in [0, pi); 0.5 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))

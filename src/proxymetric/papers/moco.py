@@ -1,4 +1,4 @@
-"""Proxy methods with a momentum encoder and a queue, as VCPA compares with (Kim et al. 2022, section 4.7)."""
+"""Momentum contrast (He et al., CVPR 2020) around a proxy method, as in VCPA's comparison (Kim et al. 2022, 4.7)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from proxymetric.schemes import MomentumQueue
     paper="He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning",
     choose="a comparison for the methods with a memory; it did not beat its base in VCPA's study",
     needs=("encoder", "images"),
+    no_plan="has a copy of the encoder and a queue of embeddings; plan its base, such as proxy-anchor",
 )
 def moco(
     classes: int,
@@ -21,14 +22,19 @@ def moco(
     memory: int = 900,
     momentum: float = 0.999,
 ) -> Objective:
-    """A method that sees the batch and a queue of a momentum encoder's embeddings. Scheme: `MomentumQueue`.
+    """A method on the batch and on a queue of embeddings by a momentum encoder. Scheme: `schemes.MomentumQueue`.
 
-    base: a method's name, or a table of its name and arguments. memory: embeddings kept. momentum: of the encoder.
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        base: the method, a name or a table of its name and arguments.
+        memory: embeddings in the queue; 900 in VCPA's comparison.
+        momentum: in [0, 1], of the momentum encoder; 0.999 in VCPA's comparison.
     """
     objective = base_objective(base, classes, dim)
     if objective.weighting is not None:
         raise ValueError(
-            f"base: got {base!r}, which would count the queue's samples anew at every step; "
+            f"base: got {base!r}, whose weighting would count the samples of the queue again at every step; "
             "expected a method without a weighting"
         )
     return MomentumQueue(objective, dim, memory, momentum)

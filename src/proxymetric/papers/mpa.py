@@ -1,7 +1,7 @@
 """The multi-proxies anchor family (Saeki, Kawahara & Aman, 2023).
 
-The paper names no scale (32 here, as in Proxy-Anchor), no initialisation (SoftTriple's here, whose proxies these are)
-and no weight decay. Its K: 10 on CUB and Cars, 2 on SOP.
+The paper does not state a scale, an initialisation or a weight decay. Here the scale is 32, as in Proxy-Anchor, and the
+initialisation is that of SoftTriple, whose proxies the family uses. The paper's K is 10 on CUB and Cars, 2 on SOP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from proxymetric.sources import proxies
 PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of Gradients"
 
 
-@about(paper=PAPER, choose="over proxy-anchor when classes have several looks (colours, sides, poses)")
+@about(
+    paper=PAPER,
+    choose="over proxy-anchor when classes have several looks (colours, sides, poses)",
+    sums_over="batch",
+    grouped=True,
+)
 def mpa(
     classes: int,
     dim: int,
@@ -29,12 +34,30 @@ def mpa(
     init: str = "kaiming-uniform",
     touched: str | float = "all",
 ) -> Objective:
-    """Proxy-Anchor on classes of K proxies, class-wise. Losses: `MPA`, `Spread`."""
+    """Proxy-Anchor on classes of K proxies, summed for each class. Losses: `MPA`, `Spread`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 32 by analogy with Proxy-Anchor.
+        margin: 0.1 in the paper.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        tau: >= 0; weight of the regulariser; 0.2 in the paper.
+        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how K proxies make one similarity: "soft", "max" or "mean".
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     loss = MPA(scale, margin, Similarity(similarity, gamma))
     return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
 
 
-@about(paper=PAPER, choose="over mpa for small batches: a sample's loss does not depend on the others in the batch")
+@about(
+    paper=PAPER,
+    choose="over mpa for small batches: a sample's loss does not depend on the others in the batch",
+    sums_over="classes",
+    grouped=True,
+)
 def mpa_dw(
     classes: int,
     dim: int,
@@ -48,12 +71,30 @@ def mpa_dw(
     init: str = "kaiming-uniform",
     touched: str | float = "all",
 ) -> Objective:
-    """MPA with its sums turned round: per sample. Losses: `MPADW`, `Spread`."""
+    """MPA with the sums taken for each sample instead of each class. Losses: `MPADW`, `Spread`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 32 by analogy with Proxy-Anchor.
+        margin: 0.1 in the paper.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        tau: >= 0; weight of the regulariser; 0.2 in the paper.
+        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how K proxies make one similarity: "soft", "max" or "mean".
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     loss = MPADW(scale, margin, Similarity(similarity, gamma))
     return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
 
 
-@about(paper=PAPER, choose="the family's strongest on fine-grained images; also for small batches")
+@about(
+    paper=PAPER,
+    choose="the family's strongest on fine-grained images; also for small batches",
+    sums_over="classes",
+    grouped=True,
+)
 def mpa_ap(
     classes: int,
     dim: int,
@@ -67,6 +108,19 @@ def mpa_ap(
     init: str = "kaiming-uniform",
     touched: str | float = "all",
 ) -> Objective:
-    """One logarithm per sample over own and other classes together. Losses: `MPAAP`, `Spread`."""
+    """One logarithm for each sample over its own class and all others. Losses: `MPAAP`, `Spread`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 32 by analogy with Proxy-Anchor.
+        margin: 0.1 in the paper.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        tau: >= 0; weight of the regulariser; 0.2 in the paper.
+        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how K proxies make one similarity: "soft", "max" or "mean".
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     loss = MPAAP(scale, margin, Similarity(similarity, gamma))
     return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))

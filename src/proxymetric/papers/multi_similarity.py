@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import MultiSimilarity
-from proxymetric.papers.about import about
+from proxymetric.papers.about import NO_PROXIES, about
 from proxymetric.sources import InBatch
 
 
@@ -12,6 +12,7 @@ from proxymetric.sources import InBatch
     paper="Wang et al. 2019, Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning",
     choose="the strongest pair loss without a memory",
     samples_per_class=4,
+    no_plan=NO_PROXIES,
 )
 def multi_similarity(
     classes: int,
@@ -23,5 +24,15 @@ def multi_similarity(
     epsilon: float | None = 0.1,
     normalise: str = "l2",
 ) -> Objective:
-    """Mined pairs, softly weighted, inside the batch. Loss: `losses.MultiSimilarity`."""
+    """Mined pairs of the batch, weighted softly. Loss: `losses.MultiSimilarity`.
+
+    Args:
+        classes: number of training classes; the loss has no proxies and ignores it.
+        dim: width of the embeddings; ignored as well.
+        alpha: > 0; scale of the positive pairs. 2 in the paper.
+        beta: > 0; scale of the negative pairs. 40 in CCP's study on CUB and SOP.
+        base: similarity from which both are counted. 0.5 in CCP's study on CUB and SOP.
+        epsilon: >= 0; margin of the mining, 0.1 in the paper. None turns the mining off.
+        normalise: "l2" or "ball", a key of `NORMALISATIONS`.
+    """
     return Compare(MultiSimilarity(alpha, beta, base, epsilon), InBatch(), normalise=normalise)

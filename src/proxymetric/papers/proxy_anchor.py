@@ -11,6 +11,7 @@ from proxymetric.sources import proxies
 @about(
     paper="Kim et al. 2020, Proxy Anchor Loss for Deep Metric Learning",
     choose="the one to start with: fast, robust to batch size and sampling",
+    sums_over="batch",
 )
 def proxy_anchor(
     classes: int,
@@ -23,12 +24,20 @@ def proxy_anchor(
     init: str = "kaiming",
     touched: str | float = "all",
 ) -> Objective:
-    """Each class's proxy is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
-
-    init: how proxies start, a name of `sources.INITIALISATIONS`; "xavier/8" is how VPTSP's free proxies start, and
-    those of the baseline that it is compared with (VPT with BitFit).
+    """The proxy of each class is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
 
     The paper's training: AdamW 1e-4, proxies x100, weight decay 1e-4 (also on proxies), clip by value 10, one epoch of
     head warm-up, batch 180.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 32 in the paper.
+        margin: 0.1 in the paper.
+        positive_norm: what the sum over positives is divided by: "present" classes (the paper) or "all".
+        per_class: K proxies of a class; 1 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`. VPTSP's free proxies start with "xavier/8", and so
+            do those of its baseline (VPT with BitFit).
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies(classes, dim, per_class, init, touched))

@@ -1,8 +1,8 @@
 """Proxy-ISA: informative sample-aware proxies (Li, Sato, Ishikawa, Kawakami & Yokota, MMAsia 2022).
 
-Where we differ: the published code changes its memory before the optimiser moves, ours after it has, with the proxies
-as they were in the loss, so that the result is the same and a skipped step leaves no trace. Its queue overwrites the
-last places when it is full; ours is first in, first out, as the paper says.
+Deviations from the published code. It updates its memory before the optimiser step; here the memory is updated after
+the step, with the proxies that the loss was computed with. The result is the same, and a skipped step leaves no trace.
+Its queue overwrites the last places when it is full; here the queue is first in, first out, as the paper says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from proxymetric.weightings import InformativeSamples
     paper="Li et al. 2022, Informative Sample-Aware Proxy for Deep Metric Learning",
     choose="over proxy-anchor when training is long enough to over-fit, or labels and images are noisy",
     needs=("epochs",),
+    no_plan="has a memory of embeddings beside its proxies; plan its base, such as proxy-anchor",
 )
 def proxy_isa(
     classes: int,
@@ -40,17 +41,31 @@ def proxy_isa(
 ) -> Objective:
     """A proxy method whose pairs are weighted by how informative they are. Weighting: `weightings.InformativeSamples`.
 
-    base: the method that is weighted, a name or a table of its name and arguments: `{method = "mpa", per_class = 4}`;
-    any with an exponent and proxies: proxy-anchor, proxy-nca, proxy-nca++, norm-softmax, cosface, soft-triple, mpa,
-    mpa-dw, mpa-ap. The rest are arguments of the weighting.
-
     The paper's training: Adam 1e-4, proxies x100, batch 128, average pooling, no warm-up (CUB, Cars); AdamW 6e-4 and
     one epoch of warm-up (SOP, In-Shop).
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        base: the method that is weighted, a name or a table of its name and arguments: `{method = "mpa", per_class =
+            4}`. Any method with learned proxies and a weighted exponent: proxy-anchor, proxy-nca, proxy-nca++,
+            norm-softmax, cosface, soft-triple, mpa, mpa-dw, mpa-ap.
+        volume: V > 1; 100 in the paper.
+        h: > 0; scale of the learned similarity S (Eq. 10); 0.15 in the paper.
+        k: >= 0; how the band grows as S falls (Eq. 15); 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop).
+        lam: >= 0; the least length of the band (Eq. 15); 0.1 in the paper.
+        tau: >= 0; how late sigma falls (Eq. 17); 1.5 in the paper.
+        memory: T embeddings kept; the paper does not state it, its code has 55,000.
+        memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
+        filter_epoch: epochs before the filter starts; 2 is the paper's third epoch (released code: 3).
+        initial_hardness: S before the memory starts; the paper does not state it, its code has 1.
+        positive: penalty on positive pairs outside the band: "none", "1/E", "nu" or "sigma" (Table 3).
+        negative: penalty on negative pairs below the band, one of the same names.
     """
-    first = base_objective(base, classes, dim)
-    if first.source.classes is None:
+    weighted = base_objective(base, classes, dim)
+    if weighted.source.classes is None:
         raise ValueError(f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'")
-    if first.weighting is not None:
+    if weighted.weighting is not None:
         raise ValueError(f"base: got {base!r}, whose pairs are weighted already; expected a method without a weighting")
     weighting = InformativeSamples(
         classes,
@@ -66,9 +81,9 @@ def proxy_isa(
         initial_hardness=initial_hardness,
         positive=positive,
         negative=negative,
-        of_class=getattr(first.loss, "of_class", Similarity("max")),
+        of_class=getattr(weighted.loss, "of_class", Similarity("max")),
     )
-    # A loss whose exponent cannot be weighted says so now, not at the first step.
-    one, label = torch.zeros(1, dim), torch.zeros(1, dtype=torch.int64)
-    first.loss(one, label, References(one, label, per_class=1), weighting.rule(filtering=True))
-    return Compare(first.loss, first.source, weighting, first.regulariser, first.normalise)
+    # A loss whose exponent cannot be weighted refuses here, not at the first step.
+    vector, label = torch.zeros(1, dim), torch.zeros(1, dtype=torch.int64)
+    weighted.loss(vector, label, References(vector, label, per_class=1), weighting.rule(filtering=True))
+    return Compare(weighted.loss, weighted.source, weighting, weighted.regulariser, weighted.normalise)

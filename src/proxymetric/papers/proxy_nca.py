@@ -11,6 +11,7 @@ from proxymetric.sources import proxies
 @about(
     paper="Movshovitz-Attias et al. 2017, No Fuss Distance Metric Learning using Proxies",
     choose="the first proxy loss, for comparison; proxy-nca++ trains better",
+    sums_over="classes",
 )
 def proxy_nca(
     classes: int,
@@ -21,13 +22,23 @@ def proxy_nca(
     init: str = "kaiming",
     touched: str | float = "all",
 ) -> Objective:
-    """Each sample nearer to its own proxy than to the others. Loss: `losses.ProxyNCA`."""
+    """Each sample comes nearer to the proxy of its class than to the other proxies. Loss: `losses.ProxyNCA`.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 12 is common.
+        per_class: K proxies of a class; 1 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
     return Compare(ProxyNCA(scale), proxies(classes, dim, per_class, init, touched))
 
 
 @about(
     paper="Teh et al. 2020, ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis",
     choose="a calm softmax over classes; for small batches or few images per class",
+    sums_over="classes",
 )
 def proxy_nca_pp(
     classes: int,
@@ -40,6 +51,15 @@ def proxy_nca_pp(
 ) -> Objective:
     """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`.
 
-    Where we differ: the temperature stands under cosines; the paper's 1/9 under squared distances is 1/18 here.
+    Deviation from the paper: the temperature divides cosines here. The paper divides squared distances by 1/9, which is
+    1/18 on cosines.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        temperature: > 0, divides the cosines.
+        per_class: K proxies of a class; 1 in the paper.
+        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ProxyNCAPlusPlus(temperature), proxies(classes, dim, per_class, init, touched))

@@ -1,8 +1,8 @@
 """VCPA: variational continual proxy-anchor (Kim, Guerrero, Pham & Pavlovic, AISTATS 2022).
 
-The paper leaves open how mu and sigma are trained where it takes no Newton steps (SOP, In-Shop): here as ordinary
-parameters (mu, log sigma) at the proxies' rate. With one gradient step a batch from a warm start the KL has no gradient
-there, unless it refers to an older q: `prior_lag`.
+The paper does not state how mu and sigma are trained on SOP and In-Shop, where it takes no Newton steps. Here they are
+ordinary parameters (mu, log sigma) that train at the proxies' rate. With one gradient step per batch from a warm start,
+the KL divergence has no gradient there, unless it refers to an older q (`prior_lag`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch import Tensor
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_needs, base_objective, named
+from proxymetric.papers.base import Base, base_needs, base_objective, split_base
 from proxymetric.sources import VariationalProxies
 
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
     choose="to know how sure it is of each class; tau must fit: watch the sigmas in the log",
+    no_plan="has two vectors for each proxy and fits them in Newton steps; proxy-anchor is the least it takes",
 )
 def vcpa(
     classes: int,
@@ -43,61 +44,98 @@ def vcpa(
     init: str | None = None,
     base: Base | None = None,
 ) -> Objective:
-    """Proxy-Anchor against Gaussian proxies that settle on each batch. Source: `sources.VariationalProxies`.
+    """Proxy-Anchor against Gaussian proxies that are fitted to each batch. Source: `sources.VariationalProxies`.
 
-    scale, margin: of Proxy-Anchor, both terms divided by C (Eq. 4). base: another method's loss instead, a name or a
-    table of its name and arguments; losses without a closed-form curvature want newton_steps=0, and of a weighted one
-    Newton's steps see the loss without its weights. The rest are arguments of the source. Ablations: `sample=False`;
-    `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates a batch: `sample=False, tau=0` with
-    `newton_steps=M, damping=1e-3` or `newton_steps=0, gradient_steps=M`.
+    With gradient accumulation q is fitted in each forward pass, always from where the step began; the q of the last
+    pass is kept.
 
-    With gradient accumulation q settles on each pass from where the step began, and the last one's is kept.
+    Ablations of the paper: `sample=False`; `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates per batch:
+    `sample=False, tau=0` with `newton_steps=M, damping=1e-3` or with `newton_steps=0, gradient_steps=M`.
 
-    The paper's training: Proxy-Anchor's, with tau 0.01 (CUB, Cars), 0.001 and no Newton steps (SOP, In-Shop).
+    The paper's training: that of Proxy-Anchor, with tau 0.01 (CUB, Cars), 0.001 and no Newton steps (SOP, In-Shop).
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0, of Proxy-Anchor; 32 in the paper.
+        margin: of Proxy-Anchor, both of whose terms are divided by C (Eq. 4); 0.1 in the paper.
+        tau: >= 0; weight of the KL divergence; 0.01 on CUB and Cars, 0.001 on SOP and In-Shop.
+        newton_steps: Newton steps on q per batch; 10 in the paper (CUB, Cars). 0 trains mu and sigma by gradient.
+        gradient_steps: steps of Adam on q per batch, instead of Newton steps.
+        gradient_lr: > 0; the rate of these steps.
+        sample: whether the proxies are drawn from q; False compares with mu.
+        floor: > 0; the least sigma.
+        halving: a Newton step reduces sigma to no less than its half.
+        damping: >= 0; added to the curvature in a Newton step.
+        prior_lag: the KL divergence refers to the q of so many batches ago; 1 in the paper.
+        per_class: K proxies of a class; 1 in the paper.
+        init: how mu starts, "zero" or a name of `sources.INITIALISATIONS`; None: "zero", or "kaiming" without sampling.
+        base: a method whose loss replaces Proxy-Anchor, a name or a table of its name and arguments. A loss without
+            closed-form curvature needs newton_steps=0. Newton steps use a weighted loss without its weights.
     """
     source = VariationalProxies(
-        classes, dim, per_class, tau=tau, newton_steps=newton_steps, gradient_steps=gradient_steps,
-        gradient_lr=gradient_lr, sample=sample, floor=floor, halving=halving, damping=damping, prior_lag=prior_lag,
+        classes,
+        dim,
+        per_class,
+        tau=tau,
+        newton_steps=newton_steps,
+        gradient_steps=gradient_steps,
+        gradient_lr=gradient_lr,
+        sample=sample,
+        floor=floor,
+        halving=halving,
+        damping=damping,
+        prior_lag=prior_lag,
         init=init,
-    )  # fmt: skip
+    )
     if base is None:
-        first = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
+        compared = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
     else:
         if (scale, margin) != (32.0, 0.1):
-            raise ValueError("scale, margin: they are Proxy-Anchor's own here; beside a base, expected in its table")
-        first = base_objective(base, classes, dim)
-        if first.source.classes is None:
+            raise ValueError(
+                f"scale, margin: got {scale}, {margin} beside a base, expected them in the table of the base"
+            )
+        compared = base_objective(base, classes, dim)
+        if compared.source.classes is None:
             raise ValueError(
                 f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'"
             )
         if "images" in base_needs(base):
             raise ValueError(f"base: got {base!r}, whose proxies are made of the images; expected another method")
-        if hasattr(first.source, "uncertainty"):
+        if hasattr(compared.source, "uncertainty"):
             raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; expected another method")
-        _leaves_proxies_to_us(base, per_class=per_class, init=init, touched="all")
-    if newton_steps and not hasattr(first.loss, "closed_forms"):
+        _check_sets_no_proxies(base, per_class=per_class, init=init, touched="all")
+    if newton_steps and not hasattr(compared.loss, "closed_forms"):
         raise ValueError(
-            f"newton_steps: got {newton_steps}, but {type(first.loss).__name__} offers no closed-form curvature; "
+            f"newton_steps: got {newton_steps}, but {type(compared.loss).__name__} offers no closed-form curvature; "
             "expected 0, which trains mu and sigma by gradient"
         )
-    terms = [term for term in (first.regulariser, None if source.settles else source.divergence) if term is not None]
-    regulariser = terms[0] if len(terms) == 1 else Together(tuple(terms)) if terms else None
-    return Compare(first.loss, source, first.weighting, regulariser, first.normalise)
+    divergence = None if source.settles else source.divergence
+    terms = [term for term in (compared.regulariser, divergence) if term is not None]
+    regulariser = terms[0] if len(terms) == 1 else TermSum(tuple(terms)) if terms else None
+    return Compare(compared.loss, source, compared.weighting, regulariser, compared.normalise)
 
 
-def _leaves_proxies_to_us(base: Base, **ours: object) -> None:
-    """Refuse a base that is told of proxies what vcpa's own are not: they would be put aside in silence."""
-    name, told = named(base)
-    for key, own in ours.items():
-        if told.get(key, own) != own:
-            raise ValueError(f"base: {name} got {key}={told[key]!r}, but its proxies are vcpa's; expected {key} there")
-    if isinstance(told.get("base"), str | dict):
-        _leaves_proxies_to_us(told["base"], **ours)
+def _check_sets_no_proxies(base: Base, **vcpa_arguments: object) -> None:
+    """Refuse a base whose table describes other proxies than those of vcpa: they would be ignored in silence."""
+    name, arguments = split_base(base)
+    for key, value in vcpa_arguments.items():
+        if arguments.get(key, value) != value:
+            raise ValueError(
+                f"base: got {key}={arguments[key]!r} for {name}, whose proxies are replaced by vcpa's; "
+                f"expected {key} as an argument of vcpa"
+            )
+    if isinstance(arguments.get("base"), str | dict):
+        _check_sets_no_proxies(arguments["base"], **vcpa_arguments)
 
 
 @dataclass(frozen=True)
-class Together:
-    """Several terms on the references as one."""
+class TermSum:
+    """The sum of several terms on the references.
+
+    Args:
+        terms: functions of the references.
+    """
 
     terms: tuple[Callable[[References], Tensor], ...]
 

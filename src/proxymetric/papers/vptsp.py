@@ -1,24 +1,25 @@
 """VPTSP: semantic proxies from visual prompts (Ren, Chen, Wang & Hua, ICLR 2024).
 
-The text appends the class prompts to the encoder's own and divides the first sum of the loss by the classes present;
-the code that made its tables uses the class prompts alone and divides by all classes, and so does this by default.
+The text of the paper and the code that made its tables differ. The text appends the class prompts to the prompts of the
+encoder, and divides the first sum of the loss by the number of classes present. The code uses the class prompts alone
+and divides by the number of all classes. The defaults here are those of the code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
+from proxymetric.signatures import one_of
 from proxymetric.sources import SemanticProxies
 
 PAPER = (
     "Ren et al. 2024, Learning Semantic Proxies from Visual Prompts for Parameter-Efficient Fine-Tuning in Deep "
     "Metric Learning"
 )
-MOVING = ("ema", "ema-mean")
-LEARNED = ("gru", "gru-tanh", "rnn", "lstm", "attention")
+NO_PLAN = "makes its proxies from images and prompts"
+MOVING_AVERAGES = ("ema", "ema-mean")
+LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 
 @about(
@@ -26,6 +27,7 @@ LEARNED = ("gru", "gru-tanh", "rnn", "lstm", "attention")
     choose="with prompts in a frozen vision transformer: level with free proxies or above; wants a fast proxy_lr",
     needs=("encoder", "images"),
     samples_per_class=2,
+    no_plan=NO_PLAN,
 )
 def vptsp_m(
     classes: int,
@@ -46,20 +48,45 @@ def vptsp_m(
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
-    """Proxy-Anchor against moving averages of what class prompts see. Source: `sources.SemanticProxies`.
+    """Proxy-Anchor against moving averages of features made with class prompts. Source: `sources.SemanticProxies`.
 
-    scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "ema" takes the samples of a class one
-    after the other, "ema-mean" their mean at once, as released. normalise_free: True makes `a` a true ratio. The rest
-    are arguments of the source. The text's reading: `positive_norm="present", class_prompts="with_shared"`.
+    The text's reading is `positive_norm="present", class_prompts="with_shared"`. For the paper's training, and its
+    numbers for each benchmark, see `vptsp_g`.
 
-    The paper's training, and its numbers for each benchmark: see `vptsp_g`.
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0, of Proxy-Anchor; 32 in the paper.
+        margin: of Proxy-Anchor; 0.1 in the paper.
+        positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
+        accumulate: "ema" adds the samples of a class one by one, "ema-mean" adds their mean (the released code).
+        lam: weight of the past in the moving average; 0.8 in the paper.
+        a: in [0, 1]; share of the free proxies (Eq. 8).
+        prompts: m prompts for each class in the first block.
+        depth: how many of the first blocks have class prompts; None: all.
+        step: how many prompts fewer from block to block.
+        class_prompts: "only" the class prompts (the code), or "with_shared" ones of the encoder (the text).
+        normalise_every: "step" (Eq. 7) or "batch" (the released code).
+        normalise_free: True normalises the free proxies in Eq. 8, which makes `a` the true ratio of the mixture.
+        dropout: in [0, 1), on the accumulated state.
+        source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
     """
-    _one_of(accumulate, MOVING, "vptsp-g")
+    _check_accumulate(accumulate, MOVING_AVERAGES, other="vptsp-g")
     proxies = SemanticProxies(
-        classes, dim, accumulate=accumulate, lam=lam, a=a, prompts=prompts, depth=depth, step=step,
-        class_prompts=class_prompts, normalise_every=normalise_every, normalise_free=normalise_free, dropout=dropout,
+        classes,
+        dim,
+        accumulate=accumulate,
+        lam=lam,
+        a=a,
+        prompts=prompts,
+        depth=depth,
+        step=step,
+        class_prompts=class_prompts,
+        normalise_every=normalise_every,
+        normalise_free=normalise_free,
+        dropout=dropout,
         source=source,
-    )  # fmt: skip
+    )
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies)
 
 
@@ -68,6 +95,7 @@ def vptsp_m(
     choose="the paper's best; here its first hits are no better than vptsp-m's, whose memory has nothing to learn",
     needs=("encoder", "images"),
     samples_per_class=2,
+    no_plan=NO_PLAN,
 )
 def vptsp_g(
     classes: int,
@@ -87,27 +115,51 @@ def vptsp_g(
     dropout: float = 0.0,
     source: str = "prompts",
 ) -> Objective:
-    """Proxy-Anchor against what a GRU keeps of what class prompts see. Source: `sources.SemanticProxies`.
+    """Proxy-Anchor against a GRU's state over features made with class prompts. Source: `sources.SemanticProxies`.
 
-    scale, margin, positive_norm: of Proxy-Anchor ("present": Eq. 2). accumulate: "gru"; "gru-tanh", "rnn", "lstm" or
-    "attention" for Table 7. source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
-    normalise_free: True makes `a` a true ratio. The rest are arguments of the source; `normalise_every="batch"` is the
-    released code's. The text's reading: `positive_norm="present", class_prompts="with_shared"`.
+    The text's reading is `positive_norm="present", class_prompts="with_shared"`.
 
-    The paper's training (ViT-S/16, CUB): frozen backbone with 10 prompts a block and all biases trained, SGD 5e-3, the
-    free proxies 0.1, no warm-up, no clip, 64 images of 32 classes. a: CUB 0.5, Cars 0.7 with 50 prompts in 8 blocks,
-    step 2, SOP 0.2 with 5, In-Shop 0.2 with 80 (both dropout 0.1).
+    The paper's training (ViT-S/16, CUB): frozen backbone with 10 prompts in each block and all biases trained, SGD
+    5e-3, the free proxies 0.1, no warm-up, no clip, 64 images of 32 classes. a: CUB 0.5; Cars 0.7 with 50 prompts in 8
+    blocks, step 2; SOP 0.2 with 5 prompts; In-Shop 0.2 with 80 prompts (SOP and In-Shop with dropout 0.1).
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0, of Proxy-Anchor; 32 in the paper.
+        margin: of Proxy-Anchor; 0.1 in the paper.
+        positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
+        accumulate: the cell, "gru"; "gru-tanh", "rnn", "lstm" or "attention" for Table 7.
+        a: in [0, 1]; share of the free proxies (Eq. 8).
+        prompts: m prompts for each class in the first block.
+        depth: how many of the first blocks have class prompts; None: all.
+        step: how many prompts fewer from block to block.
+        class_prompts: "only" the class prompts (the code), or "with_shared" ones of the encoder (the text).
+        normalise_every: "step" (Eq. 7) or "batch" (the released code).
+        normalise_free: True normalises the free proxies in Eq. 8, which makes `a` the true ratio of the mixture.
+        dropout: in [0, 1), on the accumulated state.
+        source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
     """
-    _one_of(accumulate, LEARNED, "vptsp-m")
+    _check_accumulate(accumulate, LEARNED_CELLS, other="vptsp-m")
     proxies = SemanticProxies(
-        classes, dim, accumulate=accumulate, a=a, prompts=prompts, depth=depth, step=step,
-        class_prompts=class_prompts, normalise_every=normalise_every, normalise_free=normalise_free, dropout=dropout,
+        classes,
+        dim,
+        accumulate=accumulate,
+        a=a,
+        prompts=prompts,
+        depth=depth,
+        step=step,
+        class_prompts=class_prompts,
+        normalise_every=normalise_every,
+        normalise_free=normalise_free,
+        dropout=dropout,
         source=source,
-    )  # fmt: skip
+    )
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies)
 
 
-def _one_of(accumulate: str, known: Sequence[str], other: str) -> None:
-    if accumulate not in known:
-        hint = f"; {other} has that" if accumulate in (*MOVING, *LEARNED) else ""
-        raise ValueError(f"accumulate: got {accumulate!r}, expected one of {', '.join(known)}{hint}")
+def _check_accumulate(accumulate: str, known: tuple[str, ...], other: str) -> None:
+    """Refuse an accumulation that the method does not have; one that the other method has is named."""
+    if accumulate not in known and accumulate in (*MOVING_AVERAGES, *LEARNED_CELLS):
+        raise ValueError(f"accumulate: got {accumulate!r}, which {other} has; expected one of {', '.join(known)}")
+    one_of("accumulate", accumulate, known)

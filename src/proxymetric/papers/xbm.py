@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from proxymetric.core.pieces import Compare, Objective, Sum
-from proxymetric.papers.about import about
-from proxymetric.papers.base import Base, base_objective, compares_with_rows
-from proxymetric.sources.memory import Memory
+from proxymetric.papers.about import NO_PROXIES, about
+from proxymetric.papers.base import Base, base_objective, check_compares_with_rows
+from proxymetric.sources import Memory
 
 
 @about(
     paper="Wang et al. 2020, Cross-Batch Memory for Embedding Learning",
     choose="over its base loss when batches are small beside the number of classes",
     samples_per_class=4,
+    no_plan=NO_PROXIES,
 )
 def xbm(
     classes: int,
@@ -22,13 +23,20 @@ def xbm(
     start: int = 1000,
     weight: float = 1.0,
 ) -> Objective:
-    """A base method, and the same loss once more against a memory of past embeddings: `sources.Memory`.
+    """A base method, and its loss a second time against a memory of past embeddings. Source: `sources.Memory`.
 
-    base: a method's name, or a table of its name and arguments: `{method = "triplet", margin = 0.1}`; any pair or proxy
-    loss that can be compared with loose rows. memory: embeddings kept; CCP's study has 3 or 25 batches on CUB and Cars,
-    100 or 400 on In-Shop, 400 or 1,400 on SOP. start: steps of the base loss alone before that. weight: of the term.
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        base: a name, or a table of its name and arguments: `{method = "triplet", margin = 0.1}`. Any pair or proxy loss
+            that can be compared with loose rows.
+        memory: embeddings in the memory. CCP's study has 3 or 25 batches on CUB and Cars, 100 or 400 on In-Shop, 400 or
+            1,400 on SOP.
+        start: steps of the base loss alone before the memory is used.
+        weight: of the memory's term.
     """
-    first = base_objective(base, classes, dim)
-    compares_with_rows(first.loss, dim)
-    again = Compare(first.loss, Memory(memory, dim, start, first.normalise), normalise=first.normalise)
-    return Sum(base=(1.0, first), memory=(weight, again))
+    in_batch = base_objective(base, classes, dim)
+    check_compares_with_rows(in_batch.loss, dim)
+    source = Memory(memory, dim, start, in_batch.normalise)
+    with_memory = Compare(in_batch.loss, source, normalise=in_batch.normalise)
+    return Sum(base=(1.0, in_batch), memory=(weight, with_memory))

@@ -1,4 +1,4 @@
-"""What a proxy loss over very many classes takes, in memory and time, before anybody waits for it. Needs no torch."""
+"""What a proxy loss over very many classes takes, in memory and time, before anybody waits for it."""
 
 from proxymetric.planning.advice import Advice, advice_for, most_classes
 from proxymetric.planning.duration import Duration, Span, duration_of, exchanged, flops, traffic
@@ -6,10 +6,9 @@ from proxymetric.planning.memory import chunk, memory_of, similarities
 from proxymetric.planning.numbers import count, figure, gigabytes, share
 from proxymetric.planning.plans import Plan, plan
 from proxymetric.planning.rates import Machine, Rate, machine, machines, similar
-from proxymetric.planning.workload import METHODS, Kind, Workload
+from proxymetric.planning.workload import Kind, Workload, kind_of, planned_methods
 
 __all__ = [
-    "METHODS",
     "Advice",
     "Duration",
     "Kind",
@@ -26,11 +25,13 @@ __all__ = [
     "figure",
     "flops",
     "gigabytes",
+    "kind_of",
     "machine",
     "machines",
     "memory_of",
     "most_classes",
     "plan",
+    "planned_methods",
     "share",
     "similar",
     "similarities",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from proxymetric.planning.memory import FLOAT, state_numbers
 from proxymetric.planning.numbers import figure
 from proxymetric.planning.rates import Machine, Rate
-from proxymetric.planning.workload import BYTES, METHODS, Workload
+from proxymetric.planning.workload import BYTES, Workload, kind_of
 
 
 class Span(NamedTuple):
@@ -177,7 +177,7 @@ def less_than_measured(work: Workload, rate: Rate) -> list[str]:
     ):
         if there is not None and here < there:
             reasons.append(f"{what.format(f'{there:,}')}, not {here:,}")
-    if rate.method is not None and (work.several or work.kind.over != METHODS[rate.method].over):
+    if rate.method is not None and (work.several or work.kind.over != kind_of(rate.method).over):
         reasons.append(f"{rate.method}, not {work.method}")
     return reasons
 

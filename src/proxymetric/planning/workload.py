@@ -10,7 +10,7 @@ from proxymetric.planning.numbers import known
 
 
 class Kind(NamedTuple):
-    """How a method's loss sums."""
+    """How the loss of a method sums, as its catalogue row states."""
 
     over: str
     """"batch": for each class over the batch; "classes": for each query over the classes"""
@@ -20,35 +20,38 @@ class Kind(NamedTuple):
     """whether a class may have several proxies"""
 
 
-METHODS: dict[str, Kind] = {
-    "proxy-anchor": Kind("batch"),
-    "proxy-nca": Kind("classes"),
-    "proxy-nca++": Kind("classes"),
-    "norm-softmax": Kind("classes"),
-    "cosface": Kind("classes"),
-    "arcface": Kind("classes", several=False),
-    "soft-triple": Kind("classes", grouped=True),
-    "mpa": Kind("batch", grouped=True),
-    "mpa-dw": Kind("classes", grouped=True),
-    "mpa-ap": Kind("classes", grouped=True),
-}
-"""the methods of the catalogue that compare with learned proxies and remember nothing else"""
+def planned_methods() -> list[str]:
+    """The methods of the catalogue whose memory and time can be planned: those whose row has `sums_over`.
 
-_PAIRS = "compares within a batch or a memory and has no proxies"
-APART: dict[str, str] = {
-    "contrastive": _PAIRS,
-    "margin-contrastive": _PAIRS,
-    "triplet": _PAIRS,
-    "multi-similarity": _PAIRS,
-    "xbm": _PAIRS,
-    "moco": _PAIRS,
-    "ccp": "has a copy of the encoder and a pool of embeddings beside its proxies; plan the loss it is built on",
-    "proxy-isa": "has a memory of embeddings beside its proxies; plan its base, such as proxy-anchor",
-    "vcpa": "has two vectors for each proxy and settles them in Newton steps; proxy-anchor is the least it takes",
-    "vptsp-m": "makes its proxies from images and prompts",
-    "vptsp-g": "makes its proxies from images and prompts",
-}
-"""the other methods, and why there is no plan for them"""
+    Example:
+        >>> "proxy-anchor" in planned_methods(), "triplet" in planned_methods()
+        (True, False)
+    """
+    from proxymetric.papers import CATALOGUE
+
+    return [name for name, method in CATALOGUE.items() if method.about.sums_over is not None]
+
+
+def kind_of(method: str) -> Kind:
+    """How the loss of a method sums.
+
+    Args:
+        method: a name of the catalogue.
+
+    Raises:
+        ValueError: there is no such method, or its row says that there is no plan for it.
+
+    Example:
+        >>> kind_of("mpa")
+        Kind(over='batch', grouped=True, several=True)
+    """
+    from proxymetric.papers import lookup, options
+
+    row = lookup(method).about
+    if row.sums_over is None:
+        raise ValueError(f"method: got {method!r}, which {row.no_plan}; expected one of {', '.join(planned_methods())}")
+    return Kind(row.sums_over, row.grouped, "per_class" in options(method))
+
 
 BYTES = {"float32": 4, "bfloat16": 2}
 """of one number of the proxies, of their gradient and of the optimiser's state"""
@@ -65,13 +68,20 @@ BUDGET = 2**30
 class Workload:
     """A proxy loss and the devices it is spread over: B queries, C classes, K per class, D dim.
 
-    classes: C, from 1. dim: D, from 1. batch: B, the global one, of all devices together, from `devices`. devices: from
-    1 to `classes`; each holds the proxies of ceil(C / devices) classes at most. per_class: K, from 1. method: one of
-    `METHODS`. dtype: of the proxies, "float32" or "bfloat16". optimizer: of the proxies, "adamw", "adam", "sgd" (with
-    momentum) or "rowwise-adagrad". implementation: "plain", "chunked" or "triton"; "auto" becomes what the library
-    chooses for many pairs, triton on a GPU and chunked on a CPU. touched: "all"; "batch" to compare with the classes of
-    the batch alone; a number in (0, 1) to draw such a share of all classes beside them: both another loss, and not to
-    be divided among devices. on_cpu: chunks are smaller there.
+    Args:
+        classes: C, from 1.
+        dim: D, from 1.
+        batch: B, the global batch of all devices together, from `devices`.
+        devices: from 1 to `classes`. Each device holds the proxies of at most ceil(C / devices) classes.
+        per_class: K, from 1.
+        method: one of `planned_methods()`.
+        dtype: of the proxies, "float32" or "bfloat16".
+        optimizer: of the proxies, "adamw", "adam", "sgd" (with momentum) or "rowwise-adagrad".
+        implementation: "plain", "chunked" or "triton". "auto" becomes what the library chooses for many pairs: triton
+            on a GPU, chunked on a CPU.
+        touched: "all" compares with all classes, "batch" with the classes of the batch, a number in (0, 1) also with
+            that share of the other classes. The last two are another loss, and cannot be divided among devices.
+        on_cpu: whether the devices are CPUs, where chunks are smaller.
 
     >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
     >>> work.shard, work.rows, work.implementation
@@ -94,9 +104,7 @@ class Workload:
         whole_number(
             1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class
         )
-        if self.method in APART:
-            raise ValueError(f"method: {self.method} {APART[self.method]}; expected one of {', '.join(METHODS)}")
-        known("method", self.method, METHODS)
+        kind_of(self.method)
         known("dtype", self.dtype, BYTES)
         known("optimizer", self.optimizer, OPTIMIZERS)
         known("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
@@ -125,7 +133,8 @@ class Workload:
 
     @property
     def kind(self) -> Kind:
-        return METHODS[self.method]
+        """How the loss of the method sums."""
+        return kind_of(self.method)
 
     @property
     def several(self) -> bool:

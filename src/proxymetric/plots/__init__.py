@@ -1,21 +1,21 @@
-"""Pictures of a run: one self-contained HTML page, and the parts it is made of."""
+"""Figures of a run: a self-contained HTML report and its parts, and the figure of the CCP paper."""
 
+from proxymetric.plots.ccp_stages import CcpStage, draw_ccp_stages
 from proxymetric.plots.certainty import Certainty, ClassSamples
 from proxymetric.plots.confusion import ConfusedPair
 from proxymetric.plots.gallery import GalleryHit, GalleryRow, gallery_rows, pick_queries
-from proxymetric.plots.projections import Stage, draw_projections
 from proxymetric.plots.report import write_report
 from proxymetric.plots.scatter import Scatter, tsne
 
 __all__ = [
+    "CcpStage",
     "Certainty",
     "ClassSamples",
     "ConfusedPair",
     "GalleryHit",
     "GalleryRow",
     "Scatter",
-    "Stage",
-    "draw_projections",
+    "draw_ccp_stages",
     "gallery_rows",
     "pick_queries",
     "tsne",

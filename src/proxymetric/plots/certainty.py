@@ -1,4 +1,4 @@
-"""Training classes that the method is most and least sure of, with some of their images."""
+"""The training classes that the method is most and least certain of, with some of their images."""
 
 import html
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from proxymetric.plots.gallery import data_uri
 
 
 class ClassSamples(NamedTuple):
-    """A class, how unsure the method is of it, and images of it."""
+    """A class, its uncertainty, and some of its images."""
 
     class_name: str
     uncertainty: float
@@ -18,16 +18,16 @@ class ClassSamples(NamedTuple):
 
 
 class Certainty(NamedTuple):
-    """Both ends of the classes, from the end inwards, and a sentence on all of them."""
+    """The most certain and the most uncertain classes, the most extreme first, and a sentence on all classes."""
 
     certain: list[ClassSamples]
     uncertain: list[ClassSamples]
     note: str = ""
 
 
-def certainty_html(found: Certainty) -> str:
-    """Both ends as rows of figures, one a class."""
-    rows = (("most certain", found.certain), ("least certain", found.uncertain))
+def certainty_html(certainty: Certainty) -> str:
+    """The most and the least certain classes, each as a row of figures."""
+    rows = (("most certain", certainty.certain), ("least certain", certainty.uncertain))
     return "".join(f'<p class="key">{name}</p>{_row(classes)}' for name, classes in rows if classes)
 
 

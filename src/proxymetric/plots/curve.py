@@ -7,26 +7,31 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Drawn in these colours, then replaced by the page's own, so that the picture follows light and dark.
+# Placeholder colours: `_inline` replaces them with the page's, so that the figure follows light and dark mode.
 _INK, _GRID, _LOSS = "#010203", "#040506", "#070809"
 _METRICS = ("#0a0b0c", "#0d0e0f", "#101112")
 _PAGE = {_INK: "var(--soft)", _GRID: "var(--line)", _LOSS: "var(--second)"} | {
     colour: f"var(--series-{number})" for number, colour in enumerate(_METRICS)
 }
-_OTHERS = ("epoch", "step", "loss", "figures", "chosen")
+_NOT_METRICS = ("epoch", "step", "loss", "figures", "chosen")
 
 
 def metric_columns(curve: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys of the records that are metrics, in the order met: what is left without `_OTHERS`."""
+    """The keys of the records that are metrics, in the order of their first appearance."""
     keys = dict.fromkeys(key for record in curve for key in record)
-    return [key for key in keys if key not in _OTHERS]
+    return [key for key in keys if key not in _NOT_METRICS]
 
 
 def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
-    """Inline SVGs, loss and metrics, of records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
+    """Draw the loss and the metrics as inline SVGs.
 
-    Metrics are fractions, drawn in per cent (at most three); a record may lack any key but epoch, which may be a
-    fraction; what is not finite is left out, and a picture without a point too.
+    Args:
+        curve: records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``. Every key except epoch is
+            optional; epoch may be a fraction. Metrics are fractions, drawn in per cent; at most three are drawn.
+
+    Returns:
+        The SVGs of the loss and of the metrics. Values that are not finite are left out, and so is an SVG without a
+        point.
     """
     metrics = [key for key in metric_columns(curve) if _points(curve, key)[0]][: len(_METRICS)]
     series = {key: (colour, 100) for key, colour in zip(metrics, _METRICS)}
@@ -51,7 +56,7 @@ def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[
         axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
         axes.set_xlabel("epoch", color=_INK, fontsize=9)
         epochs = [record["epoch"] for record in curve]
-        # Of an epoch or two that were looked at on the way, whole numbers alone would leave the axis bare.
+        # A short run that is evaluated within its epochs needs fractional ticks: whole ones would leave the axis empty.
         whole = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
         axes.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -78,22 +83,24 @@ def _points(curve: Sequence[dict[str, Any]], key: str) -> tuple[list[float], lis
 
 def _line(axes: Any, curve: Sequence[dict[str, Any]], key: str, colour: str, times: int) -> None:
     epochs, values = _points(curve, key)
+    scaled = [times * value for value in values]
     marker = "o" if len(epochs) <= 30 else None
-    axes.plot(epochs, [times * v for v in values], color=colour, linewidth=1.8, marker=marker, markersize=3, label=key)
-    marked, heights = _points([record for record in curve if record.get("chosen")], key)
-    axes.plot(marked, [times * v for v in heights], color=colour, linestyle="none", marker="o", markersize=7)
+    axes.plot(epochs, scaled, color=colour, linewidth=1.8, marker=marker, markersize=3, label=key)
+    chosen_epochs, chosen_values = _points([record for record in curve if record.get("chosen")], key)
+    chosen_scaled = [times * value for value in chosen_values]
+    axes.plot(chosen_epochs, chosen_scaled, color=colour, linestyle="none", marker="o", markersize=7)
 
 
 def _inline(svg: str, prefix: str, title: str) -> str:
-    """A matplotlib SVG as an element of a page: no prologue, own ids, the page's colours and its font."""
+    """A matplotlib SVG as an element of a page: without prologue, with unique ids, in the page's colours and font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
-    for drawn, wanted in _PAGE.items():
-        svg = svg.replace(drawn, wanted)
-    # The size is the page's business: only the proportions are kept.
+    for placeholder, colour in _PAGE.items():
+        svg = svg.replace(placeholder, colour)
+    # The page sets the size; only the proportions are kept.
     svg = re.sub(r'<svg ([^>]*?)\bheight="[^"]*"', r"<svg \1", svg, count=1)
     svg = re.sub(
         r'<svg ([^>]*?)\bwidth="[^"]*"',

@@ -1,4 +1,4 @@
-"""Queries and what was found for them, right and wrong."""
+"""Queries and their results, right and wrong."""
 
 import base64
 import html
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from proxymetric.metrics import Ranking, per_query
 
-THUMBNAIL = 96
-TOP = 8
+THUMBNAIL_PIXELS = 96
+RESULTS_SHOWN = 8
 
 
 class GalleryHit(NamedTuple):
-    """One result: its picture, its class, its similarity with the query and whether the class is the query's."""
+    """One result: its image, its class, its similarity with the query, and whether it has the query's class."""
 
     image: Image.Image
     class_name: str
@@ -35,29 +35,33 @@ class GalleryRow(NamedTuple):
 
 
 def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
-    """Rows of a ranking to show: the queries sorted by average precision, cut into `count` equal parts, one drawn from each.
+    """Choose queries to show, from best to worst, so that good and bad results appear in their true proportion.
 
-    So the gallery shows good and bad results in their true proportion. The best come first.
+    The queries are sorted by average precision and cut into `count` equal parts; one query is drawn from each.
 
     Args:
         ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
-        count: rows expected, from 1; fewer come back where there are fewer queries.
-        seed: which of each part is drawn.
+        count: the number of queries, at least 1; there are fewer if the ranking has fewer.
+        seed: of the draws.
 
-    >>> hits = torch.tensor([[False], [True], [True], [False]])
-    >>> one = torch.ones(4, dtype=torch.long)
-    >>> rows = pick_queries(Ranking(hits, one, one[:, None], torch.arange(4), left_out=0), count=2)
-    >>> hits[rows].flatten().tolist()
-    [True, False]
-    """  # noqa: E501
+    Returns:
+        Rows of the ranking, the best first.
+
+    Example:
+        >>> hits = torch.tensor([[False], [True], [True], [False]])
+        >>> one = torch.ones(4, dtype=torch.long)
+        >>> rows = pick_queries(Ranking(hits, one, one[:, None], torch.arange(4), left_out=0), count=2)
+        >>> hits[rows].flatten().tolist()
+        [True, False]
+    """
     if count < 1:
-        raise ValueError(f"count: got {count}, expected a number of queries from 1")
-    reach = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
-    quality = per_query(reach, "MAP@R")["MAP@R"].numpy()
+        raise ValueError(f"count: got {count}, expected a number of at least 1")
+    within_reach = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
+    quality = per_query(within_reach, "MAP@R")["MAP@R"].numpy()
     order = np.argsort(-quality, kind="stable")
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     parts = np.array_split(order, min(count, len(order))) if len(order) else []
-    return [int(draw.choice(part)) for part in parts]
+    return [int(generator.choice(part)) for part in parts]
 
 
 def gallery_rows(
@@ -67,40 +71,42 @@ def gallery_rows(
     labels: Tensor | np.ndarray | Sequence[int],
     classes: Sequence[str],
     read: Callable[[int], Image.Image],
-    top: int = TOP,
+    top: int = RESULTS_SHOWN,
 ) -> list[GalleryRow]:
-    """Gallery rows of a leave-one-out ranking, with cosine similarities.
+    """Build gallery rows of a leave-one-out ranking, with cosine similarities.
 
     Args:
-        ranking: with at least one result a query.
-        rows: rows of the ranking, as `pick_queries` gives them.
-        embeddings: (N, D), those that were ranked.
-        labels: (N,) into `classes`.
-        read: picture of an index of the embeddings.
-        top: results shown.
+        ranking: with at least one result for each query.
+        rows: rows of the ranking, such as from `pick_queries`.
+        embeddings: (N, D) the ranked embeddings.
+        labels: (N,) indices into `classes`.
+        classes: names of the classes.
+        read: returns the image of an embedding's index.
+        top: results shown for each query.
 
-    >>> from proxymetric.metrics import rank
-    >>> vectors, labels = torch.tensor([[3.0, 4.0], [3.0, 4.0], [1.0, 0.0]]), [0, 0, 1]
-    >>> row = gallery_rows(rank(vectors, labels, k=2), [0], vectors, labels, ["cat", "dog"], lambda i: i)[0]
-    >>> row.query_class, [(hit.class_name, hit.right, round(hit.score, 2)) for hit in row.results]
-    ('cat', [('cat', True, 1.0), ('dog', False, 0.6)])
+    Example:
+        >>> from proxymetric.metrics import rank
+        >>> vectors, labels = torch.tensor([[3.0, 4.0], [3.0, 4.0], [1.0, 0.0]]), [0, 0, 1]
+        >>> row = gallery_rows(rank(vectors, labels, k=2), [0], vectors, labels, ["cat", "dog"], lambda i: i)[0]
+        >>> row.query_class, [(hit.class_name, hit.right, round(hit.score, 2)) for hit in row.results]
+        ('cat', [('cat', True, 1.0), ('dog', False, 0.6)])
     """
     vectors = torch.as_tensor(embeddings)
     shown = []
     for row in rows:
         query = int(ranking.queries[row])
-        found = [place for place in ranking.neighbours[row, :top].tolist() if place >= 0]
-        likeness = torch.cosine_similarity(vectors[query, None].double(), vectors[found].double())
+        neighbours = [place for place in ranking.neighbours[row, :top].tolist() if place >= 0]
+        similarity = torch.cosine_similarity(vectors[query, None].double(), vectors[neighbours].double())
         hits = [
             GalleryHit(read(place), classes[int(labels[place])], float(score), bool(right))
-            for place, score, right in zip(found, likeness, ranking.hits[row])
+            for place, score, right in zip(neighbours, similarity, ranking.hits[row])
         ]
         shown.append(GalleryRow(read(query), classes[int(labels[query])], hits))
     return shown
 
 
-def data_uri(image: Image.Image, longest: int = THUMBNAIL) -> str:
-    """A picture of at most `longest` pixels a side as a data URI, as PNG or JPEG, whichever is smaller."""
+def data_uri(image: Image.Image, longest: int = THUMBNAIL_PIXELS) -> str:
+    """An image of at most `longest` pixels a side as a data URI: PNG or JPEG, whichever is smaller."""
     small = image.convert("RGB")
     small.thumbnail((longest, longest))
     kinds: dict[str, dict] = {"png": {"optimize": True}, "jpeg": {"quality": 85}}
@@ -114,20 +120,20 @@ def data_uri(image: Image.Image, longest: int = THUMBNAIL) -> str:
 
 
 def gallery_html(rows: Sequence[GalleryRow]) -> str:
-    """The rows as HTML figures: mark and frame say right or wrong, never colour alone."""
+    """The rows as HTML figures; marks and frames, not only colours, distinguish right from wrong."""
     return "\n".join(_row(row) for row in rows)
 
 
 def _row(row: GalleryRow) -> str:
     right = sum(hit.right for hit in row.results)
     name = html.escape(row.query_class)
-    found = "".join(_hit(place, hit) for place, hit in enumerate(row.results, start=1))
+    results = "".join(_hit(place, hit) for place, hit in enumerate(row.results, start=1))
     return (
         f'<article class="find"><figure class="query"><div class="frame">'
         f'<img src="{data_uri(row.query)}" alt="query, class {name}"></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
         f'<span class="score">{right} of {len(row.results)} right</span></figcaption></figure>'
-        f'<ol class="hits">{found}</ol></article>'
+        f'<ol class="hits">{results}</ol></article>'
     )
 
 

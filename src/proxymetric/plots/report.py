@@ -1,4 +1,4 @@
-"""One HTML page of a run that needs nothing but itself."""
+"""The report of a run: one self-contained HTML page."""
 
 import html
 from collections.abc import Sequence
@@ -34,33 +34,38 @@ def write_report(
     hardest: Sequence[GalleryRow] = (),
     certainty: Certainty | None = None,
 ) -> Path:
-    """Write the page at once or not at all: where writing fails, the file that was there stays.
+    """Write the page. It replaces an existing file only when it is complete.
+
+    An empty table, curve, gallery, confused, hardest or notes, and a missing scatter or certainty, leave out their
+    section.
 
     Args:
-        path: of the HTML file; its folder is made.
+        path: of the HTML file; its folder is created.
         title: heading of the page.
-        facts: what the run was, name to value.
-        table: rows such as ``{"name": "trained encoder", "R@1": 0.91, "MAP@R": 0.62}``: floats are fractions, shown in
-            per cent with one decimal; the row with the best MAP@R (else the best first metric) is marked.
+        facts: facts about the run, name to value.
+        table: rows such as ``{"name": "trained encoder", "R@1": 0.91, "MAP@R": 0.62}``. Floats are fractions, shown in
+            per cent with one decimal. The row with the best MAP@R, or else the best first metric, is marked.
         curve: records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
         gallery: queries with their results; see `pick_queries` and `gallery_rows`.
         scatter: from `tsne`.
-        notes: sentences for the end.
-        gallery_note: how the queries were chosen; by default as `pick_queries` does it.
-        confused: pairs of classes that are taken for each other, most often first.
-        hardest: the queries that find least, as `gallery`.
-        certainty: the training classes that the method is most and least sure of.
+        notes: sentences for the end of the page.
+        gallery_note: how the queries were chosen; by default as in `pick_queries`.
+        confused: pairs of confused classes, most frequent first.
+        hardest: the queries with the worst results, in the form of `gallery`.
+        certainty: the training classes that the method is most and least certain of.
 
-    An empty table, curve, gallery, confused, hardest or notes, or no scatter or certainty, leaves that part out.
+    Returns:
+        The path.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> rows = [{"name": "raw pixels", "R@1": 0.5}, {"name": "trained", "R@1": 0.875}]
-    >>> empty = dict(facts={}, curve=[], gallery=[], scatter=None, notes=[])
-    >>> page = write_report(Path(folder.name) / "report.html", title="Demo", table=rows, **empty)
-    >>> "87.5" in page.read_text()
-    True
-    >>> folder.cleanup()
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> rows = [{"name": "raw pixels", "R@1": 0.5}, {"name": "trained", "R@1": 0.875}]
+        >>> empty = dict(facts={}, curve=[], gallery=[], scatter=None, notes=[])
+        >>> page = write_report(Path(folder.name) / "report.html", title="Demo", table=rows, **empty)
+        >>> "87.5" in page.read_text()
+        True
+        >>> folder.cleanup()
     """
     path = Path(path)
     page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty)

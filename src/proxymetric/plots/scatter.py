@@ -1,4 +1,4 @@
-"""A map of the embedding in two dimensions."""
+"""A map of the embeddings in two dimensions."""
 
 import base64
 import colorsys
@@ -13,15 +13,19 @@ from torch import Tensor
 
 WIDTH, HEIGHT = 900, 640
 _MARGIN = 40
-_SHAPES = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}  # in the picture and in the text
-_LETTER = 7.6  # width of a letter of the labels
+_SHAPES = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
+"""marker of matplotlib -> the same shape as a character, for the class names"""
+_LETTER_WIDTH = 7.6
+"""of the class names, in SVG units"""
 
 
 class Scatter(NamedTuple):
-    """Points of a map, their classes, and a sentence on what they are."""
+    """The points of a map, their classes, and a caption."""
 
-    points: np.ndarray  # (N, 2)
-    labels: np.ndarray  # (N,) into names
+    points: np.ndarray
+    """(N, 2)"""
+    labels: np.ndarray
+    """(N,) indices into `names`"""
     names: list[str]
     caption: str
 
@@ -34,43 +38,47 @@ def tsne(
     classes: int = 30,
     seed: int = 0,
 ) -> Scatter:
-    """A t-SNE map of unit-length embeddings: the same input and seed give the same map.
+    """Compute a t-SNE map of unit-length embeddings; the same input and seed give the same map.
+
+    With fewer than 10 points the map shows their two principal axes instead.
 
     Args:
         embeddings: (N, D).
-        labels: (N,) into `names`.
+        labels: (N,) indices into `names`.
         names: of the classes.
-        limit: points at most, from 1; drawn by seed.
-        classes: classes at most, from 1; drawn by seed.
+        limit: the largest number of points, at least 1; they are drawn at random.
+        classes: the largest number of classes, at least 1; they are drawn at random.
         seed: of the draws and of t-SNE.
 
-    With fewer than 10 points t-SNE has nothing to do: their two principal axes are drawn.
+    Raises:
+        ValueError: embeddings and labels do not fit, or a number is below 1.
 
-    >>> few = tsne(np.eye(4), [0, 0, 7, 7], names=list("abcdefgh"))
-    >>> few.points.shape, few.labels.tolist(), few.names
-    ((4, 2), [0, 0, 1, 1], ['a', 'h'])
-    >>> few.caption
-    '4 images of 2 classes'
+    Example:
+        >>> few = tsne(np.eye(4), [0, 0, 7, 7], names=list("abcdefgh"))
+        >>> few.points.shape, few.labels.tolist(), few.names
+        ((4, 2), [0, 0, 1, 1], ['a', 'h'])
+        >>> few.caption
+        '4 images of 2 classes'
     """
     vectors = torch.as_tensor(embeddings).detach().cpu().double()
-    marks = torch.as_tensor(labels).cpu().numpy()
-    if vectors.ndim != 2 or len(vectors) == 0 or len(vectors) != len(marks):
+    class_labels = torch.as_tensor(labels).cpu().numpy()
+    if vectors.ndim != 2 or len(vectors) == 0 or len(vectors) != len(class_labels):
         raise ValueError(
-            f"embeddings: got shape {tuple(vectors.shape)} for {len(marks)} labels, expected a row for each label"
+            f"embeddings: got shape {tuple(vectors.shape)} for {len(class_labels)} labels, expected one row each"
         )
     for name, value in (("limit", limit), ("classes", classes)):
         if value < 1:
-            raise ValueError(f"{name}: got {value}, expected a number from 1")
-    draw = np.random.default_rng(seed)
-    present = np.unique(marks)
-    chosen = np.sort(draw.permutation(present)[:classes])
-    places = np.flatnonzero(np.isin(marks, chosen))
-    places = np.sort(draw.permutation(places)[:limit])
+            raise ValueError(f"{name}: got {value}, expected a number of at least 1")
+    generator = np.random.default_rng(seed)
+    present = np.unique(class_labels)
+    chosen = np.sort(generator.permutation(present)[:classes])
+    places = np.flatnonzero(np.isin(class_labels, chosen))
+    places = np.sort(generator.permutation(places)[:limit])
     unit = torch.nn.functional.normalize(vectors[places]).numpy()
     of = f" of {len(present):,}" if len(chosen) < len(present) else ""
     caption = f"{len(places):,} images of {len(chosen):,}{of} classes"
     return Scatter(
-        _project(unit, seed), np.searchsorted(chosen, marks[places]), [names[int(c)] for c in chosen], caption
+        _project(unit, seed), np.searchsorted(chosen, class_labels[places]), [names[int(c)] for c in chosen], caption
     )
 
 
@@ -82,39 +90,39 @@ def _project(unit: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # Several threads add up in an order that changes from call to call.
+    # Several threads would sum in an order that changes from call to call.
     with threadpool_limits(limits=1):
         perplexity = min(30.0, (len(unit) - 1) / 3)
         return TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(unit)
 
 
 def scatter_svg(scatter: Scatter) -> str:
-    """Inline SVG: points coloured and shaped by class as one picture, class names as text at their centres."""
+    """An inline SVG: an image of the points, coloured and shaped by class, with the class names as text."""
     low, high = scatter.points.min(axis=0), scatter.points.max(axis=0)
     span = np.where(high > low, high - low, 1.0)
     room = np.array([WIDTH, HEIGHT]) - 2 * _MARGIN
     placed = _MARGIN + (scatter.points - low) / span * room
     placed[:, 1] = HEIGHT - placed[:, 1]
     present = np.unique(scatter.labels)
-    looks = [(colour, list(_SHAPES)[number % len(_SHAPES)]) for number, colour in enumerate(colours(len(present)))]
+    styles = [(colour, list(_SHAPES)[number % len(_SHAPES)]) for number, colour in enumerate(colours(len(present)))]
     groups = [placed[scatter.labels == label] for label in present]
     shown = [_short(scatter.names[label]) for label in present]
-    widths = np.array([_LETTER * (len(name) + 2) for name in shown])
+    widths = np.array([_LETTER_WIDTH * (len(name) + 2) for name in shown])
     texts = "".join(
         f'<text x="{x:.1f}" y="{y:.1f}"><title>{html.escape(scatter.names[label])}</title>'
         f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {html.escape(name)}</text>'
         for label, name, (colour, shape), (x, y) in zip(
-            present, shown, looks, _apart(np.stack([_heart(group) for group in groups]), widths)
+            present, shown, styles, _separate_labels(np.stack([_densest_point(group) for group in groups]), widths)
         )
     )
     return (
         f'<svg class="map" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Map of the embedding, by class">'
-        f'<image href="{_picture(groups, looks)}" width="{WIDTH}" height="{HEIGHT}"></image>{texts}</svg>'
+        f'<image href="{_picture(groups, styles)}" width="{WIDTH}" height="{HEIGHT}"></image>{texts}</svg>'
     )
 
 
 def colours(count: int) -> list[tuple[float, float, float]]:
-    """`count` colours around the circle, neighbours in the list far apart, readable on white and on black."""
+    """Colours around the colour circle; neighbours in the list differ, and all are readable on white and black."""
     return [colorsys.hls_to_rgb((number * 0.381966) % 1, 0.52 + 0.08 * (number % 2), 0.62) for number in range(count)]
 
 
@@ -122,13 +130,13 @@ def _hex(colour: tuple[float, float, float]) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in colour)
 
 
-def _heart(group: np.ndarray) -> np.ndarray:
-    """The point of a class with most of its own class around it: a mean may lie where no point is."""
+def _densest_point(group: np.ndarray) -> np.ndarray:
+    """The point of a class with the smallest mean distance to its nearest half; a mean may lie where no point is."""
     distances = np.sort(np.linalg.norm(group[:, None] - group[None], axis=2), axis=1)
     return group[distances[:, : len(group) // 2 + 1].mean(axis=1).argmin()]
 
 
-def _picture(groups: Sequence[np.ndarray], looks: Sequence[tuple[tuple[float, float, float], str]]) -> str:
+def _picture(groups: Sequence[np.ndarray], styles: Sequence[tuple[tuple[float, float, float], str]]) -> str:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,7 +147,7 @@ def _picture(groups: Sequence[np.ndarray], looks: Sequence[tuple[tuple[float, fl
     axes.set_xlim(0, WIDTH)
     axes.set_ylim(HEIGHT, 0)
     size = 24 if sum(map(len, groups)) <= 1200 else 14
-    for group, (colour, shape) in zip(groups, looks):
+    for group, (colour, shape) in zip(groups, styles):
         x, y = group.T
         axes.scatter(x, y, s=size, color=[colour], marker=shape, alpha=0.85, linewidths=0)
     buffer = io.BytesIO()
@@ -147,8 +155,8 @@ def _picture(groups: Sequence[np.ndarray], looks: Sequence[tuple[tuple[float, fl
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _apart(centres: np.ndarray, widths: np.ndarray, down: float = 18) -> np.ndarray:
-    """Move labels up and down until no two cover each other, or until moving does not help; all stay inside."""
+def _separate_labels(centres: np.ndarray, widths: np.ndarray, down: float = 18) -> np.ndarray:
+    """Move labels up and down until none overlap, or until moving does not help; all stay inside the map."""
     x = centres[:, 0].clip(widths / 2, WIDTH - widths / 2)
     y = centres[:, 1].copy()
     near = np.abs(x[:, None] - x[None]) < (widths[:, None] + widths[None]) / 2

@@ -1,4 +1,4 @@
-"""The look of the page: light and dark, wide and narrow, screen and paper."""
+"""The style sheet of the report: light and dark mode, wide and narrow screens, and print."""
 
 CSS = """
 :root { --page: #f6f7f9; --card: #ffffff; --ink: #16181d; --soft: #5b6270; --line: #e3e6eb; --accent: #3157d5;

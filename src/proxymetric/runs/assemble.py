@@ -1,10 +1,10 @@
-"""From a recipe to the parts of a run: data, feeds, encoder, criterion."""
+"""Build the parts of a run from its recipe: data, feeds, encoder, criterion."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import Batch, Pool
+from proxymetric.core.pieces import Batch
 from proxymetric.core.watcher import Watcher
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
@@ -20,53 +20,67 @@ from proxymetric.data.feeds import draw_rows
 from proxymetric.data.splits import altered
 from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
-from proxymetric.metrics import evaluate
 from proxymetric.papers import lookup
 from proxymetric.papers import method as make_method
 from proxymetric.recipe import Recipe
+from proxymetric.runs.score import EmbeddedSet
 from proxymetric.training import trainer
 from proxymetric.training.learner import Learner
 from proxymetric.training.parallel import gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 
-Embedded = tuple[Tensor, Tensor, np.ndarray]
-"""vectors, labels, and the indices of the images that could be read"""
+EVAL_BATCH = 256
+"""images that are embedded at once"""
+PIXELS_BATCH = 1024
+"""images whose raw pixels are read at once"""
+MAX_WORKERS = 8
+"""processes that decode images, at most, where `data.workers` is -1"""
 
 
 @dataclass
 class RunContext:
-    """What every part of a run shares."""
+    """What all parts of a run share.
+
+    Attributes:
+        recipe: the checked recipe.
+        device: where the run computes.
+        world: the processes that train together.
+        watcher: receives messages and progress.
+        bad: images that could not be read, with the reason.
+    """
 
     recipe: Recipe
     device: torch.device
     world: ProcessGroup
     watcher: Watcher
     bad: dict[str, str]
-    """images that could not be read, with the reason"""
 
     def on_bad(self, title: str, reason: str) -> None:
+        """Record an image that could not be read, and report it once."""
         if title not in self.bad:
             self.bad[title] = reason
             self.watcher.say(f"left out, cannot be read: {title} ({reason})")
 
     def cache(self, images: ImageSet) -> str:
+        """The value of `data.cache` for these images, with "auto" resolved."""
         asked = self.recipe.data.cache
         if asked != "auto":
             return asked
         return "none" if images.arrays is None else "device"
 
     def workers(self, images: ImageSet) -> int:
+        """The value of `data.workers` for these images, with -1 resolved."""
         asked = self.recipe.data.workers
         if asked >= 0:
             return asked
         if images.arrays is not None:
             return 0
         cores = os.cpu_count() or 1
-        return min(8, cores - 1) if self.device.type == "cuda" else min(1, cores - 1)
+        return min(MAX_WORKERS, cores - 1) if self.device.type == "cuda" else min(1, cores - 1)
 
 
 def eval_view(recipe: Recipe) -> dict[str, Any]:
-    """The arguments of the `EvalView` that goes with the recipe's training view."""
+    """The arguments of the `EvalView` that belongs to the recipe's training view."""
     size, resize = recipe.view["size"], recipe.view["resize"]
     if recipe.view["name"] is not None:
         return named_view(recipe.view["name"], size)["eval"]
@@ -78,70 +92,99 @@ def eval_view(recipe: Recipe) -> dict[str, Any]:
 
 
 def scored_on(recipe: Recipe) -> str:
-    """The classes that an evaluation during training is on, in words."""
+    """Name the classes that are evaluated during training."""
     return "test classes" if recipe.protocol == "papers" else "held-out classes"
 
 
 def train_view(recipe: Recipe) -> TrainView:
+    """The training view of a recipe."""
     return TrainView(**{key: value for key, value in recipe.view.items() if key != "name"})
 
 
 def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
-    """The images of the recipe, and which classes are for what."""
+    """Open the images of a recipe and split their classes.
+
+    Returns:
+        All images, and the split into training, validation and test classes.
+
+    Raises:
+        ValueError: the recipe names no data, or the data cannot be opened or split.
+    """
     if not recipe.data.path:
-        raise ValueError("data: say where the images are: --data FOLDER (or a CSV, or glyphs, or digits)")
+        raise ValueError("data: got nothing, expected --data with a folder, a CSV file, glyphs or digits")
     watcher.say(f"opening {recipe.data.path}")
     images = open_data(recipe.data.path, recipe.data.layout)
     parts = split(images, recipe.data.validation, recipe.data.test, recipe.seed)
     parts = parts._replace(train=altered(parts.train, recipe.data.fraction, recipe.data.wrong_labels, recipe.seed))
-    said = ", ".join(
-        f"{len(part)} images of {len(part.classes)} classes {what}"
-        for what, part in zip(("to train on", "held out to choose the epoch", "to test on"), parts)
+    counts = ", ".join(
+        f"{len(part)} images of {len(part.classes)} classes {purpose}"
+        for purpose, part in zip(("to train on", "held out to choose the epoch", "to test on"), parts)
         if part is not None
     )
-    how = "" if recipe.data.layout == "auto" else f" (data.layout={recipe.data.layout!r})"
-    watcher.say(f"{images.name}{how}: {said}")
+    layout = "" if recipe.data.layout == "auto" else f" (data.layout={recipe.data.layout!r})"
+    watcher.say(f"{images.name}{layout}: {counts}")
     if recipe.protocol == "papers":
         watcher.say("protocol papers: the test classes are scored at every evaluation and choose the epoch")
     return images, parts
 
 
 def make_encoder(recipe: Recipe) -> Encoder:
+    """Build the encoder of a recipe."""
     return build(**recipe.encoder, size=recipe.view["size"])
 
 
 def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
+    """Build the method of a recipe."""
     return make_method(recipe.method, classes=classes, dim=dim, **recipe.loss)
 
 
-def make_batches(desk: RunContext, labels: np.ndarray) -> Batches:
-    """The batches that the recipe asks for; images per class that are only advised give way to the data."""
-    options, world = desk.recipe.train, desk.world
-    advised = lookup(desk.recipe.method).about.samples_per_class
+def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
+    """Build the batch sampler of a recipe.
+
+    The batch size shrinks where the data has too few classes for the images per class that the method only advises.
+
+    Args:
+        context: of the run.
+        labels: (N,) the labels of the training images.
+
+    Raises:
+        ValueError: the recipe asks for batches that these labels do not allow.
+    """
+    options, world = context.recipe.train, context.world
+    advised = lookup(context.recipe.method).about.samples_per_class
     per_class, batch = options.per_class or None, options.batch
     if options.per_class is None and advised:
         per_class, unit = advised, math.lcm(advised, world.size)
         most = min(batch, advised * len(np.unique(labels)))
         batch = max(unit, most - most % unit)
         if batch != options.batch:
-            desk.watcher.say(f"batches of {batch}: {desk.recipe.method} wants {advised} images of a class in each")
+            context.watcher.say(f"batch size {batch}: {context.recipe.method} needs {advised} images of each class")
     try:
-        return Batches(labels, batch, per_class, desk.recipe.seed, world.rank, world.size)
+        return Batches(labels, batch, per_class, context.recipe.seed, world.rank, world.size)
     except ValueError as error:
         raise ValueError(f"{error} (--batch, --set train.per_class=...)") from None
 
 
 class Feed(trainer.Feed, Protocol):
-    """What a run trains on; it also shows any of its images beside the epochs."""
+    """The training batches of a run, and views of any training image outside the epochs."""
 
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray:
+        """(N,) the labels of the training images."""
 
-    def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]: ...
+    def views(self, rows: np.ndarray, key: int, batch: int = EVAL_BATCH) -> Iterator[Batch]:
+        """Training views of the images `rows`, a pure function of `key`."""
 
 
 class FeatureFeed:
-    """Batches of cached features: what `--frozen` trains on."""
+    """Batches of cached features, for `--frozen`.
+
+    Args:
+        vectors: (N, F) the features.
+        labels: (N,) their labels.
+        batches: which rows make up each batch.
+        device: where the batches lie.
+    """
 
     def __init__(self, vectors: Tensor, labels: np.ndarray, batches: Batches, device: torch.device) -> None:
         self.vectors, self.labels, self.batches = vectors.to(device), labels, batches
@@ -151,10 +194,11 @@ class FeatureFeed:
         return len(self.batches)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch `start` on."""
         yield from map(self._rows, self.batches.epoch(number, start))
 
-    def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]:
-        """The features of `rows`: they were made of one view, whatever the key."""
+    def views(self, rows: np.ndarray, key: int, batch: int = EVAL_BATCH) -> Iterator[Batch]:
+        """The features of `rows`; `key` has no effect, because each image has one cached view."""
         yield from (self._rows(rows[i : i + batch]) for i in range(0, len(rows), batch))
 
     def _rows(self, rows: np.ndarray) -> Batch:
@@ -163,7 +207,12 @@ class FeatureFeed:
 
 
 class RefuseUnreadable:
-    """A feed that ends a run on images of which not one can be read, instead of training on nothing."""
+    """A feed that raises an error when no image of a whole epoch can be read.
+
+    Args:
+        feed: the feed to watch.
+        images: the number of training images, for the message.
+    """
 
     def __init__(self, feed: Feed, images: int) -> None:
         self.feed, self.images, self.labels, self.views = feed, images, feed.labels, feed.views
@@ -172,144 +221,158 @@ class RefuseUnreadable:
         return len(self.feed)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        found = 0
-        for place, batch in enumerate(self.feed.epoch(number, start), start + 1):
-            found += len(batch.labels)
-            if start == 0 and place == len(self.feed) and not found:
+        """The batches of an epoch, from batch `start` on."""
+        readable = 0
+        for count, batch in enumerate(self.feed.epoch(number, start), start + 1):
+            readable += len(batch.labels)
+            if start == 0 and count == len(self.feed) and not readable:
                 raise ValueError(f"data: not one of the {self.images} training images can be read")
             yield batch
 
 
-def features_of(desk: RunContext, encoder: Encoder, images: ImageSet, what: str) -> Embedded:
-    """The backbone's features of all readable images, from the cache where they are known."""
-    found = cached_features(
+def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name: str) -> EmbeddedSet:
+    """Compute the backbone's features of all readable images, or take them from the feature cache.
+
+    Args:
+        context: of the run.
+        encoder: whose backbone computes the features.
+        images: the images.
+        name: what the images are called in the progress bar.
+    """
+    features = cached_features(
         encoder,
         images,
-        EvalView(**eval_view(desk.recipe)),
-        workers=desk.workers(images),
-        progress=lambda done, total: desk.watcher.work(f"features: {what}", done, total),
+        EvalView(**eval_view(context.recipe)),
+        workers=context.workers(images),
+        progress=lambda done, total: context.watcher.work(f"features: {name}", done, total),
     )
-    for title, reason in found.bad.items():
-        desk.on_bad(title, reason)
-    return found.vectors, torch.from_numpy(images.labels[found.kept]), found.kept
+    for title, reason in features.bad.items():
+        context.on_bad(title, reason)
+    return EmbeddedSet(images, features.vectors, features.kept)
 
 
-def train_feed(desk: RunContext, encoder: Encoder, images: ImageSet) -> Feed:
-    """The feed that a run trains on."""
-    recipe = desk.recipe
+def train_feed(context: RunContext, encoder: Encoder, images: ImageSet) -> Feed:
+    """Build the feed of the training images."""
+    recipe = context.recipe
     if recipe.train.frozen:
-        vectors, labels, _ = features_of(desk, encoder, images, "training images")
-        if not len(vectors):
+        features = embed_features(context, encoder, images, "training images")
+        if not len(features.vectors):
             raise ValueError(f"data: not one of the {len(images)} training images can be read")
-        return FeatureFeed(vectors, labels.numpy(), make_batches(desk, labels.numpy()), desk.device)
+        labels = features.labels.numpy()
+        return FeatureFeed(features.vectors, labels, make_batches(context, labels), context.device)
     feed = TrainFeed(
         images,
-        make_batches(desk, images.labels),
+        make_batches(context, images.labels),
         train_view(recipe),
-        desk.cache(images),
-        desk.device,
-        desk.workers(images),
+        context.cache(images),
+        context.device,
+        context.workers(images),
         recipe.seed,
-        desk.on_bad,
+        context.on_bad,
     )
-    # Of several processes one alone may have met nothing but bad images: the others go on.
-    return RefuseUnreadable(feed, len(images)) if desk.world.size == 1 else feed
+    # With several processes, one process may meet only unreadable images while the others can still train.
+    return RefuseUnreadable(feed, len(images)) if context.world.size == 1 else feed
 
 
-def make_pool(desk: RunContext, encoder: Encoder, feed: Feed, step: Callable[[], int]) -> Pool:
-    """Embeddings of random training images as training sees them, by the encoder as it is now.
+def make_pool(context: RunContext, encoder: Encoder, feed: Feed) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """Make a function that embeds random training images with the current encoder.
 
-    A pure function of the recipe's seed, the step and the encoder; the same in every process.
+    Returns:
+        `pool(count, step)`: vectors (N, D) and labels (N,) of `count` training views of each class. They depend only on
+        the recipe's seed, the step and the encoder, and are the same in every process.
     """
-    encode = encoder.head if desk.recipe.train.frozen else encoder
-    between = desk.device if desk.world.size == 1 else torch.device("cpu")
+    encode = encoder.head if context.recipe.train.frozen else encoder
+    transfer_device = context.device if context.world.size == 1 else torch.device("cpu")
 
     @torch.no_grad()
-    def embedded(count: int) -> tuple[Tensor, Tensor]:
-        rows = draw_rows(feed.labels, count, desk.recipe.seed, step())
-        vectors, labels, size = [], [], 256
-        for number, batch in enumerate(feed.views(rows, step(), size), 1):
+    def embed_views(count: int, step: int) -> tuple[Tensor, Tensor]:
+        rows = draw_rows(feed.labels, count, context.recipe.seed, step)
+        vectors, labels = [], []
+        for number, batch in enumerate(feed.views(rows, step, EVAL_BATCH), 1):
             assert batch.images is not None
             if len(batch.labels):
                 vectors.append(encode(batch.images).float())
                 labels.append(batch.labels)
-            desk.watcher.work("embedding a pool", min(number * size, len(rows)), len(rows))
+            context.watcher.work("embedding a pool", min(number * EVAL_BATCH, len(rows)), len(rows))
         if not vectors:
             raise ValueError(f"data: not one of {len(rows)} random training images can be read")
-        return torch.cat(vectors).to(between), torch.cat(labels).to(between)
+        return torch.cat(vectors).to(transfer_device), torch.cat(labels).to(transfer_device)
 
-    def pool(count: int) -> tuple[Tensor, Tensor]:
+    def pool(count: int, step: int) -> tuple[Tensor, Tensor]:
         training = encoder.training
         encoder.eval()
         try:
-            # Rounding differs from device to device, and all processes must pick the same.
+            # The first process embeds for all: rounding differs between devices, and all must pick the same proxies.
             with gathered_parameters(encoder):
-                vectors, labels = desk.world.from_first(lambda: embedded(count))
+                vectors, labels = context.world.from_first(lambda: embed_views(count, step))
         finally:
             encoder.train(training)
-        return vectors.to(desk.device), labels.to(desk.device)
+        return vectors.to(context.device), labels.to(context.device)
 
     return pool
 
 
-def embedder(desk: RunContext, encoder: Encoder, images: ImageSet, what: str) -> Callable[[str], Embedded]:
-    """A function that embeds `images` with the encoder as it is now: "vectors", or "features" before the head."""
-    if desk.recipe.train.frozen:
-        vectors, labels, kept = features_of(desk, encoder, images, what)
-        vectors = vectors.to(desk.device)
+def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str) -> Callable[[str], EmbeddedSet]:
+    """Make a function that embeds `images` with the current encoder.
+
+    Args:
+        context: of the run.
+        encoder: whose embeddings are computed.
+        images: the images.
+        name: what the images are called in the progress bar and in errors.
+
+    Returns:
+        A function of "vectors" (the embeddings) or "features" (the input of the head).
+    """
+    if context.recipe.train.frozen:
+        features = embed_features(context, encoder, images, name)
+        features = features._replace(vectors=features.vectors.to(context.device))
 
         @torch.no_grad()
-        def from_features(kind: str) -> Embedded:
+        def from_features(kind: str) -> EmbeddedSet:
             encoder.eval()
-            return (vectors if kind == "features" else encoder.head(vectors)).float(), labels, kept
+            vectors = features.vectors if kind == "features" else encoder.head(features.vectors)
+            return features._replace(vectors=vectors.float())
 
         return from_features
 
-    view = EvalView(**eval_view(desk.recipe))
-    feed = EvalFeed(images, view, 256, desk.cache(images), desk.device, desk.workers(images), desk.on_bad)
+    view = EvalView(**eval_view(context.recipe))
+    feed = EvalFeed(
+        images, view, EVAL_BATCH, context.cache(images), context.device, context.workers(images), context.on_bad
+    )
 
     @torch.no_grad()
-    def from_images(kind: str) -> Embedded:
+    def from_images(kind: str) -> EmbeddedSet:
         encoder.eval()
-        run = encoder.features if kind == "features" else encoder
-        vectors, labels, done = [], [], 0
+        encode = encoder.features if kind == "features" else encoder
+        vectors, done = [], 0
         for batch in feed:
             assert batch.images is not None
-            vectors.append(run(batch.images).float())
-            labels.append(batch.labels.cpu())
+            vectors.append(encode(batch.images).float())
             done += len(batch.labels)
-            desk.watcher.work(f"embedding {what}", done, len(images))
+            context.watcher.work(f"embedding {name}", done, len(images))
         if not vectors:
-            raise ValueError(f"data: not one of the {len(images)} images of {what} can be read")
-        return torch.cat(vectors), torch.cat(labels), feed.kept
+            raise ValueError(f"data: not one of the {len(images)} images of {name} can be read")
+        return EmbeddedSet(images, torch.cat(vectors), feed.kept)
 
     return from_images
 
 
-def scored(images: ImageSet, embedded: Embedded, metrics: Sequence[str]) -> dict[str, float]:
-    """The metrics of embedded images: each against all others, or queries against the gallery where the set has one."""
-    vectors, labels, kept = embedded
-    if images.gallery is None:
-        return evaluate(vectors, labels, metrics)
-    stored = torch.from_numpy(images.gallery[kept])
-    there = stored.to(vectors.device)
-    return evaluate(vectors[~there], labels[~stored], metrics, gallery=vectors[there], gallery_labels=labels[stored])
-
-
-def pixels_of(desk: RunContext, images: ImageSet) -> Embedded:
-    """The images themselves as vectors: the baseline under every encoder."""
-    feed = EvalFeed(images, EvalView(**eval_view(desk.recipe)), 1024, "none", "cpu", 0, desk.on_bad)
-    parts = [(batch.images.flatten(1).float(), batch.labels) for batch in feed if batch.images is not None]
-    if not parts:
+def embed_pixels(context: RunContext, images: ImageSet) -> EmbeddedSet:
+    """Use the raw pixels of the images as vectors: a baseline for every encoder."""
+    feed = EvalFeed(images, EvalView(**eval_view(context.recipe)), PIXELS_BATCH, "none", "cpu", 0, context.on_bad)
+    pixels = [batch.images.flatten(1).float() for batch in feed if batch.images is not None]
+    if not pixels:
         raise ValueError(f"data: not one of the {len(images)} images of the unseen classes can be read")
-    return torch.cat([v for v, _ in parts]), torch.cat([labels for _, labels in parts]), feed.kept
+    return EmbeddedSet(images, torch.cat(pixels), feed.kept)
 
 
-def make_learner(desk: RunContext, encoder: Encoder, classes: int) -> Learner:
-    criterion = make_criterion(desk.recipe, classes, encoder.dim)
-    if desk.recipe.train.shard and desk.world.size > 1:
-        criterion.shard(desk.world.rank, desk.world.size)
-    if desk.device.type == "cuda":
-        # Before a scheme copies the weights: copies laid out otherwise are slow to compare with.
+def make_learner(context: RunContext, encoder: Encoder, classes: int) -> Learner:
+    """Build the learner: encoder and criterion, on the run's device, with proxies sharded where the recipe says so."""
+    criterion = make_criterion(context.recipe, classes, encoder.dim)
+    if context.recipe.train.shard and context.world.size > 1:
+        criterion.shard(context.world.rank, context.world.size)
+    if context.device.type == "cuda":
+        # Before a scheme copies the weights: comparing copies with another memory layout is slow.
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Learner(encoder, criterion, desk.recipe.train.frozen, desk.world.size).to(desk.device)
+    return Learner(encoder, criterion, context.recipe.train.frozen, context.world.size).to(context.device)

@@ -1,4 +1,4 @@
-"""How sure a method is of the classes it was trained on, and whether that shows in their images."""
+"""How certain a method is of its training classes, and whether the images of those classes show it."""
 
 from __future__ import annotations
 
@@ -12,57 +12,64 @@ from torch import Tensor
 from proxymetric.core.pieces import Source
 from proxymetric.criterion import Criterion
 
-SHOWN = 5
-"""classes at either end"""
+CLASSES_LISTED = 5
+"""classes listed as most certain, and as least certain"""
 
 
-def knows_uncertainty(criterion: Criterion) -> bool:
-    """Whether a part of the method can say how unsure it is of a class."""
+def has_uncertainty(criterion: Criterion) -> bool:
+    """Whether a part of the method has an uncertainty for each class."""
     return any(hasattr(part, "uncertainty") for part in list(criterion.modules())[1:])
 
 
 def class_uncertainty(
     criterion: Criterion, classes: list[str], embed: Callable[[], tuple[Tensor, Tensor]]
 ) -> dict[str, Any]:
-    """The mean, the classes it is least and most unsure of, and the correlation with how alike their images are.
+    """Summarise the uncertainty of the training classes.
 
-    embed: vectors (N, D) and labels (N,) of the training images; asked only where there are proxies to compare with.
-    `least` and `most` are (class, uncertainty) pairs from the end inwards, no class in both. The correlation
-    (Pearson's) is that of a class's uncertainty and the median similarity of its images to the mean of its proxies; it
-    is left out where it is not defined.
+    Args:
+        criterion: a method for which `has_uncertainty` is true.
+        classes: the names of the C training classes.
+        embed: returns vectors (N, D) and labels (N,) of the training images; called only where exactly one source has
+            proxies to compare them with.
+
+    Returns:
+        `mean`, the mean uncertainty; `least` and `most`, the classes with the lowest and the highest uncertainty as
+        [class, uncertainty] pairs, the extreme one first, no class in both; and `correlation`, Pearson's correlation
+        between the uncertainty of a class and the median similarity of its images to the mean of its proxies. The
+        correlation is left out where it is not defined.
     """
     values = criterion.uncertainty().double().cpu().numpy()
     assert values.shape == (len(classes),), (values.shape, len(classes))
     order = np.argsort(values, kind="stable")
-    count = min(SHOWN, max(1, len(order) // 2))
-    found: dict[str, Any] = {
+    count = min(CLASSES_LISTED, max(1, len(order) // 2))
+    summary: dict[str, Any] = {
         "mean": float(values.mean()),
         "least": [[classes[c], float(values[c])] for c in order[:count]],
         "most": [[classes[c], float(values[c])] for c in order[::-1][:count]],
     }
     proxies = _proxy_means(criterion)
     if proxies is not None:
-        alike = _median_similarities(criterion.normalised(proxies), *embed(), criterion)
-        present = np.isfinite(alike)
-        correlation = _pearson(values[present], alike[present])
+        similarities = _median_similarities(criterion.normalised(proxies), *embed(), criterion)
+        present = np.isfinite(similarities)
+        correlation = _pearson(values[present], similarities[present])
         if correlation is not None:
-            found["correlation"] = correlation
-    return found
+            summary["correlation"] = correlation
+    return summary
 
 
 def _proxy_means(criterion: Criterion) -> Tensor | None:
-    """The mean of each class's proxies as they are compared, (C, D), where exactly one source has proxies."""
-    seated = [part for part in criterion.modules() if isinstance(part, Source) and part.seats > 0]
-    if len(seated) != 1:
+    """(C, D) the mean of each class's normalised proxies; None unless exactly one source has proxies."""
+    sources = [part for part in criterion.modules() if isinstance(part, Source) and part.seats > 0]
+    if len(sources) != 1:
         return None
-    return criterion.normalised(seated[0].seated().float()).unflatten(0, (-1, seated[0].seats)).mean(1)
+    return criterion.normalised(sources[0].seated().float()).unflatten(0, (-1, sources[0].seats)).mean(1)
 
 
 @torch.no_grad()
 def _median_similarities(means: Tensor, vectors: Tensor, labels: Tensor, criterion: Criterion) -> np.ndarray:
-    """(C,) the median over a class's images of their similarity to its mean; NaN for a class without images."""
-    own = means.to(vectors)[labels.to(vectors.device)]
-    similarity = (criterion.normalised(vectors) * own).sum(1).double().cpu().numpy()
+    """(C,) the median similarity of a class's images to its mean proxy; NaN for a class without images."""
+    class_means = means.to(vectors)[labels.to(vectors.device)]
+    similarity = (criterion.normalised(vectors) * class_means).sum(1).double().cpu().numpy()
     order = np.argsort(labels.cpu().numpy(), kind="stable")
     present, first = np.unique(labels.cpu().numpy()[order], return_index=True)
     medians = np.full(len(means), np.nan)
@@ -70,12 +77,12 @@ def _median_similarities(means: Tensor, vectors: Tensor, labels: Tensor, criteri
     return medians
 
 
-def _pearson(one: np.ndarray, other: np.ndarray) -> float | None:
-    """The correlation of two series; None where one of them does not vary, or there are too few to tell.
+def _pearson(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Pearson's correlation; None for fewer than 3 points, or if x or y is constant.
 
     >>> _pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])), _pearson(np.ones(3), np.arange(3.0))
     (-1.0, None)
     """
-    if len(one) < 3 or not (np.isfinite(one).all() and np.ptp(one) > 0 and np.ptp(other) > 0):
+    if len(x) < 3 or not (np.isfinite(x).all() and np.ptp(x) > 0 and np.ptp(y) > 0):
         return None
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(x, y)[0, 1])

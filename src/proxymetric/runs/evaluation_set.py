@@ -1,15 +1,17 @@
-"""Which images a trained model should be measured on."""
+"""Which images a trained model is evaluated on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
 
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.models.load import described, is_refitted, load
+from proxymetric.models.load import is_refitted, load, read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.runs.score import EmbeddedSet
+from proxymetric.signatures import one_of
 
 PARTS = ("auto", "all", "test", "validation", "train")
 
@@ -17,29 +19,39 @@ PARTS = ("auto", "all", "test", "validation", "train")
 def evaluation_set(
     run: str | Path, data: str | Path | None = None, layout: str = "auto", part: str = "auto", which: str = "best"
 ) -> tuple[ImageSet, str]:
-    """The images to measure a run on, and in words which classes those are.
+    """Open the images that a run is evaluated on.
 
-    data: a source as for `open_data`; None: the data that the run was trained on. part: "all", or the "test",
-    "validation" or "train" classes of the run's own split; "auto": of the data that the run was trained on, the classes
-    it has not seen, and all classes of any other data. which: the model, as for `load`. A slim file knows of no data.
+    Args:
+        run: folder of a run, or a slim file. A slim file does not know the data it was trained on.
+        data: a source as for `open_data`; None means the data that the run was trained on.
+        layout: of `data`, as for `open_data`.
+        part: "all"; or the "test", "validation" or "train" classes of the run's split. "auto" means the classes that
+            the run was not trained on if the data is the run's own, else all classes.
+        which: the model, as for `load`.
+
+    Returns:
+        The images, and a note on which of their classes the model was trained on; the note may be empty.
+
+    Raises:
+        ValueError: the data has no such part, or a slim file is given without data.
     """
-    if part not in PARTS:
-        raise ValueError(f"split: got {part!r}, expected one of {', '.join(PARTS)}")
+    one_of("split", part, PARTS)
     if Path(run).is_file():
         if data is None or part not in ("auto", "all"):
             raise ValueError(
-                f"data: {run} does not say what it was trained on; expected --data, and all of its classes"
+                f"data: {run} does not record what it was trained on; expected --data, without --split or with "
+                "--split all"
             )
         return open_data(data, layout), ""
-    about = described(run)
+    about = read_run(run)
     options = about["recipe"]["data"]
     if data is None:
         data, layout = options["path"], options["layout"]
     images = open_data(data, layout)
-    own = images.identity() == about["data"]["identity"]
-    if part == "all" or (part == "auto" and not own):
-        return images, "some of them trained on" if own else ""
-    parts = split(images, options["validation"] if own else 0.0, options["test"], about["recipe"]["seed"])
+    same_data = images.identity() == about["data"]["identity"]
+    if part == "all" or (part == "auto" and not same_data):
+        return images, "some of them trained on" if same_data else ""
+    parts = split(images, options["validation"] if same_data else 0.0, options["test"], about["recipe"]["seed"])
     refitted = is_refitted(run, which)
     if part == "auto":
         if parts.test is not None:
@@ -50,24 +62,28 @@ def evaluation_set(
             return images, "all of them trained on"
     chosen: ImageSet | None = getattr(parts, part)
     if chosen is None:
-        raise ValueError(f"split: {images.name} has no {part} classes; expected --split all")
-    seen = part == "train" or (part == "validation" and refitted)
-    if own and part == "test" and about["recipe"].get("protocol") == "papers":
+        raise ValueError(f"split: got {part!r}, but {images.name} has no {part} classes; expected --split all")
+    if not same_data:
+        return chosen, ""
+    if part == "test" and about["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
-    return chosen, "all of them trained on" if own and seen else "none of them trained on" if own else ""
+    trained_on = part == "train" or (part == "validation" and refitted)
+    return chosen, "all of them trained on" if trained_on else "none of them trained on"
 
 
 def seen_set(run: str | Path) -> ImageSet:
-    """The images that a run's model was trained on, of all classes but the test's where it was refitted."""
-    about = described(run)
+    """The images that a run's model was trained on; of a refitted model, the images of all classes but the test's."""
+    about = read_run(run)
     options = about["recipe"]["data"]
     validation = 0.0 if is_refitted(run) else options["validation"]
     images = open_data(options["path"], options["layout"])
     return split(images, validation, options["test"], about["recipe"]["seed"]).train
 
 
-def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> tuple[Tensor, ImageSet]:
-    """What a run's model makes of its test (or validation) images: vectors (N, D), and the N images."""
+def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:
+    """Embed the test (or validation) images of a run with its model; images that cannot be read are left out."""
     images, _ = evaluation_set(run, part=part)
-    vectors, kept = load(run).embed(images, errors="skip", progress=lambda i, n: watcher.work("embedding", i, n))
-    return vectors, images.subset(kept)
+    vectors, kept = load(run).embed(
+        images, errors="skip", progress=lambda done, total: watcher.work("embedding", done, total)
+    )
+    return EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from proxymetric import recipe as recipes
 from proxymetric.core.pieces import unit
 from proxymetric.core.watcher import Silent, Watcher
+from proxymetric.data import open_data, split
 from proxymetric.files import write_json
-from proxymetric.recipe import settings as as_tables
-from proxymetric.runs.assemble import scored
 from proxymetric.runs.evaluation_set import unseen_vectors
-from proxymetric.runs.train import Run, train
+from proxymetric.runs.score import score
+from proxymetric.runs.train import Run, read_recipe, train
 
 FOLDS = 4
 DIM = 128
+FIXED_KEYS = ("data.validation", "train.monitor", "protocol")
+"""keys of the recipe that the protocol sets"""
 
 
 def mlrc(
@@ -32,55 +34,92 @@ def mlrc(
     watcher: Watcher | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Cross-validate on the training classes, test once: one model per fold, averaged and concatenated.
+    """Cross-validate on the training classes and test once.
 
-    The training half's classes are cut into `folds` contiguous blocks. Model k trains on all blocks but the k-th, and
-    its epoch is the one with the best MAP@R on block k. On the test half two numbers are given for each metric:
-    "average", the mean over the models of `dim` dimensions each, and "concatenated", of their unit vectors side by side
-    (`folds * dim` dimensions).
+    The training classes are cut into `folds` contiguous blocks. Model k trains on all blocks but the k-th, and MAP@R on
+    block k chooses its epoch. Each metric is given twice for the test classes: "average" is the mean over the models
+    with `dim` dimensions each, "concatenated" scores their unit vectors side by side (`folds * dim` dimensions).
 
-    data, options: as for `proxymetric.train`. out: the folder, with one run per fold in it (`fold1`, ...) and the
-    result as `result.json`. resume: keep finished folds and go on with the one that was interrupted.
+    Args:
+        data: as for `proxymetric.train`.
+        out: folder with one run per fold (`fold1`, ...) and `result.json`.
+        folds: number of blocks and of models.
+        dim: dimensions of each model.
+        settings: as for `proxymetric.train`, without data.validation, train.monitor and protocol.
+        resume: keep finished folds and continue the one that was interrupted.
+        watcher: receives messages and progress; None means no output.
+        **options: other arguments of `proxymetric.train`.
 
-    >>> from proxymetric.runs.mlrc import mlrc
-    >>> mlrc("glyphs", out="runs/mlrc", backbone="small", epochs=20)["concatenated"]["MAP@R"]    # doctest: +SKIP
+    Returns:
+        The content of `result.json`.
+
+    Raises:
+        ValueError: the settings contain a key that the protocol sets, or the data has no test classes. Both are
+            checked before the first fold.
+
+    Example:
+        >>> from proxymetric.runs.mlrc import mlrc
+        >>> mlrc("glyphs", out="runs/mlrc", backbone="small", epochs=20)["concatenated"]["MAP@R"]    # doctest: +SKIP
     """
     folder, watcher = Path(out), Silent() if watcher is None else watcher
-    said = as_tables(settings)
-    if "validation" in said.get("data", {}) or "monitor" in said.get("train", {}) or "protocol" in said:
-        raise ValueError("settings: data.validation, train.monitor and protocol are MLRC's own; leave them out")
+    overrides = _flat(recipes.settings(settings))
+    for key in FIXED_KEYS:
+        if key in overrides:
+            raise ValueError(f"settings: got {key}, which MLRC sets itself; expected none of {', '.join(FIXED_KEYS)}")
+    fixed = {"train.monitor": "MAP@R", "encoder.dim": dim, "protocol": "held-out"}
+    _check_test_classes(data, overrides | fixed, options)
     runs: list[Run] = []
     for fold in range(1, folds + 1):
         watcher.say(f"fold {fold} of {folds}")
-        told = {"data.validation": f"{fold}/{folds}", "train.monitor": "MAP@R", "encoder.dim": dim}
-        told["protocol"] = "held-out"
-        merged = {
-            f"{table}.{key}": v for table, keys in said.items() if isinstance(keys, dict) for key, v in keys.items()
-        }
-        merged |= {key: value for key, value in said.items() if not isinstance(value, dict)} | told
+        merged = overrides | fixed | {"data.validation": f"{fold}/{folds}"}
         place = folder / f"fold{fold}"
         runs.append(
             train(data, out=place, settings=merged, watcher=watcher, **options, resume=resume and place.is_dir())
         )
-    metrics = runs[0].result["recipe"]["train"]["metrics"]
-    vectors, images = zip(*(unseen_vectors(run.folder, watcher) for run in runs), strict=True)
-    together = (
-        torch.cat([unit(v) for v in vectors], dim=1),
-        torch.from_numpy(images[0].labels),
-        np.arange(len(images[0])),
-    )
-    single = [run.scores for run in runs]
+    results = [run.result for run in runs]
+    metrics = results[0].recipe["train"]["metrics"]
+    sets = [unseen_vectors(run.folder, watcher) for run in runs]
+    together = sets[0]._replace(vectors=torch.cat([unit(each.vectors) for each in sets], dim=1))
     result = {
         "protocol": "MLRC",
         "folds": folds,
         "dim": dim,
-        "average": {name: sum(scores[name] for scores in single) / folds for name in metrics},
-        "concatenated": scored(images[0], together, metrics),
+        "average": {name: sum(run.scores[name] for run in runs) / folds for name in metrics},
+        "concatenated": score(together, metrics),
         "models": [
-            {"fold": run.folder.name, "chosen_epoch": run.result["chosen_epoch"], "test": run.scores} for run in runs
+            {"fold": run.folder.name, "chosen_epoch": run.result.chosen_epoch, "test": run.scores} for run in runs
         ],
-        **{key: runs[0].result[key] for key in ("recipe", "versions", "machine", "data", "finished")},
-        "seconds": sum(run.result["seconds"] for run in runs),
+        "recipe": results[0].recipe,
+        "versions": results[0].versions,
+        "machine": results[0].machine,
+        "data": results[0].data,
+        "finished": results[0].finished,
+        "seconds": sum(each.seconds for each in results),
     }
     write_json(folder / "result.json", result)
     return result
+
+
+def _flat(tables: dict[str, Any]) -> dict[str, Any]:
+    """Tables as `table.key` settings.
+
+    >>> _flat({"seed": 1, "loss": {"margin": 0.1}})
+    {'seed': 1, 'loss.margin': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for table, value in tables.items():
+        flat |= {f"{table}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {table: value}
+    return flat
+
+
+def _check_test_classes(data: str | Path | None, settings: dict[str, Any], options: dict[str, Any]) -> None:
+    """Refuse data without test classes before any fold is trained."""
+    checked = recipes.check(read_recipe(data=data, settings=settings, **options))
+    if not checked.data.path:
+        return  # the first fold says what is missing
+    images = open_data(checked.data.path, checked.data.layout)
+    if split(images, 0.0, checked.data.test, checked.seed).test is None:
+        raise ValueError(
+            f"data: got {images.name}, which has no test classes; expected data with test classes, or a share of its "
+            "classes as test classes: --set data.test=0.5"
+        )

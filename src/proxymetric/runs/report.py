@@ -1,4 +1,4 @@
-"""The report of a finished run: what its page shows."""
+"""The report of a finished run: what the page `report.html` shows, and how to draw it again."""
 
 from __future__ import annotations
 
@@ -7,91 +7,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
+from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
-from proxymetric.metrics import breakdown, rank
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
+from proxymetric.runs.result import Result
+from proxymetric.runs.score import EmbeddedSet, break_down, describe, rank_set
 
 if TYPE_CHECKING:
     from proxymetric.plots import Certainty, GalleryRow
 
-TSNE_LIMIT = 2000
-GALLERY = 10
-HARDEST = 6
-CONFUSED = 10
-SAMPLES = 4
+MAX_TSNE_IMAGES = 2000
+GALLERY_QUERIES = 10
+RESULTS_PER_QUERY = 8
+HARDEST_QUERIES = 6
+CONFUSED_PAIRS = 10
+SAMPLES_PER_CLASS = 4
 
 
-def draw_report(
-    file: Path,
-    *,
-    title: str,
-    result: dict[str, Any],
-    images: ImageSet,
-    vectors: Tensor,
-    kept: np.ndarray,
-    seed: int,
-    seen: ImageSet | None = None,
-) -> Path:
-    """Write the page: results, training curve, retrieval gallery and t-SNE of classes never seen in training.
+def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: ImageSet | None = None) -> Path:
+    """Write the page: scores, training curve, retrieval gallery and t-SNE of classes never seen in training.
 
-    images: the evaluated set; vectors (N, D): its embeddings, normalised; kept (N,): which image each belongs to. seen:
-    the images that were trained on, for the classes that the method knows best and least, where it can tell.
+    Args:
+        file: where the page is written.
+        result: of the run.
+        embedded: the evaluated set with its normalised embeddings, on the CPU.
+        seen: the training images, for the classes that the method is most and least certain of; None leaves them out.
+
+    Returns:
+        The file.
     """
     from proxymetric.plots import ConfusedPair, gallery_rows, pick_queries, tsne, write_report
 
-    labels = torch.from_numpy(images.labels[kept])
-    ranking = rank(vectors, labels, k=8)
-    queries = pick_queries(ranking, GALLERY, seed)
-    parts = breakdown(vectors, labels, worst=HARDEST, pairs=CONFUSED)
-    row_of = {int(query): row for row, query in enumerate(ranking.queries)}
+    images, vectors, labels = embedded.images, embedded.vectors, embedded.labels
+    seed = result.recipe["seed"]
+    ranking = rank_set(embedded, RESULTS_PER_QUERY)
+    parts = break_down(embedded, HARDEST_QUERIES, CONFUSED_PAIRS)
+    ranking_row = {int(query): row for row, query in enumerate(ranking.queries)}
     example = {int(label): int(i) for i, label in reversed(list(enumerate(labels)))}
 
     def read(i: int) -> Image.Image:
-        return images.read(int(kept[i]))
+        return images.read(int(embedded.kept[i]))
 
     def gallery(rows: list[int]) -> list[GalleryRow]:
         return gallery_rows(ranking, rows, vectors, labels, images.classes, read)
 
-    recipe, papers = result["recipe"], result.get("protocol") == "papers"
-    trained = result.get("refit") or {**result["data"]["train"], "parameters": result["parameters"]}
-    facts = {
-        "method": recipe["method"],
-        "backbone": recipe["encoder"]["backbone"],
-        "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
-        "data": f"{result['data']['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{len(kept)} images of {len(images.classes)} classes never seen in training",
-        "chosen epoch": str(round(result["chosen_epoch"], 2))
-        + (f" ({CHOSEN_ON_TEST}, as in the papers)" if papers else ""),
-        "weights": _weights(result.get("weights")),
-        "trained parameters": _trained(trained["parameters"]),
-        "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.get("rates", {}).items()),
-        "time": f"{result['seconds']:.0f} s on {result['machine'].get('gpu', result['machine']['processor'])}",
-        "seed": str(recipe["seed"]),
-    }
-    facts = {name: value for name, value in facts.items() if value}  # a result of before there were rates has none
-    curve = [dict(record) for record in result["curve"]]
-    shown = ("epoch", "loss", recipe["train"]["monitor"], "R@1")
-    for record in curve:
-        record["chosen"] = record["epoch"] == result["chosen_epoch"]
-    table = [{"name": name, **scores} for name, scores in result["rows"].items()]
-    notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result["bad_images"].items()]
-    if papers:
-        notes.append(f"{CHOSEN_ON_TEST}: the row of the last epoch is what a user can expect")
-    if figures := result["validation"].get("figures"):
-        notes.append("inside, at the chosen epoch: " + ", ".join(f"{name} {v:.4g}" for name, v in figures.items()))
-    if result["queries_left_out"]:
-        notes.append(f"{result['queries_left_out']} images are alone in their class and were not used as queries")
+    certainty = None
+    if seen is not None and result.uncertainty is not None:
+        certainty = _certainty(result.uncertainty, seen)
     return write_report(
         file,
-        title=title,
-        facts=facts,
-        table=table,
-        curve=[{k: record[k] for k in (*shown, "chosen") if k in record} for record in curve],
-        gallery=gallery(queries),
+        title=f"{result.data['name']}: {result.recipe['method']}",
+        facts=_facts(result, embedded),
+        table=[{"name": name, **scores} for name, scores in result.rows.items()],
+        curve=_curve(result),
+        gallery=gallery(pick_queries(ranking, GALLERY_QUERIES, seed)),
         confused=[
             ConfusedPair(
                 images.classes[pair.label],
@@ -102,59 +74,141 @@ def draw_report(
             )
             for pair in parts.confused
         ],
-        hardest=gallery([row_of[bad.query] for bad in parts.worst]),
-        certainty=None if seen is None or "uncertainty" not in result else _certainty(result["uncertainty"], seen),
-        scatter=tsne(vectors, labels, images.classes, limit=TSNE_LIMIT, seed=seed),
-        notes=notes,
+        hardest=gallery([ranking_row[query.query] for query in parts.worst]),
+        certainty=certainty,
+        scatter=tsne(vectors, labels, images.classes, limit=MAX_TSNE_IMAGES, seed=seed),
+        notes=_notes(result),
     )
 
 
-def _certainty(found: dict[str, Any], seen: ImageSet) -> Certainty:
+def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
+    """Draw the report of a finished run again: embed its unseen classes with its model and write `report.html`.
+
+    Args:
+        run: folder of the run; its data must be where it was.
+        watcher: receives the progress.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: the run is not finished, or its model was trained on every class of its data.
+    """
+    folder = Path(run)
+    file = folder / "result.json"
+    if not file.is_file():
+        raise ValueError(f"run: {folder} is not finished (no result.json); `proxymetric train --resume` continues it")
+    result = Result.read(file)
+    part = result.evaluated_on
+    if part is None or (part == "validation" and result.refit):
+        raise ValueError(f"run: {folder} was trained on every class of its data, so there is nothing to report on")
+    return draw_report(
+        folder / "report.html",
+        result=result,
+        embedded=unseen_vectors(folder, watcher or Silent(), part),
+        seen=seen_set(folder) if result.uncertainty is not None else None,
+    )
+
+
+def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
+    """The facts at the head of the page; facts that an older result lacks are left out."""
+    recipe = result.recipe
+    trained = result.refit or {**result.data["train"], "parameters": result.parameters}
+    chosen = str(round(result.chosen_epoch, 2))
+    if result.protocol == "papers":
+        chosen += f" ({CHOSEN_ON_TEST}, as in the papers)"
+    facts = {
+        "method": recipe["method"],
+        "backbone": recipe["encoder"]["backbone"],
+        "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
+        "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
+        "evaluated on": f"{describe(embedded)} never seen in training",
+        "chosen epoch": chosen,
+        "weights": _weights(result.weights),
+        "trained parameters": _trained_parameters(trained["parameters"]),
+        "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.rates.items()),
+        "time": f"{result.seconds:.0f} s on {result.machine.get('gpu', result.machine['processor'])}",
+        "seed": str(recipe["seed"]),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _curve(result: Result) -> list[dict[str, Any]]:
+    """The evaluations with the columns that the page shows."""
+    columns = ("epoch", "loss", result.recipe["train"]["monitor"], "R@1")
+    return [
+        {name: record[name] for name in columns if name in record} | {"chosen": record["epoch"] == result.chosen_epoch}
+        for record in result.curve
+    ]
+
+
+def _notes(result: Result) -> list[str]:
+    """The sentences under the table."""
+    notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result.bad_images.items()]
+    if result.protocol == "papers":
+        notes.append(f"{CHOSEN_ON_TEST}: the row of the last epoch is what a user can expect")
+    if figures := result.validation.get("figures"):
+        values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        notes.append(f"figures of the method at the chosen epoch: {values}")
+    if result.queries_left_out:
+        notes.append(
+            f"{result.queries_left_out} images have no other image of their class and were not used as queries"
+        )
+    return notes
+
+
+def _certainty(uncertainty: dict[str, Any], seen: ImageSet) -> Certainty:
     from proxymetric.plots import Certainty, ClassSamples
 
-    note = f"The mean uncertainty is {found['mean']:.3g}; 0 is certain, the root of the dimensions knows nothing."
-    if "correlation" in found:
-        note += f" Its correlation with how near a class's images lie to its proxy is {found['correlation']:.2f}."
+    note = (
+        f"The mean uncertainty is {uncertainty['mean']:.3g}. 0 means certain; the square root of the dimension means "
+        "that nothing is known."
+    )
+    if "correlation" in uncertainty:
+        note += (
+            " Its correlation with the similarity between the images of a class and their proxy is "
+            f"{uncertainty['correlation']:.2f}."
+        )
 
-    def shown(pairs: list[tuple[str, float]]) -> list[ClassSamples]:
+    def samples(pairs: list[tuple[str, float]]) -> list[ClassSamples]:
         return [ClassSamples(name, value, _samples(seen, name)) for name, value in pairs]
 
-    return Certainty(shown(found["least"]), shown(found["most"]), note)
+    return Certainty(samples(uncertainty["least"]), samples(uncertainty["most"]), note)
 
 
 def _samples(images: ImageSet, name: str) -> list[Image.Image]:
     """The first readable images of a class."""
-    found: list[Image.Image] = []
+    samples: list[Image.Image] = []
     for row in np.flatnonzero(images.labels == images.classes.index(name)):
-        if len(found) == SAMPLES:
+        if len(samples) == SAMPLES_PER_CLASS:
             break
         with contextlib.suppress(BadImage):
-            found.append(images.read(int(row)))
-    return found
+            samples.append(images.read(int(row)))
+    return samples
 
 
 def _tuning(tuning: str | dict[str, Any]) -> str:
-    """What of the backbone is trained, with all arguments.
+    """The name of a tuning with all its arguments.
 
     >>> _tuning({"name": "vpt+bitfit", "prompts": 10, "depth": None, "step": 0})
     'vpt+bitfit (prompts 10, step 0)'
     """
     if isinstance(tuning, str):
         return tuning
-    told = ", ".join(f"{name} {value}" for name, value in tuning.items() if name != "name" and value is not None)
-    return f"{tuning['name']} ({told})" if told else str(tuning["name"])
+    arguments = ", ".join(f"{name} {value}" for name, value in tuning.items() if name != "name" and value is not None)
+    return f"{tuning['name']} ({arguments})" if arguments else str(tuning["name"])
 
 
 def _weights(loaded: dict[str, Any] | None) -> str:
-    """The file of weights and what its header had applied."""
+    """The weights file and what its header changed."""
     if loaded is None:
         return ""
     applied = ", ".join(f"{name} {value}" for name, value in loaded["applied"].items())
     return f"{loaded['file']} ({applied})" if applied else loaded["file"]
 
 
-def _trained(counts: dict[str, Any]) -> str:
-    """How many parameters were trained of how many, and which."""
-    said = f"{counts['trained']:,} of {counts['total']:,}"
+def _trained_parameters(counts: dict[str, Any]) -> str:
+    """The number of trained parameters of all parameters, and the number in each part."""
+    total = f"{counts['trained']:,} of {counts['total']:,}"
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.get("parts", {}).items())
-    return f"{said} ({parts})" if parts else said
+    return f"{total} ({parts})" if parts else total

@@ -1,13 +1,14 @@
-"""What a run leaves behind for comparison: one JSON with everything that could explain its numbers."""
+"""The result of a run, `result.json`: one file with everything that could explain the run's numbers."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,157 @@ from typing import Any
 import torch
 
 from proxymetric.encoders import tuned_parameters
+from proxymetric.files import read_json, write_json
 from proxymetric.training.learner import Learner
 
 SCHEMA = 2
-"""of result.json. 1: up to 0.1.0, without protocol, commit and schema. 2: with them, and the last epoch in `papers`"""
+"""version of `result.json`. 1: up to 0.1.0, without schema, commit and protocol. 2: with them, and with the scores of
+the last epoch in protocol `papers`"""
+TRAINED, UNTRAINED, PIXELS, LAST_EPOCH = "trained encoder", "untrained encoder", "raw pixels", "last epoch"
+"""the keys of `rows`"""
+
+
+@dataclass
+class Result:
+    """The content of `result.json`.
+
+    Every attribute is a key of the file with the same name. The keys `refit` and `uncertainty` are left out of the file
+    where they are None.
+
+    Attributes:
+        schema: version of this layout.
+        commit: commit of the package's files, with "+changes" where they differ from it; None if unknown.
+        protocol: which classes choose the epoch, see `proxymetric.protocol`.
+        recipe: the whole recipe with its defaults, by table.
+        weights: the file of the backbone's weights and what its header changed; None without such a file.
+        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test".
+        versions: of Python and of the packages that matter.
+        machine: `system`, `processor`, `cores`, and `gpu` where there is one.
+        finished: time of the end, UTC.
+        rates: first learning rate of each parameter group.
+        training_seconds: time of the training steps.
+        images_per_second: throughput of the training steps.
+        memory: peak memory in MB: `process_mb` where the platform reports it, `device_mb` on a GPU.
+        parameters: `trained` and `total` numbers of parameters, and the trained ones by part in `parts`.
+        steps: optimiser steps, skipped ones included.
+        skipped_steps: steps with a loss or gradient that was not finite.
+        epochs: epochs that were trained.
+        chosen_epoch: epoch of the best evaluation; of the last one where nothing was chosen.
+        chosen_step: optimiser step of that evaluation; None in files of schema 1 that lack it.
+        chosen_by: metric that chose the epoch, or "last".
+        validation: record of the chosen evaluation: epoch, step, loss, metrics, figures.
+        curve: records of all evaluations.
+        refit: epochs, images, classes and cost of the training on all classes; None without a refit.
+        rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in
+            protocol `papers`, "last epoch".
+        evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
+        queries_left_out: queries that had nothing of their class to find.
+        uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
+        bad_images: images that could not be read, with the reason.
+        seconds: time of the whole run, from opening the images to the scores.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "result.json"
+        >>> Result(rows={"trained encoder": {"R@1": 0.5}}, recipe={"method": "triplet"}).write(file)
+        >>> Result.read(file).scores
+        {'R@1': 0.5}
+    """
+
+    schema: int = SCHEMA
+    commit: str | None = None
+    protocol: str = "held-out"
+    recipe: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Any] | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    finished: str = ""
+    rates: dict[str, float] = field(default_factory=dict)
+    training_seconds: float = 0.0
+    images_per_second: float | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    skipped_steps: int = 0
+    epochs: float = 0
+    chosen_epoch: float = 0
+    chosen_step: int | None = None
+    chosen_by: str = "last"
+    validation: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    refit: dict[str, Any] | None = None
+    rows: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluated_on: str | None = None
+    queries_left_out: int = 0
+    uncertainty: dict[str, Any] | None = None
+    bad_images: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metrics of the trained encoder, as fractions; empty where no classes were held out."""
+        return self.rows.get(TRAINED, {})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the file."""
+        content = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {key: value for key, value in content.items() if key not in OPTIONAL or value is not None}
+
+    def write(self, file: Path) -> None:
+        """Write `result.json`."""
+        write_json(file, self.as_dict())
+
+    @classmethod
+    def read(cls, file: Path) -> Result:
+        """Read a `result.json` of this schema or of an earlier one.
+
+        Raises:
+            ValueError: the file is not JSON, has a newer schema, or lacks keys.
+        """
+        content = read_json(file)
+        if not isinstance(content, dict):
+            raise ValueError(f"{file}: got {type(content).__name__}, expected the result of a run")
+        return cls.from_dict(content, str(file))
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], name: str = "result") -> Result:
+        """Check the content of a `result.json`.
+
+        Args:
+            content: what the file holds; keys that this class does not know are left out.
+            name: of the file, for errors.
+
+        Raises:
+            ValueError: the content has a newer schema or lacks keys.
+
+        Example:
+            >>> Result.from_dict({"schema": 99})
+            Traceback (most recent call last):
+            ValueError: result: got schema 99, expected at most 2; a newer proxymetric wrote it
+        """
+        schema = content.get("schema", 1)
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ValueError(f"{name}: got schema {schema}, expected at most {SCHEMA}; a newer proxymetric wrote it")
+        known = [each.name for each in dataclasses.fields(cls)]
+        required = set(known) - OPTIONAL - (SINCE_SCHEMA_2 if schema < 2 else set())
+        missing = [key for key in known if key in required and key not in content]
+        if missing:
+            raise ValueError(f"{name}: got no {', '.join(missing)}, expected the result of a finished run")
+        values = {key: content[key] for key in known if key in content}
+        return cls(**values | {"schema": schema})
+
+
+OPTIONAL = {"refit", "uncertainty"}
+"""keys that a file may lack in any schema"""
+SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
+"""keys that a file of schema 1 may lack"""
 
 
 def commit() -> str | None:
-    """The commit that this package's files are of, with "+changes" where they differ from it; None if unknown.
+    """The commit of this package's files, with "+changes" where they differ from it; None if unknown.
 
-    An export by `git archive` knows it from the file `commit.txt`, a checkout from git.
+    An export by `git archive` has the commit in the file `commit.txt`; a checkout asks git.
     """
     package = Path(__file__).resolve().parent.parent
     exported = package / "commit.txt"
@@ -33,54 +175,66 @@ def commit() -> str | None:
     if not (package.parent.parent / ".git").exists():
         return None
     try:
-        head, changed = (
+        head, changes = (
             subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True).stdout
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "."))
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{head.strip()}+changes" if changed.strip() else head.strip()
+    return f"{head.strip()}+changes" if changes.strip() else head.strip()
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that influence results."""
     names = ("proxymetric", "torch", "torchvision", "timm", "numpy", "safetensors")
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in names:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except ImportError:
-            found[name] = "not installed as a package"
-    return found
+            installed[name] = "not installed as a package"
+    return installed
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    about: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    """The machine that a run computes on."""
+    facts: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
     if device.type == "cuda":
-        about["gpu"] = torch.cuda.get_device_name(device)
-    return about
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Megabytes: of the process, and of the accelerator."""
-    unit = 1024 if sys.platform == "darwin" else 1
-    peak = {"process_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024 // unit}
+    """Peak memory in MB: `process_mb` where the platform reports it (not on Windows), `device_mb` on a GPU."""
+    peak = {}
+    try:
+        import resource
+    except ImportError:  # Windows
+        pass
+    else:
+        bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+        peak["process_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit // 2**20
     if device.type == "cuda":
         peak["device_mb"] = torch.cuda.max_memory_allocated(device) // 2**20
     return peak
 
 
-def counts(learner: Learner, trained: int, rows: int = 0, elsewhere: int = 0) -> dict[str, Any]:
-    """Parameters that are trained (row tables included), those there are, and the trained ones of each part.
+def count_parameters(learner: Learner, trained: int, rows: int = 0, remote: int = 0) -> dict[str, Any]:
+    """Count parameters: those that are trained, all of them, and the trained ones of each part.
 
-    elsewhere: numbers of the proxies that other processes hold, which `trained` counts already.
+    Args:
+        learner: encoder and criterion.
+        trained: parameters that the optimiser moves, those of other processes included.
+        rows: parameters in row tables, which step themselves.
+        remote: proxy parameters that other processes hold; `trained` includes them.
     """
     encoder = {"head": sum(p.numel() for p in learner.encoder.head_parameters())}
     if not learner.frozen:
         encoder = tuned_parameters(learner.encoder)
     parts = encoder | learner.criterion.parts()
-    parts["proxies"] = parts.get("proxies", 0) + elsewhere
+    parts["proxies"] = parts.get("proxies", 0) + remote
     return {
         "trained": trained + rows,
-        "total": sum(p.numel() for p in learner.parameters()) + rows + elsewhere,
+        "total": sum(p.numel() for p in learner.parameters()) + rows + remote,
         "parts": {part: count for part, count in parts.items() if count},
     }

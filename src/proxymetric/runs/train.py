@@ -1,10 +1,10 @@
-"""A whole run: data, training, choice of the epoch, test, report, refit."""
+"""A whole run: open the data, train, choose the epoch, score the unseen classes, write the report, refit."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,53 +18,78 @@ from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, build
-from proxymetric.files import write_json
-from proxymetric.metrics import left_out
+from proxymetric.files import read_json, write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
 from proxymetric.papers import method as make_method
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.runs import folder as folders
-from proxymetric.runs import result
+from proxymetric.runs import result as results
 from proxymetric.runs.assemble import (
     RunContext,
+    embed_pixels,
     embedder,
     eval_view,
     make_encoder,
     make_learner,
     make_pool,
     open_split,
-    pixels_of,
-    scored,
     scored_on,
     train_feed,
 )
-from proxymetric.runs.class_uncertainty import class_uncertainty, knows_uncertainty
+from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.report import draw_report
+from proxymetric.runs.result import Result
+from proxymetric.runs.score import EmbeddedSet, queries_left_out, score
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
-from proxymetric.training.optim import first_rates, warm_up
+from proxymetric.training.optim import first_rates, warmup_message
 from proxymetric.training.process_group import ProcessGroup, restarts
 from proxymetric.training.trainer import Trainer
 
-PIXELS = 64
-"""images up to this side are compared as raw pixels too, as the baseline under every encoder"""
+MAX_PIXELS_SIDE = 64
+"""images up to this side are also scored as raw pixels, as a baseline"""
+FLAGS = {
+    "data": "data.path",
+    "method": "method",
+    "backbone": "encoder.backbone",
+    "tuning": "encoder.tuning",
+    "weights": "encoder.weights",
+    "epochs": "train.epochs",
+    "batch": "train.batch",
+    "size": "view.size",
+    "dim": "encoder.dim",
+    "lr": "train.lr",
+    "seed": "seed",
+    "cache": "data.cache",
+    "device": "train.device",
+    "frozen": "train.frozen",
+    "refit": "train.refit",
+    "protocol": "protocol",
+}
+"""arguments of `train` -> the keys of the recipe that they set"""
 
 
 @dataclass
 class Run:
-    """A finished run: its folder and what `result.json` says."""
+    """A finished run.
+
+    Attributes:
+        folder: the run's folder.
+        result: the content of `result.json`.
+    """
 
     folder: Path
-    result: dict[str, Any]
+    result: Result
 
     @property
     def scores(self) -> dict[str, float]:
         """The metrics of the trained encoder on classes never seen in training, as fractions."""
-        return self.result["rows"]["trained encoder"]
+        return self.result.scores
 
     def load(self, **options: Any) -> Model:
+        """Load the run's model; the options are those of `proxymetric.load`."""
         return load(self.folder, **options)
 
 
@@ -94,32 +119,70 @@ def train(
     report: bool = True,
     watcher: Watcher | None = None,
 ) -> Run:
-    """Train an embedding on labelled images and measure it on classes it has never seen.
+    """Train an embedding on labelled images and score it on classes never seen in training.
 
-    data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits". recipe: a TOML
-    file. The other names are short for keys of the recipe (`proxymetric.recipe`) and win over the file; `settings`
-    reaches every key: `{"loss.margin": 0.2}`. protocol: which classes choose the epoch (`proxymetric.protocol`). out:
-    the run's folder, `runs/<data>-<method>` by default. resume: go on with the run in that folder. overwrite: start
-    anew there. report: draw the page `report.html`. watcher: who is told how it goes; None draws a progress bar in the
-    terminal, `training.Silent()` says nothing.
+    Arguments that are None leave the value of the recipe. The arguments win over the recipe; `settings` wins over both.
 
-    >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
-    >>> run.scores["R@1"]                                                       # doctest: +SKIP
+    Args:
+        data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
+        recipe: the name of a shipped recipe, such as "cub/proxy-anchor", or a TOML file.
+        method: name of the method, see `proxymetric.methods`.
+        backbone: any timm name, "bn_inception" or "small".
+        tuning: which parameters of the backbone are trained: a name such as "full" or "vpt+bitfit", or a table with a
+            name and arguments.
+        weights: a safetensors file with the backbone's weights, instead of the hub's.
+        out: folder of the run, `runs/<data>-<method>` by default.
+        epochs: passes over the training images.
+        batch: images in a forward pass.
+        size: side of the images in pixels.
+        dim: dimensions of the embedding.
+        lr: learning rate of the encoder.
+        seed: of all random numbers.
+        cache: where decoded images are kept: "auto", "none", "memory" or "device".
+        device: "auto", "cpu", "cuda" or "cuda:0".
+        frozen: train head and proxies on cached features of the backbone.
+        refit: afterwards train on all classes for the chosen number of epochs.
+        protocol: which classes choose the epoch, see `proxymetric.protocol`.
+        settings: any keys of the recipe: `{"loss.margin": 0.2}` or `["loss.margin=0.2"]`.
+        resume: continue the run in the folder `out`.
+        overwrite: replace the run in the folder `out`.
+        report: write the page `report.html`.
+        watcher: receives messages and progress; None draws a progress bar in the terminal,
+            `proxymetric.core.watcher.Silent()` prints nothing.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ValueError: an argument, the recipe, the data or the folder is wrong.
+
+    Example:
+        >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
+        >>> run.scores["R@1"]                                                       # doctest: +SKIP
     """
-    short = {
-        "data.path": data, "method": method, "encoder.backbone": backbone, "encoder.tuning": tuning,
-        "encoder.weights": weights,
-        "train.epochs": epochs, "train.batch": batch, "view.size": size, "encoder.dim": dim, "train.lr": lr,
-        "seed": seed, "data.cache": cache, "train.device": device, "train.frozen": frozen, "train.refit": refit,
-        "protocol": protocol,
-    }  # fmt: skip
-    said = {key: str(v) if isinstance(v, Path) else v for key, v in short.items() if v is not None}
-    raw = recipes.merged(
-        {} if recipe is None else recipes.load(recipe), recipes.settings(said), recipes.settings(settings)
+    raw = read_recipe(
+        recipe=recipe,
+        settings=settings,
+        data=data,
+        method=method,
+        backbone=backbone,
+        tuning=tuning,
+        weights=weights,
+        epochs=epochs,
+        batch=batch,
+        size=size,
+        dim=dim,
+        lr=lr,
+        seed=seed,
+        cache=cache,
+        device=device,
+        frozen=frozen,
+        refit=refit,
+        protocol=protocol,
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
     if restarts():
-        # They go on, whatever was asked at first.
+        # torchrun started the processes again: continue the run, whatever the first command said.
         resume, overwrite = True, False
     with ProcessGroup.joined() as world:
         before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
@@ -127,14 +190,34 @@ def train(
             raw = recipes.merged(before["said"], raw)
         checked = recipes.check(raw)
         if before is not None:
-            folders.same_recipe(checked, before, folder)
-        told = (watcher or _terminal()) if world.first else Silent()
+            folders.check_same_recipe(checked, before, folder)
+        listener = (watcher or _terminal()) if world.first else Silent()
         if resume and before is None:
-            told.say(f"there is no run in {folder} to go on with: starting one")
+            listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
-            return RunSession(checked, folder, told, before, overwrite, world, report).run()
+            return RunSession(checked, folder, listener, before, overwrite, world, report).run()
         finally:
-            told.close()
+            listener.close()
+
+
+def read_recipe(
+    *, recipe: str | Path | None = None, settings: Iterable[str] | Mapping[str, Any] = (), **flags: Any
+) -> dict[str, Any]:
+    """Merge a recipe, the arguments of `train` and settings into unchecked tables; later ones win.
+
+    Args:
+        recipe: name or file of a recipe.
+        settings: as for `train`.
+        **flags: arguments of `train` that stand for keys of the recipe; others and None are left out.
+
+    Example:
+        >>> read_recipe(epochs=3, settings=["loss.margin=0.2"])
+        {'train': {'epochs': 3}, 'loss': {'margin': 0.2}}
+    """
+    overrides = {FLAGS[name]: value for name, value in flags.items() if name in FLAGS and value is not None}
+    overrides = {key: str(value) if isinstance(value, Path) else value for key, value in overrides.items()}
+    tables = {} if recipe is None else recipes.load(recipe)
+    return recipes.merged(tables, recipes.settings(overrides), recipes.settings(settings))
 
 
 def _terminal() -> Watcher:
@@ -143,8 +226,72 @@ def _terminal() -> Watcher:
     return Terminal()
 
 
+@dataclass
+class CheckpointFacts:
+    """What a run stores in its checkpoint besides the state of the training.
+
+    Attributes:
+        bad: images that could not be read, with the reason; it grows during the run.
+        baselines: the scores before training; None in a refit.
+        weights: the weights file and what its header changed; None without such a file.
+        earlier_seconds: time that earlier processes spent on the run.
+        clock: seconds since this process began.
+    """
+
+    bad: dict[str, str]
+    baselines: dict[str, dict[str, float]] | None
+    weights: dict[str, Any] | None
+    earlier_seconds: float
+    clock: Callable[[], float]
+
+    @property
+    def seconds(self) -> float:
+        """Time that all processes spent on the run, one after the other."""
+        return self.earlier_seconds + self.clock()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as the checkpoint stores them."""
+        facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
+        return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}
+
+
+@dataclass
+class Training:
+    """One training of a run: the first one, or the refit.
+
+    Attributes:
+        folder: where its checkpoints lie.
+        trainer: the training loop.
+        facts: what its checkpoints store besides.
+        first_step: the step at which this process began.
+    """
+
+    folder: Path
+    trainer: Trainer
+    facts: CheckpointFacts
+    first_step: int
+
+    def earlier_result(self) -> dict[str, Any]:
+        """The content of `result.json` if an earlier process had finished this training; else an empty dictionary."""
+        file = self.folder / "result.json"
+        if self.trainer.step > self.first_step or not file.is_file():
+            return {}
+        content = read_json(file)
+        return content if content.get("steps") == self.trainer.step else {}
+
+
 class RunSession:
-    """One process's work on a run, from the beginning or from where it was left."""
+    """The work of one process on a run, from its beginning or from its last checkpoint.
+
+    Args:
+        recipe: what to do.
+        folder: of the run.
+        watcher: receives messages and progress.
+        before: the content of `run.json` of the run to continue; None for a new run.
+        overwrite: replace a run in `folder`.
+        world: the processes that train together.
+        report: write `report.html`.
+    """
 
     def __init__(
         self,
@@ -159,58 +306,65 @@ class RunSession:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(recipe.train.deterministic)
-        self.recipe, self.folder, self.watcher, self.before, self.overwrite = recipe, folder, watcher, before, overwrite
-        self.report, self.begun = report, time.perf_counter()
-        self.first_step: dict[Path, int] = {}
-        """the step at which this sitting began, of each folder that it trains in"""
-        self.desk = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
-        if self.desk.device.type == "cuda":
-            torch.cuda.set_device(self.desk.device)
+        self.recipe = recipe
+        self.folder = folder
+        self.watcher = watcher
+        self.before = before
+        self.overwrite = overwrite
+        self.report = report
+        self.started = time.perf_counter()
+        self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
+        if self.context.device.type == "cuda":
+            torch.cuda.set_device(self.context.device)
             torch.set_float32_matmul_precision("highest" if recipe.train.deterministic else "high")
 
     def run(self) -> Run:
-        recipe = self.recipe
+        """Do the whole run."""
+        recipe, world = self.recipe, self.context.world
         needs = needs_of(recipe.method, recipe.loss)
-        self._can_serve(needs)
-        parallel.check(recipe.train, needs, self.desk.world, self.desk.device)
-        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # wrong values are said before anything is opened
+        self._check_needs(needs)
+        parallel.check(recipe.train, needs, world, self.context.device)
+        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # refuses wrong values before the data is opened
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
-            folders.same_data(images.identity(), self.before, self.folder)
-        alone = singletons(parts.train)
-        if alone:
-            self.watcher.say(f"classes with a single image: {len(alone)}, such as {alone[0]}; they are never held out")
-        shown = parts.test if parts.test is not None else parts.validation
+            folders.check_same_data(images.identity(), self.before, self.folder)
+        single_image_classes = singletons(parts.train)
+        if single_image_classes:
+            self.watcher.say(
+                f"classes with a single image: {len(single_image_classes)}, such as {single_image_classes[0]}; they "
+                "are never held out"
+            )
+        unseen = parts.test if parts.test is not None else parts.validation
         choosing = parts.test if recipe.protocol == "papers" else parts.validation
         if recipe.protocol == "papers" and choosing is None:
             raise ValueError(
                 f"protocol: got 'papers', which chooses the epoch on the test classes, but {images.name} has none; "
-                "expected data with test classes, or a share of them (--set data.test=0.5)"
+                "expected data with test classes, or a share of its classes: --set data.test=0.5"
             )
-        trainer = self._begin(self.folder, parts.train, choosing, images, shown)
-        trainer.run()
-        result, learner, seen = self._result(trainer, images, parts), trainer.learner, parts.train
-        if recipe.train.refit and parts.validation is not None and not result["chosen_epoch"]:
+        training = self._begin(self.folder, parts.train, choosing, images, unseen)
+        training.trainer.run()
+        result, learner, seen = self._result(training, images, parts), training.trainer.learner, parts.train
+        if recipe.train.refit and parts.validation is not None and not result.chosen_epoch:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
-            learner, seen, result["refit"] = self._refit(images, result["chosen_epoch"])
-        if "refit" not in result and (self.folder / "best.safetensors").is_file():
+            learner, seen, result.refit = self._refit(images, result.chosen_epoch)
+        if result.refit is None and (self.folder / "best.safetensors").is_file():
             best = Checkpoint.read(self.folder / "best.safetensors")
-            best.tensors = trainer.sharded.own(best.tensors)
+            best.tensors = training.trainer.sharded.local_part(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
         with parallel.gathered_parameters(learner.encoder):
-            result = self.desk.world.from_first(lambda: self._measured(result, learner, trainer, shown, parts, seen))
+            result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen))
         return Run(self.folder, result)
 
-    def _can_serve(self, needs: Iterable[str]) -> None:
-        """Refuse what the method cannot do without, before anything is opened."""
+    def _check_needs(self, needs: Iterable[str]) -> None:
+        """Refuse a recipe without the held-out classes that the method needs."""
         recipe = self.recipe
         choosing = recipe.data.validation or recipe.protocol == "papers"
         if "validation" in needs and (not choosing or recipe.train.refit):
             raise ValueError(
-                f"{recipe.method} needs held-out classes all the way: protocol 'held-out', data.validation above 0, "
-                "and no refit"
+                f"method: got {recipe.method!r}, which needs held-out classes during the whole training; expected "
+                "protocol 'held-out', data.validation above 0, and no refit"
             )
 
     def _begin(
@@ -219,69 +373,97 @@ class RunSession:
         training: ImageSet,
         validation: ImageSet | None,
         images: ImageSet,
-        shown: ImageSet | None,
+        unseen: ImageSet | None,
         stop_after: float | None = None,
-    ) -> Trainer:
-        """A trainer, ready to run or to go on."""
-        recipe, desk = self.recipe, self.desk
+    ) -> Training:
+        """Build everything that a training needs, load its checkpoint if there is one, and write `run.json`.
+
+        Args:
+            folder: for the checkpoints.
+            training: the images to train on.
+            validation: the images that choose the epoch, if any.
+            images: all images of the data.
+            unseen: the images to score before training, if any.
+            stop_after: epochs to train instead of the recipe's.
+        """
+        recipe, context = self.recipe, self.context
         torch.manual_seed(recipe.seed)
         last = folder / "last.safetensors"
-        begun = self.before is not None and last.is_file()
-        if begun:
-            encoder = build(**folders.read_json(folder / "run.json")["encoder"])
-            folders.checkpoint(last).load_into(encoder, "encoder.", what="this run's encoder")
+        resumes = self.before is not None and last.is_file()
+        stored_facts: dict[str, Any] = {}
+        if resumes:
+            checkpoint = folders.read_checkpoint(last)
+            stored_facts = checkpoint.state["facts"]
+            encoder = build(**read_json(folder / "run.json")["encoder"])
+            checkpoint.load_into(encoder, "encoder.", what="this run's encoder")
         else:
             encoder = make_encoder(recipe)
             if encoder.report is not None:
                 self.watcher.say(str(encoder.report))
-        learner = make_learner(desk, encoder, len(training.classes))
-        feed = train_feed(desk, encoder, training)
-        score = None
-        if validation is not None:
-            held_out = embedder(desk, encoder, validation, scored_on(recipe))
-
-            def score() -> dict[str, float]:
-                vectors, labels, kept = held_out("vectors")
-                return scored(validation, (learner.criterion.normalised(vectors), labels, kept), recipe.train.metrics)
-
+        learner = make_learner(context, encoder, len(training.classes))
+        feed = train_feed(context, encoder, training)
+        facts = self._facts(encoder, stored_facts)
         trainer = Trainer(
-            learner, feed, recipe.train, folder, self.watcher, score, None, stop_after, desk.world, desk.device
+            learner,
+            feed,
+            recipe.train,
+            folder,
+            self.watcher,
+            score=None if validation is None else self._scorer(learner, validation),
+            scored_on=scored_on(recipe),
+            pool=make_pool(context, encoder, feed) if "pool" in learner.criterion.needs else None,
+            facts=facts.as_dict,
+            stop_after=stop_after,
+            world=context.world,
+            device=context.device,
         )
-        trainer.scored_on = scored_on(recipe)
-        if "pool" in learner.criterion.needs:
-            trainer.pool = make_pool(desk, encoder, feed, lambda: trainer.step)
-        baselines = None
-        if shown is not None and not begun:
+        if unseen is not None and not resumes:
             with parallel.gathered_parameters(encoder):
-                baselines = desk.world.from_first(lambda: self._baselines(encoder, shown))
-        if trainer.resume(begun):
-            self.watcher.say(f"going on from epoch {trainer.epoch}, step {trainer.step}")
-        self.first_step[folder] = trainer.step
-        if said := warm_up(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
-            self.watcher.say(said)
-        # What an earlier sitting could not read belongs into the result too.
-        desk.bad.update(trainer.facts.get("bad", {}))
-        trainer.facts["bad"] = desk.bad
-        if baselines is not None:
-            trainer.facts["before"] = baselines
+                facts.baselines = context.world.from_first(lambda: self._baselines(encoder, unseen))
+        if trainer.resume(resumes):
+            self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
+        if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
+            self.watcher.say(message)
+        # Write only now, when everything is built and the images can be read: a mistake must not cost an earlier run.
+        if context.world.first:
+            folders.remove_partial_files(folder)
+            if not resumes and self.overwrite and folder == self.folder:
+                folders.clear(folder)
+            # A resumed run writes it too: its epochs or the path of its images may have changed.
+            write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
+        return Training(folder, trainer, facts, trainer.step)
+
+    def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:
+        """Make the function that scores the learner on the classes that choose the epoch."""
+        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe))
+
+        def score_learner() -> dict[str, float]:
+            return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
+
+        return score_learner
+
+    @staticmethod
+    def _normalised(learner: Learner, embedded: EmbeddedSet) -> EmbeddedSet:
+        return embedded._replace(vectors=learner.criterion.normalised(embedded.vectors))
+
+    def _facts(self, encoder: Encoder, stored: dict[str, Any]) -> CheckpointFacts:
+        """The facts for the checkpoint, starting from those of the checkpoint that the run continues."""
+        # The result also lists the images that earlier processes could not read.
+        self.context.bad.update(stored.get("bad", {}))
+        weights = stored.get("weights")
         if encoder.report is not None:
             report = encoder.report
-            trainer.facts["weights"] = {
-                "file": Path(report.file).name, "applied": report.applied, "overridden": report.overridden
-            }  # fmt: skip
-        trainer.facts.setdefault("seconds", 0.0)
-        trainer.clock = lambda: time.perf_counter() - self.begun
-        # Only now that everything could be made and the images could be read: a mistake costs no earlier run.
-        if desk.world.first:
-            folders.sweep(folder)
-            if not begun and self.overwrite and folder == self.folder:
-                folders.clear(folder)
-            # Also of a run that goes on: it may have been told of more epochs, or that its images lie elsewhere now.
-            write_json(folder / "run.json", self._about(encoder, learner.criterion.normalise, training, images))
-        return trainer
+            weights = {"file": Path(report.file).name, "applied": report.applied, "overridden": report.overridden}
+        return CheckpointFacts(
+            bad=self.context.bad,
+            baselines=stored.get("before"),
+            weights=weights,
+            earlier_seconds=stored.get("seconds", 0.0),
+            clock=lambda: time.perf_counter() - self.started,
+        )
 
-    def _about(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
-        """`run.json`: all that is needed to go on with the run, or to use its model."""
+    def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
+        """The content of `run.json`: all that is needed to continue the run or to use its model."""
         return {
             "recipe": self.recipe.as_dict(),
             "said": self.recipe.changed,
@@ -290,127 +472,134 @@ class RunSession:
             "view": eval_view(self.recipe),
             "classes": training.classes,
             "data": {"name": images.name, "identity": images.identity()},
-            "versions": result.versions(),
+            "versions": results.versions(),
         }
 
-    def _baselines(self, encoder: Encoder, shown: ImageSet) -> dict[str, dict[str, float]]:
-        """What the set scores before training: as raw pixels where images are small, and by the untrained backbone."""
+    def _baselines(self, encoder: Encoder, unseen: ImageSet) -> dict[str, dict[str, float]]:
+        """The scores before training: of the untrained backbone's features and, for small images, of raw pixels."""
         metrics, rows = self.recipe.train.metrics, {}
-        if self.recipe.view["size"] <= PIXELS:
-            rows["raw pixels"] = scored(shown, pixels_of(self.desk, shown), metrics)
-        features = embedder(self.desk, encoder, shown, "unseen classes, untrained")("features")
-        rows["untrained encoder"] = scored(shown, features, metrics)
+        if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
+            rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
+        features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
+        rows[results.UNTRAINED] = score(features, metrics)
         return rows
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
-        """Train anew on all classes but the test's, for the number of epochs that the held-out ones chose."""
+        """Train a new model on all classes but the test's, for the number of epochs that the held-out classes chose.
+
+        Returns:
+            The learner, its training images, and the entry `refit` of the result.
+        """
         options, seed = self.recipe.data, self.recipe.seed
         everything = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
         counts = f"{len(everything)} images of {len(everything.classes)} classes"
         self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
-        folder, world = self.folder / "refit", self.desk.world
+        folder, world = self.folder / "refit", self.context.world
         if world.first and folders.has_more_than(folder, epochs):
-            folders.clear(folder)  # of an earlier sitting, before the held-out classes chose fewer
+            folders.clear(folder)  # of an earlier process, before the held-out classes chose fewer epochs
         world.wait()
-        trainer = self._begin(folder, everything, None, images, None, stop_after=epochs)
-        trainer.run()
-        facts = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
-        facts |= self._cost(trainer, folder)
-        if self.desk.world.first:
-            write_json(folder / "result.json", facts)
-        return trainer.learner, everything, facts
+        training = self._begin(folder, everything, None, images, None, stop_after=epochs)
+        training.trainer.run()
+        refit = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
+        refit |= self._cost(training)
+        if world.first:
+            write_json(folder / "result.json", refit)
+        return training.trainer.learner, everything, refit
 
-    def _known(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
-        """The result of an earlier sitting that had come to this end: this one trained nothing, and cost nothing."""
-        if trainer.step > self.first_step[folder] or not (folder / "result.json").is_file():
-            return {}
-        known = folders.read_json(folder / "result.json")
-        return known if known.get("steps") == trainer.step else {}
-
-    def _cost(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
-        """What a training took and what it trained."""
+    def _cost(self, training: Training) -> dict[str, Any]:
+        """What a training took, and how many parameters it trained."""
+        trainer = training.trainer
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
+        memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
         return {
             "training_seconds": round(trainer.seconds, 1),
             "images_per_second": round(trainer.images / trainer.seconds, 1) if trainer.seconds else None,
-            "memory": self._known(trainer, folder).get("memory") or result.peak_memory(self.desk.device),
-            "parameters": result.counts(trainer.learner, trainer.trained, rows, trainer.sharded.elsewhere),
+            "memory": memory,
+            "parameters": results.count_parameters(trainer.learner, trainer.trained, rows, trainer.sharded.remote),
             "steps": trainer.step,
             "skipped_steps": trainer.skipped,
         }
 
-    def _result(self, trainer: Trainer, images: ImageSet, parts: Split) -> dict[str, Any]:
-        recipe, chosen = self.recipe, trainer.chosen
-        counted = zip(("train", "validation", "test"), parts)
-        return {
-            "schema": result.SCHEMA,
-            "commit": result.commit(),
-            "protocol": recipe.protocol,
-            "recipe": recipe.as_dict(),
-            "weights": trainer.facts.get("weights"),
-            "data": {"name": images.name, "identity": images.identity()}
-            | {name: {"images": len(part), "classes": len(part.classes)} for name, part in counted if part is not None},
-            "versions": result.versions(),
-            "machine": result.machine(self.desk.device),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "rates": first_rates(trainer.optimizer, trainer.learner.criterion),
-            **self._cost(trainer, self.folder),
-            "epochs": trainer.passed,
-            "chosen_epoch": chosen["epoch"],
-            "chosen_step": chosen["step"],
-            "chosen_by": recipe.train.monitor if trainer.best is not None else "last",
-            "validation": chosen,
-            "curve": trainer.curve,
-        }
+    def _result(self, training: Training, images: ImageSet, parts: Split) -> Result:
+        """The result of the training, without scores on the unseen classes."""
+        recipe, trainer = self.recipe, training.trainer
+        chosen = trainer.chosen
+        data: dict[str, Any] = {"name": images.name, "identity": images.identity()}
+        for name, part in zip(("train", "validation", "test"), parts):
+            if part is not None:
+                data[name] = {"images": len(part), "classes": len(part.classes)}
+        return Result(
+            commit=results.commit(),
+            protocol=recipe.protocol,
+            recipe=recipe.as_dict(),
+            weights=training.facts.weights,
+            data=data,
+            versions=results.versions(),
+            machine=results.machine(self.context.device),
+            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
+            **self._cost(training),
+            epochs=trainer.passed,
+            chosen_epoch=chosen["epoch"],
+            chosen_step=chosen["step"],
+            chosen_by=recipe.train.monitor if trainer.best is not None else "last",
+            validation=chosen,
+            curve=trainer.curve,
+        )
 
-    def _measured(
+    def _finish(
         self,
-        result: dict[str, Any],
+        result: Result,
         learner: Learner,
-        trainer: Trainer,
-        shown: ImageSet | None,
+        training: Training,
+        unseen: ImageSet | None,
         parts: Split,
         seen: ImageSet,
-    ) -> dict[str, Any]:
-        """The result with the scores on the unseen classes, written down, and the page that shows them."""
-        encoder, criterion = learner.encoder, learner.criterion
-        result["rows"] = dict(trainer.facts.get("before", {}))
-        result["evaluated_on"] = None if shown is None else "test" if parts.test is not None else "validation"
-        result["queries_left_out"] = 0
-        if shown is not None and not (result.get("refit") and parts.test is None):
-            vectors, labels, kept = embedder(self.desk, encoder, shown, "unseen classes")("vectors")
-            vectors = criterion.normalised(vectors)
-            result["rows"]["trained encoder"] = scored(shown, (vectors, labels, kept), self.recipe.train.metrics)
-            result["queries_left_out"] = left_out(labels) if shown.gallery is None else 0
+    ) -> Result:
+        """Score the unseen classes, draw the report and write `result.json`.
+
+        Args:
+            result: of the training.
+            learner: with the chosen or the refitted model.
+            training: the first training.
+            unseen: the images to score, if any.
+            parts: the split of the data.
+            seen: the images that the model was trained on.
+        """
+        encoder, criterion, metrics = learner.encoder, learner.criterion, self.recipe.train.metrics
+        embedded = None
+        result.rows = dict(training.facts.baselines or {})
+        result.evaluated_on = None if unseen is None else "test" if parts.test is not None else "validation"
+        if unseen is not None and not (result.refit and parts.test is None):
+            embedded = self._normalised(learner, embedder(self.context, encoder, unseen, "unseen classes")("vectors"))
+            result.rows[results.TRAINED] = score(embedded, metrics)
+            result.queries_left_out = queries_left_out(embedded)
         if self.recipe.protocol == "papers":
-            names = self.recipe.train.metrics
-            result["rows"]["last epoch"] = {name: trainer.curve[-1][name] for name in names}
-        if knows_uncertainty(criterion):
-            embed = embedder(self.desk, encoder, seen, "training images")
-            result["uncertainty"] = class_uncertainty(criterion, seen.classes, lambda: embed("vectors")[:2])
-        result["bad_images"] = dict(self.desk.bad)
-        # From opening the images to here: features, training, evaluations, refit; of all sittings that were saved.
-        result["seconds"] = round(trainer.facts["seconds"] + time.perf_counter() - self.begun, 1)
-        known = self._known(trainer, self.folder)
-        if known.get("refit") == result.get("refit"):
-            kept_from = ("finished", "machine", "versions", "seconds")
-            result |= {name: known[name] for name in kept_from if name in known}
-        if "trained encoder" not in result["rows"]:
-            # The refitted model has seen every class; what can be said of it is what the choice was made by.
-            result["rows"]["trained encoder"] = {
-                name: result["validation"][name] for name in self.recipe.train.metrics if name in result["validation"]
+            result.rows[results.LAST_EPOCH] = {name: training.trainer.curve[-1][name] for name in metrics}
+        if has_uncertainty(criterion):
+            embed = embedder(self.context, encoder, seen, "training images")
+
+            def embed_seen() -> tuple[torch.Tensor, torch.Tensor]:
+                images = embed("vectors")
+                return images.vectors, images.labels
+
+            result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
+        result.bad_images = dict(self.context.bad)
+        # From opening the images to here: features, training, evaluations and refit, of all processes that saved.
+        result.seconds = round(training.facts.seconds, 1)
+        earlier = training.earlier_result()
+        if earlier.get("refit") == result.refit:
+            for name in ("finished", "machine", "versions", "seconds"):
+                if name in earlier:
+                    setattr(result, name, earlier[name])
+        if embedded is None:
+            # No class is left that the model has not seen: give the scores that chose the epoch.
+            result.rows[results.TRAINED] = {
+                name: result.validation[name] for name in metrics if name in result.validation
             }
-        elif shown is not None and self.report:
+        elif self.report:
             self.watcher.say("drawing the report")
-            draw_report(
-                self.folder / "report.html",
-                title=f"{result['data']['name']}: {self.recipe.method}",
-                result=result,
-                images=shown,
-                vectors=vectors.cpu(),
-                kept=kept,
-                seed=self.recipe.seed,
-                seen=seen,
-            )
-        write_json(self.folder / "result.json", result)
+            embedded = embedded._replace(vectors=embedded.vectors.cpu())
+            draw_report(self.folder / "report.html", result=result, embedded=embedded, seen=seen)
+        result.write(self.folder / "result.json")
         return result

@@ -1,7 +1,9 @@
-"""Training schemes: an objective around another one."""
+"""Training schemes: each is an objective around another objective.
 
-from proxymetric.schemes.alternating_projections import AlternatingProjections
-from proxymetric.schemes.k_center import k_center
-from proxymetric.schemes.momentum_queue import MomentumQueue
+To add a scheme, write its file in this folder and add its line below.
+"""
 
-__all__ = ["AlternatingProjections", "MomentumQueue", "k_center"]
+from proxymetric.schemes.alternating_projections import AlternatingProjections as AlternatingProjections
+from proxymetric.schemes.momentum_queue import MomentumQueue as MomentumQueue
+
+__all__ = [name for name, value in globals().items() if isinstance(value, type)]

@@ -1,4 +1,4 @@
-"""Alternating projections: solve a proxy problem, pick new proxies where the old ones cover badly, solve again."""
+"""Alternating projections: solve a proxy problem, pick new proxies where the old ones cover poorly, solve again."""
 
 from __future__ import annotations
 
@@ -14,31 +14,39 @@ from proxymetric.core.pieces import NORMALISATIONS, Boundary, Context, Objective
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
+from proxymetric.signatures import one_of
 
-GAIN = 1e-5
-"""a score must be better by this much to count as better"""
-LOOK = 200
-"""classes whose geometry is measured at a projection"""
+MIN_GAIN = 1e-5
+"""by how much a score must exceed the best one to count as better"""
+MAX_MEASURED_CLASSES = 200
+"""classes whose geometry is measured at a projection, at most"""
 
 
 class AlternatingProjections(Objective):
     """Repeat: solve the wrapped objective near the last solution, then re-pick its proxies (CCP, Algorithms 1 and 2).
 
-    Within a problem the loss is `objective + lam/2 |theta - theta*|^2`, theta the bound encoder's parameters. A problem
-    has converged when the validation score has not improved for `patience` evaluations. Then theta* := theta and
-    rho* := the proxies; of `pool` random samples a class, those farthest from rho* and from each other become the new
-    proxies (`k_center`, between vectors as they are compared). The wrapped source must have seats; how many a class
-    has, it says itself.
+    Within a problem the loss is `objective + lam/2 |theta - theta*|^2`, where theta are the parameters of the bound
+    encoder. A problem has converged when the validation score has not improved for `patience` evaluations. Then theta*
+    := theta and rho* := the proxies. Of `pool` random samples of each class, those farthest from rho* and from each
+    other become the new proxies (`k_center`, on vectors as the loss compares them). The number of proxies of a class is
+    the `seats` of the wrapped source.
 
-    It needs `bind(encoder)` before state is saved or loaded, and `boundary(score, pool)` at the start and after each
-    evaluation, with scores of classes that are not trained on.
+    The scheme needs `bind(encoder)` before state is saved or loaded, and `boundary(score, pool)` at the start and after
+    each evaluation, with scores on classes that are not trained.
 
-    lam: >= 0, 2e-4 in the paper. first_lam: of the first problem (None: lam; released code 0). pool: b samples a class,
-    at least the seats; equal to them, or 1: random proxies. patience: 3. anchor: theta* and rho* are the problem's
-    "last" (the paper) or its "best" ones (released code). roll_back: the network's parameters (not the averages of a
-    BatchNorm that is not frozen) go on from theta* instead of from where they are (with anchor="best"). start: the
-    first converged proxies are "random" samples (the paper) or "zero" (released code: the largest sample is picked
-    first). alternate: False solves one problem only, with the first picks (the paper's Loss-Proxy ablation).
+    Args:
+        objective: what is minimised; exactly one of its sources must have seats.
+        lam: >= 0; weight of the proximal term; 2e-4 in the paper.
+        first_lam: the same for the first problem; None: lam (released code: 0).
+        pool: b samples of a class, at least the seats; b equal to the seats, or 1, gives random proxies.
+        patience: evaluations without a better score after which a problem has converged; 3 in the paper.
+        anchor: theta* and rho* are those of the "last" (the paper) or the "best" evaluation of the problem (released
+            code).
+        roll_back: whether the parameters of the network return to theta*; only with anchor="best". Running averages of
+            a BatchNorm layer do not return.
+        start: the first converged proxies are "random" samples (the paper) or "zero" (released code, where the sample
+            with the largest norm is picked first).
+        alternate: False solves one problem only, with the first picks (the paper's Loss-Proxy ablation).
     """
 
     rho: Tensor
@@ -61,12 +69,11 @@ class AlternatingProjections(Objective):
         super().__init__()
         at_least_zero(lam=lam, first_lam=lam if first_lam is None else first_lam)
         for name, value, known in (("anchor", anchor, ("last", "best")), ("start", start, ("random", "zero"))):
-            if value not in known:
-                raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
+            one_of(name, value, known)
         whole_number(1, patience=patience, pool=pool)
         if roll_back and anchor != "best":
             raise ValueError(
-                "roll_back: got true with anchor='last', where there is nothing to go back to; expected 'best'"
+                "roll_back: got True with anchor='last', which stores no solution to return to; expected anchor='best'"
             )
         seated = [module for module in objective.modules() if isinstance(module, Source) and module.seats]
         if len(seated) != 1:
@@ -87,14 +94,14 @@ class AlternatingProjections(Objective):
         self.stale = 0
         """evaluations since the problem's best"""
         self.best_score = -math.inf
-        self.radius = self.apart = self.moved = 0.0
+        self.radius = self.class_distance = self.moved = 0.0
         self.register_buffer("rho", torch.zeros_like(seated[0].seated()))
         self.register_buffer("best_rho", torch.zeros_like(self.rho))
         self.register_buffer("picked", torch.zeros_like(self.rho))  # the proxies that the problem began with
         self.theta = nn.Module()
         """theta*"""
         self.best_theta = nn.Module()
-        """theta at the problem's best evaluation, where anchor="best" wants it"""
+        """theta at the best evaluation of the problem, for anchor="best"; else empty"""
 
     def bind(self, encoder: nn.Module) -> None:
         self._encoder[:] = [encoder]
@@ -107,15 +114,15 @@ class AlternatingProjections(Objective):
 
     def forward(self, ctx: Context) -> Outcome:
         if not self.problem:
-            raise ValueError("boundary: the first proxies are picked there; expected one call before the first step")
+            raise ValueError("boundary: got no call, expected one before the first step: it picks the first proxies")
         outcome: Outcome = self.objective(ctx)
         lam = self.first_lam if self.problem <= 1 else self.lam
         if lam and not self._encoder:
-            raise ValueError("bind: the proximal term needs the encoder's parameters; expected bind(encoder) before")
-        moving = list(self._beside(self.theta))
-        if not lam or not moving:
+            raise ValueError("bind: got no encoder, expected bind(encoder) before the first step for the proximal term")
+        pairs = list(self._with_copies(self.theta))
+        if not lam or not pairs:
             return outcome
-        term = proximal([value for value, _ in moving], [copy for _, copy in moving], lam)
+        term = proximal([value for value, _ in pairs], [copy for _, copy in pairs], lam)
         return outcome._replace(terms={**outcome.terms, "proximal": term})
 
     def boundary(self, run: Boundary) -> None:
@@ -125,11 +132,11 @@ class AlternatingProjections(Objective):
             return
         self.moved = float((self._source[0].seated() - self.picked).norm() / self.picked.norm().clamp(min=1e-12))
         if run.score is None:
-            raise ValueError("score: alternating projections wait for it to stop improving; expected a number")
-        if run.score > self.best_score + GAIN:
+            raise ValueError("score: got None, expected a number: a problem ends when the score stops improving")
+        if run.score > self.best_score + MIN_GAIN:
             self.best_score, self.stale = run.score, 0
             if self.anchor == "best":
-                self._keep(self.best_theta)
+                self._copy_to(self.best_theta)
                 self.best_rho.copy_(self._source[0].seated())
         else:
             self.stale += 1
@@ -138,37 +145,38 @@ class AlternatingProjections(Objective):
 
     @torch.no_grad()
     def _project(self, pool: Pool | None) -> None:
-        """Take what the problem ended with as theta* and rho*, pick new proxies, and begin the next problem."""
+        """Take the solution of the problem as theta* and rho*, pick new proxies, and begin the next problem."""
         if pool is None:
-            raise ValueError("pool: new proxies are picked from it; expected embeddings of training images")
+            raise ValueError("pool: got None, expected embeddings of training images to pick new proxies from")
         source, first = self._source[0], self.problem == 0
         if self.anchor == "best" and not first:
             for name, value in self.theta.named_buffers():
                 value.copy_(self.best_theta.get_buffer(name))
             self.rho.copy_(self.best_rho)
             if self.roll_back:
-                for value, copy in self._beside(self.theta):
+                for value, copy in self._with_copies(self.theta):
                     value.copy_(copy)
         else:
-            self._keep(self.theta)
+            self._copy_to(self.theta)
             self.rho.copy_(source.seated())
         converged = self.rho.unflatten(0, (-1, self.seats))
         extra = self.seats if first and self.start == "random" else 0
-        samples, there = self._grouped(*pool(extra + self.pool), extra + self.pool)
+        samples, has_samples = self._group_by_class(*pool(extra + self.pool), extra + self.pool)
         if first:
             converged = samples[:, :extra] if extra else torch.zeros_like(converged)
             samples = samples[:, extra:]
         normal = NORMALISATIONS[self.normalise]
         picks = k_center(normal(samples), normal(converged), self.seats)
         picked = samples.gather(1, picks[:, :, None].expand(-1, -1, samples.shape[2]))
-        # A class of which no image could be read keeps what it has.
-        source.reseed(torch.where(there[:, None, None], picked, source.seated().view_as(picked)).flatten(0, 1))
+        # A class without a readable image keeps its proxies.
+        proxies = torch.where(has_samples[:, None, None], picked, source.seated().view_as(picked))
+        source.reseed(proxies.flatten(0, 1))
         self.picked.copy_(source.seated())
-        self._look(normal(samples[there]))
+        self._measure(normal(samples[has_samples]))
         self.problem, self.stale, self.best_score = self.problem + 1, 0, -math.inf
 
-    def _grouped(self, embeddings: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """A pool as (C, count, D), smaller classes repeated; and which classes have any sample."""
+    def _group_by_class(self, embeddings: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """A pool as (C, count, D), where samples of smaller classes repeat; and which classes have any sample, (C,)."""
         assert self.classes is not None
         if embeddings.shape != (len(labels), self.rho.shape[1]) or not len(labels):
             raise ValueError(
@@ -187,57 +195,59 @@ class AlternatingProjections(Objective):
         rows = (counts.cumsum(0) - counts)[:, None] + place
         return vectors[order[rows.clamp(max=len(order) - 1)]], counts > 0
 
-    def _look(self, samples: Tensor) -> None:
-        """How wide the classes of the pool are and how far apart, of an even choice of at most `LOOK` classes."""
-        some = samples[:: -(-len(samples) // LOOK)]
-        labels = torch.arange(len(some), device=some.device).repeat_interleave(some.shape[1])
-        self.radius = covering_radius(some.flatten(0, 1), labels, distance="euclidean")
-        if len(some) > 1:
-            self.apart = inter_class_distance(some.flatten(0, 1), labels, distance="euclidean")
+    def _measure(self, samples: Tensor) -> None:
+        """Measure the width and the distance of at most `MAX_MEASURED_CLASSES` classes, evenly chosen from the pool."""
+        chosen = samples[:: -(-len(samples) // MAX_MEASURED_CLASSES)]
+        labels = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
+        self.radius = covering_radius(chosen.flatten(0, 1), labels, distance="euclidean")
+        if len(chosen) > 1:
+            self.class_distance = inter_class_distance(chosen.flatten(0, 1), labels, distance="euclidean")
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """The encoder's trained parameters by the names of their copies."""
+        """The trained parameters of the encoder, with the names of their copies."""
         for name, value in self._encoder[0].named_parameters() if self._encoder else ():
             if value.requires_grad:
                 yield name.replace(".", "/") + "*", value
 
-    def _beside(self, copies: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """The encoder's trained parameters with their copies."""
-        known = dict(copies.named_buffers())
+    def _with_copies(self, copies: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """The trained parameters of the encoder, each with its copy."""
+        buffers = dict(copies.named_buffers())
         for name, value in self._trained():
-            if name not in known:
+            if name not in buffers:
                 raise ValueError(
-                    f"bind: {name[:-1].replace('/', '.')} has become trainable since; "
-                    "expected bind(encoder) with all that will be trained"
+                    f"bind: got {name[:-1].replace('/', '.')}, which became trainable after bind(encoder); expected "
+                    "all parameters that will be trained to be trainable then"
                 )
-            yield value, known[name]
+            yield value, buffers[name]
 
-    def _keep(self, copies: nn.Module) -> None:
-        for value, copy in self._beside(copies):
+    def _copy_to(self, copies: nn.Module) -> None:
+        """Store the trained parameters of the encoder."""
+        for value, copy in self._with_copies(copies):
             copy.copy_(value.detach())
 
     def get_extra_state(self) -> Tensor:
-        state = [self.problem, self.stale, self.best_score, self.radius, self.apart, self.moved]
+        state = [self.problem, self.stale, self.best_score, self.radius, self.class_distance, self.moved]
         return torch.tensor(state, dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
-        problem, stale, self.best_score, self.radius, self.apart, self.moved = state.tolist()
+        problem, stale, self.best_score, self.radius, self.class_distance, self.moved = state.tolist()
         self.problem, self.stale = int(problem), int(stale)
 
     def figures(self) -> dict[str, float]:
-        """Where the alternation stands.
+        """The state of the alternation.
 
         Returns:
-            "problem": problems begun. "problems solved": those that have converged. "covering radius",
-            "inter-class distance": of the pool at the last pick; "radius over distance": their ratio. "proxies moved":
-            how far the proxies were at the last evaluation from where the problem that it met had picked them,
-            `|rho - picked| / |picked|` over all of them.
+            "problem": problems begun. "problems solved": problems that have converged. "covering radius" and
+            "inter-class distance": of the pool at the last pick. "radius over distance": their ratio. "proxies moved":
+            how far all proxies had moved since the problem began, at the last evaluation: `|rho - picked| / |picked|`.
         """
-        found = {
+        figures = {
             "problem": float(self.problem),
             "problems solved": float(max(self.problem - 1, 0)),
             "covering radius": self.radius,
-            "inter-class distance": self.apart,
+            "inter-class distance": self.class_distance,
             "proxies moved": self.moved,
         }
-        return found | ({"radius over distance": self.radius / self.apart} if self.apart else {})
+        if self.class_distance:
+            figures["radius over distance"] = self.radius / self.class_distance
+        return figures

@@ -1,4 +1,4 @@
-"""Greedy k-center: which members of a pool cover a class best beside those that are there already."""
+"""Greedy k-center: which members of a pool cover a class best beside the vectors that it has."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from torch import Tensor
 
 @torch.no_grad()
 def k_center(pool: Tensor, converged: Tensor, picks: int) -> Tensor:
-    """Of each class, the pool members (G, picks) picked one after the other, each farthest from all before it.
+    """Pick members of each class's pool one after the other, each the farthest from all before it.
 
     ``argmax_{u in pool, not picked} min_{v in converged or picked} |u - v|``: CCP's Algorithm 2, for G classes at once.
-    The covering radius that k picks leave is at most twice the best possible.
+    The covering radius after k picks is at most twice the best possible.
 
-    pool (G, n, D), converged (G, m, D), picks <= n. Of equally far members the first is taken.
+    Args:
+        pool: (G, n, D) the members to pick from.
+        converged: (G, m, D) the vectors that each class has already.
+        picks: how many to pick, at most n.
 
-    >>> pool = torch.tensor([[[0.0], [1.0], [5.0], [9.0]]])
-    >>> k_center(pool, torch.tensor([[[0.0]]]), picks=2)
-    tensor([[3, 2]])
+    Returns:
+        (G, picks) places in the pool, in the order of picking. Among equally far members the first is picked.
+
+    Example:
+        >>> pool = torch.tensor([[[0.0], [1.0], [5.0], [9.0]]])
+        >>> k_center(pool, torch.tensor([[[0.0]]]), picks=2)
+        tensor([[3, 2]])
     """
     assert picks <= pool.shape[1], (picks, pool.shape)
-    each = torch.arange(len(pool), device=pool.device)
-    nearest = torch.cdist(pool, converged, compute_mode="donot_use_mm_for_euclid_dist").amin(2)
-    chosen = []
+    classes = torch.arange(len(pool), device=pool.device)
+    distance = torch.cdist(pool, converged, compute_mode="donot_use_mm_for_euclid_dist").amin(2)
+    picked = []
     for _ in range(picks):
-        pick = nearest.argmax(1)
-        chosen.append(pick)
-        to_pick = torch.linalg.vector_norm(pool - pool[each, pick][:, None], dim=2)
-        nearest = torch.minimum(nearest, to_pick)
-        nearest[each, pick] = -torch.inf  # also where all that is left coincides with a pick
-    return torch.stack(chosen, 1)
+        pick = distance.argmax(1)
+        picked.append(pick)
+        to_pick = torch.linalg.vector_norm(pool - pool[classes, pick][:, None], dim=2)
+        distance = torch.minimum(distance, to_pick)
+        distance[classes, pick] = -torch.inf  # a pick is not picked again, even if all others coincide with picks
+    return torch.stack(picked, 1)

@@ -1,4 +1,4 @@
-"""A momentum encoder that fills a queue: many more samples in each step, without their forward pass."""
+"""A momentum encoder that fills a queue: a step has many more samples, without a forward pass for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from proxymetric.sources.queue import Queue
 
 
 class MomentumQueue(Objective):
-    """The wrapped objective on the batch and the last `size` embeddings of a slowly following encoder (He et al. 2020).
+    """The wrapped objective on the batch and on the last `size` embeddings of a momentum encoder (He et al. 2020).
 
-    ``w <- momentum w + (1 - momentum) theta`` after each step; the batch as w sees it enters the queue, and only the
-    batch as theta sees it has a gradient. It needs `bind(encoder)` and the batch's images.
+    ``w <- momentum w + (1 - momentum) theta`` after each step. The momentum encoder w embeds the batch for the queue;
+    only the embeddings by the encoder theta have a gradient. The scheme needs `bind(encoder)` and the images of the
+    batch.
 
-    size: embeddings kept; 900 beside a batch of 180 in VCPA's comparison. momentum: in [0, 1], 0.999 there.
+    Args:
+        objective: what is minimised.
+        dim: width of the embeddings, D.
+        size: embeddings kept; 900 beside a batch of 180 in VCPA's comparison.
+        momentum: in [0, 1]; 0.999 in VCPA's comparison.
     """
 
     def __init__(self, objective: Objective, dim: int, size: int = 900, momentum: float = 0.999) -> None:
@@ -29,8 +34,9 @@ class MomentumQueue(Objective):
         self.objective, self.momentum = objective, momentum
         self.normalise, self.classes, self.dim = objective.normalise, objective.classes, dim
         self.queue = Queue(size, dim)
-        self._theta: list[nn.Module] = []
-        self._followed = -1
+        self._theta: list[nn.Module] = []  # a list, so that the encoder does not become a submodule
+        self._last_step = -1
+        """the step after which the momentum encoder last moved"""
 
     def bind(self, encoder: nn.Module) -> None:
         self._theta[:] = [encoder]
@@ -46,16 +52,18 @@ class MomentumQueue(Objective):
     def forward(self, ctx: Context) -> Outcome:
         batch = ctx.batch
         if not self._theta:
-            raise ValueError("bind: the momentum encoder is a copy of the encoder; expected bind(encoder) before")
-        stored, of = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
-        together = Batch(None, torch.cat([batch.labels, of]))
+            raise ValueError(
+                "bind: got no encoder, expected bind(encoder) before the first step: the momentum encoder is its copy"
+            )
+        stored, stored_labels = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
+        joined = Batch(None, torch.cat([batch.labels, stored_labels]))
         embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
-        outcome: Outcome = self.objective(ctx._replace(batch=together, embeddings=embeddings))
+        outcome: Outcome = self.objective(ctx._replace(batch=joined, embeddings=embeddings))
         if not (self.training and torch.is_grad_enabled()):
             return outcome
         if batch.images is None:
             raise ValueError(
-                "images: the momentum encoder embeds them; expected criterion(embeddings, labels, images=...)"
+                "images: got None, expected criterion(embeddings, labels, images=...) for the momentum encoder"
             )
         with torch.no_grad():
             keys: Tensor = self.encoder(batch.images)
@@ -64,16 +72,15 @@ class MomentumQueue(Objective):
         def commit() -> None:
             outcome.commit()
             self.queue.remember(keys, batch.labels)
-            if self._followed == ctx.progress.step:  # several passes before one commit are one step
+            if self._last_step == ctx.progress.step:  # several forward passes before one commit are one step
                 return
-            self._followed = ctx.progress.step
-            for own, theirs in zip(
-                self.encoder.state_dict().values(), self._theta[0].state_dict().values(), strict=True
-            ):
-                if own.is_floating_point():
-                    own.lerp_(theirs, 1 - self.momentum)
+            self._last_step = ctx.progress.step
+            slow_state, fast_state = self.encoder.state_dict(), self._theta[0].state_dict()
+            for slow, fast in zip(slow_state.values(), fast_state.values(), strict=True):
+                if slow.is_floating_point():
+                    slow.lerp_(fast, 1 - self.momentum)
                 else:
-                    own.copy_(theirs)
+                    slow.copy_(fast)
 
         return outcome._replace(commit=commit)
 

@@ -1,4 +1,4 @@
-"""`lam/2 |theta - theta*|^2` over the parameters of a network, in a few kernels whatever their number."""
+"""The proximal term `lam/2 |theta - theta*|^2` over all parameters of a network, in a few kernels."""
 
 from __future__ import annotations
 
@@ -10,20 +10,29 @@ from torch.autograd.function import once_differentiable
 
 
 def proximal(parameters: list[Tensor], anchors: list[Tensor], lam: float) -> Tensor:
-    """The proximal term and, in backward, its gradient `lam (theta - theta*)`.
+    """The proximal term; its gradient is `lam (theta - theta*)`.
 
-    >>> theta = torch.tensor([1.0, 3.0], requires_grad=True)
-    >>> term = proximal([theta], [torch.tensor([1.0, 1.0])], lam=0.5)
-    >>> term.backward()
-    >>> term.item(), theta.grad
-    (1.0, tensor([0., 1.]))
+    Args:
+        parameters: theta.
+        anchors: theta*, tensors of the same shapes.
+        lam: weight of the term.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> theta = torch.tensor([1.0, 3.0], requires_grad=True)
+        >>> term = proximal([theta], [torch.tensor([1.0, 1.0])], lam=0.5)
+        >>> term.backward()
+        >>> term.item(), theta.grad
+        (1.0, tensor([0., 1.]))
     """
     term: Tensor = _Proximal.apply(lam, len(parameters), *parameters, *anchors)
     return term
 
 
 class _Proximal(torch.autograd.Function):
-    """Written out, since autograd would launch several kernels for each of a network's hundreds of parameters."""
+    """An explicit backward pass: autograd would launch several kernels for each of a network's many parameters."""
 
     @staticmethod
     def forward(ctx: Any, lam: float, count: int, *tensors: Tensor) -> Tensor:

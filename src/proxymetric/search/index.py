@@ -1,4 +1,4 @@
-"""Vectors with the files they came from: save, load, search exactly."""
+"""An index of vectors and file names: save, load, exact search."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from proxymetric.files import replacing, save_tensors
 
 
 class Index:
-    """(N, D) vectors and N names, searched by cosine.
+    """Vectors with names, searched by cosine similarity.
 
-    model: `Model.fingerprint` of the model that made the vectors, so that another one's queries can be refused.
+    Args:
+        vectors: (N, D).
+        names: N file names.
+        model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
 
-    >>> index = Index(torch.eye(3), ["x", "y", "z"])
-    >>> index.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
-    [('y', 0.894...), ('z', 0.447...)]
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Example:
+        >>> index = Index(torch.eye(3), ["x", "y", "z"])
+        >>> index.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
+        [('y', 0.894...), ('z', 0.447...)]
     """
 
     def __init__(self, vectors: Tensor, names: Sequence[str], model: str = "") -> None:
@@ -35,48 +42,60 @@ class Index:
         return len(self.names)
 
     def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
-        """The k nearest names of each query with their cosine, nearest first; among equals the earlier one first.
+        """Find the names that are nearest to each query.
 
-        queries: (Q, D). k: at least 1; there are fewer results where the index holds fewer. own: Q files that the
-        queries came from; where one lies in the index it is left out of its own query's results.
+        Args:
+            queries: (Q, D).
+            k: results for each query, at least 1; fewer come back if the index holds fewer.
+            own: Q files that the queries came from; such a file is left out of the results of its own query.
 
-        >>> Index(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
-        [[('y', 0.0)], [('y', 1.0)]]
+        Returns:
+            For each query (name, cosine similarity) pairs, nearest first; equal ones in the order of the index.
+
+        Raises:
+            ValueError: an argument is wrong.
+
+        Example:
+            >>> Index(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
+            [[('y', 0.0)], [('y', 1.0)]]
         """
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
         if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
             raise ValueError(
                 f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
-                f"the "
-                "index; was it embedded by another model?"
+                "the index, embedded by the same model"
             )
         if own is not None and len(own) != len(queries):
             raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
         scores = unit(queries) @ unit(self.vectors).T
         if own is not None:
-            places = [str(Path(name).resolve()) for name in self.names]
+            paths = [str(Path(name).resolve()) for name in self.names]
             for row, name in zip(scores, own, strict=True):
-                itself = str(Path(name).resolve())
-                row[torch.tensor([place == itself for place in places], dtype=torch.bool)] = -torch.inf
+                query_path = str(Path(name).resolve())
+                row[torch.tensor([path == query_path for path in paths], dtype=torch.bool)] = -torch.inf
         values, columns = scores.sort(dim=1, descending=True, stable=True)
         return [
-            [(self.names[i], s) for i, s in zip(found, near, strict=True) if s > -torch.inf]
-            for found, near in zip(columns[:, :k].tolist(), values[:, :k].tolist(), strict=True)
+            [(self.names[i], score) for i, score in zip(rows, similarities, strict=True) if score > -torch.inf]
+            for rows, similarities in zip(columns[:, :k].tolist(), values[:, :k].tolist(), strict=True)
         ]
 
     def save(self, file: str | Path) -> None:
-        """One safetensors file: `vectors`, and names and model in its header."""
+        """Write a safetensors file: `vectors`, with names and model in its header."""
         header = {"names": json.dumps(self.names), "model": self.model}
         with replacing(file) as temporary:
             save_tensors(temporary, {"vectors": self.vectors.contiguous()}, header)
 
     @classmethod
     def load(cls, file: str | Path) -> Index:
-        """The index that `save`, or `proxymetric embed`, wrote."""
+        """Load an index that `save` or `proxymetric embed` wrote.
+
+        Raises:
+            ValueError: the file is no index.
+        """
         try:
             with safe_open(str(file), "pt") as opened:
                 header = opened.metadata() or {}
                 return cls(opened.get_tensor("vectors"), json.loads(header["names"]), header.get("model", ""))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is no file that `proxymetric embed` wrote: {error}") from None
+            raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None

@@ -1,9 +1,10 @@
-"""Cells that take what a class's new sample says into what is remembered of the class (VPTSP, section 4.3, Table 7).
+"""Cells that accumulate the samples of a class in its state (VPTSP, section 4.3, Table 7).
 
-A cell is a small module `forward(state (P, S), sample (P, D)) -> (P, S)`: P classes each take one sample of their own.
-S = D, but for the LSTM, whose cell lies behind the proxy (`parts` 2). A cell that is `whole` sees all samples of a
-class at once, `forward(state (P, D), samples (P, T, D), there (P, T) bool)`. None of them normalises: who asks does.
-What a cell makes of samples alone, `read(samples)`, can be had for a whole batch at once; `forward` is then `step`.
+A cell is a small module `forward(state (P, S), sample (P, D)) -> (P, S)` for P classes with one sample each. S = D,
+except for the LSTM, whose state is the proxy followed by its cell (`parts` 2). A cell that is `whole` takes all samples
+of a class at once: `forward(state (P, D), samples (P, T, D), present (P, T) bool)`. Cells do not normalise; the caller
+does. What a cell computes from the samples alone, `read(samples)`, can be computed for a whole batch at once; `forward`
+is `step(state, read(sample))`.
 """
 
 from __future__ import annotations
@@ -15,25 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero
+from proxymetric.signatures import one_of
 
 
 class Cell(nn.Module):
-    """What all cells have: how wide a state is, and whether they want all samples of a class at once."""
+    """The base class of cells."""
 
     parts: int = 1
     """S / D"""
     whole: bool = False
+    """True: `forward` takes all samples of a class at once"""
 
     def read(self, samples: Tensor) -> Tensor:
-        """What `step` wants to know of samples (..., D)."""
+        """The inputs of `step` from samples (..., D)."""
         return samples
 
     def step(self, state: Tensor, read: Tensor) -> Tensor:
-        """The state (P, S) after one sample of each class, as `read` gave them."""
+        """The state after one sample of each class.
+
+        Args:
+            state: (P, S).
+            read: the output of `read` for these samples, P rows.
+
+        Returns:
+            (P, S).
+        """
         raise NotImplementedError
 
     def gated(self, state: Tensor, read: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What `step` gives, and the gate (P, D) that says how much of it is new; None for a cell without one."""
+        """The output of `step`, and its gate: the weight (P, D) of the new state; None for a cell without gate."""
         return self.step(state, read), None
 
     def forward(self, state: Tensor, sample: Tensor) -> Tensor:
@@ -41,22 +52,27 @@ class Cell(nn.Module):
 
 
 def gates(dim: int, count: int, bias: bool) -> nn.Linear:
-    """`count` matrices (D, D) side by side, each xavier-uniform by itself; biases 0."""
+    """A layer of `count` matrices (D, D), each initialised xavier-uniform by itself; biases are 0."""
     linear = nn.Linear(dim, count * dim, bias=bias)
-    for part in linear.weight.data.chunk(count):
-        nn.init.xavier_uniform_(part)
+    for matrix in linear.weight.data.chunk(count):
+        nn.init.xavier_uniform_(matrix)
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
 
 
 class EMA(Cell):
-    """`lam P + (1 - lam) p` (Eq. 3, which prints 1 instead of lam: once normalised, that is lam = 1 / (2 - lam)).
+    """`lam P + (1 - lam) p` (Eq. 3).
 
-    lam: in [0, 1], weight of the past; 0.8 in the released code.
+    The paper prints 1 instead of the first lam; after normalisation, this is the same average with a weight of the
+    past of 1 / (2 - lam).
 
-    >>> EMA(lam=0.75)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
-    tensor([[0.7500, 0.2500]])
+    Args:
+        lam: weight of the past, in [0, 1]; 0.8 in the released code.
+
+    Example:
+        >>> EMA(lam=0.75)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
+        tensor([[0.7500, 0.2500]])
     """
 
     def __init__(self, lam: float = 0.8) -> None:
@@ -71,31 +87,37 @@ class EMA(Cell):
 
 
 class MeanEMA(EMA):
-    """`lam P + (1 - lam) mean(p)`: one step a batch, towards the mean of the class's samples (the released code)."""
+    """`lam P + (1 - lam) mean(p)`: one step per batch, to the mean of the class's samples (the released code)."""
 
     whole = True
 
-    def forward(self, state: Tensor, samples: Tensor, there: Tensor) -> Tensor:  # type: ignore[override]
-        present = there.to(samples)
-        return self.step(state, (samples * present[:, :, None]).sum(1) / present.sum(1, keepdim=True))
+    def forward(self, state: Tensor, samples: Tensor, present: Tensor) -> Tensor:  # type: ignore[override]
+        weights = present.to(samples)
+        return self.step(state, (samples * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
 
 
 class GRU(Cell):
-    """Gates decide what of the past goes and what of the sample comes (Eqs. 4-7)::
+    """A gated recurrent unit: gates weight the past state and the new sample (Eqs. 4-7)::
 
         z = sigmoid(Wz p + Uz P + bz),  r = sigmoid(Wr p + Ur P + br),  n = relu(Wh p + r (Uh P) + bh)
         (1 - z) P + z n
 
-    Not `nn.GRUCell`: ReLU instead of tanh, which keeps the scale; one bias a gate, and z as the paper has it, the share
-    of the new. Six (D, D) matrices, xavier-uniform, and three biases, 0. activation: "relu" or "tanh" (Table 7).
+    It differs from `nn.GRUCell`: ReLU instead of tanh keeps the scale, each gate has one bias, and z is the weight of
+    the new state, as in the paper. It has six (D, D) matrices, initialised xavier-uniform, and three biases of 0.
 
-    >>> sum(p.numel() for p in GRU(384).parameters())
-    885888
+    Args:
+        dim: D.
+        activation: "relu" or "tanh" (Table 7).
+
+    Example:
+        >>> sum(p.numel() for p in GRU(384).parameters())
+        885888
     """
 
     def __init__(self, dim: int, activation: str = "relu") -> None:
         super().__init__()
-        self.of_sample, self.of_state = gates(dim, 3, bias=True), gates(dim, 3, bias=False)
+        self.of_sample = gates(dim, 3, bias=True)
+        self.of_state = gates(dim, 3, bias=False)
         self.activation = {"relu": torch.relu, "tanh": torch.tanh}[activation]
 
     def read(self, samples: Tensor) -> Tensor:
@@ -106,17 +128,19 @@ class GRU(Cell):
 
     def gated(self, state: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         dim = state.shape[1]
-        (new_zr, new_h), (old_zr, old_h) = (each.split([2 * dim, dim], 1) for each in (read, self.of_state(state)))
-        z, r = torch.sigmoid(new_zr + old_zr).chunk(2, 1)
-        return torch.lerp(state, self.activation(torch.addcmul(new_h, r, old_h)), z), z
+        sample_zr, sample_h = read.split([2 * dim, dim], 1)
+        state_zr, state_h = self.of_state(state).split([2 * dim, dim], 1)
+        z, r = torch.sigmoid(sample_zr + state_zr).chunk(2, 1)
+        return torch.lerp(state, self.activation(torch.addcmul(sample_h, r, state_h)), z), z
 
 
 class RNN(Cell):
-    """`tanh(W p + U P + b)`: no gates (Table 7)."""
+    """`tanh(W p + U P + b)`: a recurrent cell without gates (Table 7)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.of_sample, self.of_state = gates(dim, 1, bias=True), gates(dim, 1, bias=False)
+        self.of_sample = gates(dim, 1, bias=True)
+        self.of_state = gates(dim, 1, bias=False)
 
     def read(self, samples: Tensor) -> Tensor:
         return self.of_sample(samples)
@@ -126,13 +150,14 @@ class RNN(Cell):
 
 
 class LSTM(Cell):
-    """`c = f c + i g`, `P = o tanh(c)`, gates i, f, o and candidate g of p and P (Table 7); a state is P, then c."""
+    """`c = f c + i g`, `P = o tanh(c)`; gates i, f, o and g depend on p and P (Table 7). A state is P, then c."""
 
     parts = 2
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.of_sample, self.of_state = gates(dim, 4, bias=True), gates(dim, 4, bias=False)
+        self.of_sample = gates(dim, 4, bias=True)
+        self.of_state = gates(dim, 4, bias=False)
 
     def read(self, samples: Tensor) -> Tensor:
         return self.of_sample(samples)
@@ -147,20 +172,21 @@ class LSTM(Cell):
 class Attention(Cell):
     """`sum_i softmax_i(Wq P . Wk p_i / sqrt D) Wv p_i` over the class's samples in this batch (Table 7).
 
-    The stored proxy only asks: what it says itself comes from this batch alone.
+    The stored proxy is only the query: the new proxy consists of this batch's samples alone.
     """
 
     whole = True
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.of_sample, self.of_state = gates(dim, 2, bias=False), gates(dim, 1, bias=False)
+        self.of_sample = gates(dim, 2, bias=False)
+        self.of_state = gates(dim, 1, bias=False)
 
-    def forward(self, state: Tensor, samples: Tensor, there: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, state: Tensor, samples: Tensor, present: Tensor) -> Tensor:  # type: ignore[override]
         keys, values = self.of_sample(samples).chunk(2, 2)
-        odds = torch.einsum("pd,ptd->pt", self.of_state(state), keys) / math.sqrt(state.shape[1])
-        shares = odds.masked_fill(~there, -torch.inf).softmax(1)
-        return torch.einsum("pt,ptd->pd", shares, values)
+        logits = torch.einsum("pd,ptd->pt", self.of_state(state), keys) / math.sqrt(state.shape[1])
+        weights = logits.masked_fill(~present, -torch.inf).softmax(1)
+        return torch.einsum("pt,ptd->pd", weights, values)
 
 
 ACCUMULATORS: dict[str, Callable[[int, float], Cell]] = {
@@ -172,15 +198,23 @@ ACCUMULATORS: dict[str, Callable[[int, float], Cell]] = {
     "ema": lambda dim, lam: EMA(lam),
     "ema-mean": lambda dim, lam: MeanEMA(lam),
 }
-"""name -> the cell for this dim, and for this lam where it is a moving average"""
+"""name -> a function (dim, lam) that makes the cell; only moving averages use lam"""
 
 
 def accumulator(name: str, dim: int, lam: float = 0.8) -> Cell:
-    """The cell of that name.
+    """The cell of this name.
 
-    >>> accumulator("lstm", 4).parts
-    2
+    Args:
+        name: a key of `ACCUMULATORS`.
+        dim: D.
+        lam: weight of the past in the moving averages, in [0, 1].
+
+    Raises:
+        ValueError: there is no such cell.
+
+    Example:
+        >>> accumulator("lstm", 4).parts
+        2
     """
-    if name not in ACCUMULATORS:
-        raise ValueError(f"accumulate: got {name!r}, expected one of {', '.join(ACCUMULATORS)}")
+    one_of("accumulate", name, ACCUMULATORS)
     return ACCUMULATORS[name](dim, lam)

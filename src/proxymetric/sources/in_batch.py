@@ -1,4 +1,4 @@
-"""The batch itself as references: every sample is compared with every other one."""
+"""The batch itself as references: every sample is compared with every other sample."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from proxymetric.core.pieces import Commit, Context, Energy, References, Source,
 
 
 class InBatch(Source):
-    """References are the batch's own embeddings, with gradient; a sample is no pair with itself."""
+    """The references are the embeddings of the batch, with gradient; a sample is not a pair with itself."""
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        itself = torch.eye(len(ctx.embeddings), dtype=torch.bool, device=ctx.embeddings.device)
-        return References(ctx.embeddings, ctx.batch.labels, same=itself), nothing
+        same = torch.eye(len(ctx.embeddings), dtype=torch.bool, device=ctx.embeddings.device)
+        return References(ctx.embeddings, ctx.batch.labels, same=same), nothing

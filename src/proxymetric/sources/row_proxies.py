@@ -1,4 +1,4 @@
-"""Proxies of a few classes at a time: for class counts where touching every proxy at every step is too much."""
+"""Proxies of a few classes per step, for class counts at which a step cannot touch every proxy."""
 
 from __future__ import annotations
 
@@ -12,38 +12,49 @@ from proxymetric.sources.shared_random import shared_random
 
 
 class RowProxies(Source):
-    """Compares a batch with the proxies of the classes present in it and of random others, and moves only those.
+    """Compares a batch with the proxies of its own classes and of random other classes, and moves only these proxies.
 
-    The push from all other classes is left out, so this is another loss than with `LearnedProxies`, a cheaper one: its
-    cost does not grow with C, or by a fraction of it only. The rows step themselves in `commit` (see `RowTable`): those
-    of a class that is not drawn are neither read nor moved, nor is their optimiser state.
+    The loss differs from the loss with `LearnedProxies`: negative pairs with the other classes are missing. In return,
+    its cost does not grow with C, or only with a fraction of C. The rows step in `commit` (see `RowTable`): the proxies
+    of other classes, and their optimiser state, are neither read nor moved.
 
-    others: in [0, 1), the share of the classes that are drawn beside those of the batch, anew at each step and with
-    replacement, so that a few less are seen (PartialFC, An et al. 2022, which draws without).
+    Args:
+        classes: C.
+        dim: D.
+        per_class: K.
+        init: a name of `INITIALISATIONS`.
+        others: the share of classes, in [0, 1), that are drawn at each step in addition to the classes of the batch.
+            They are drawn with replacement, so that slightly fewer distinct classes result (PartialFC, An et al. 2022,
+            draws without replacement).
 
-    >>> source = RowProxies(classes=1000, dim=2)
-    >>> list(source.parameters())
-    []
+    Example:
+        >>> source = RowProxies(classes=1000, dim=2)
+        >>> list(source.parameters())
+        []
     """
 
     per_class: int
 
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming", others: float = 0.0) -> None:
         super().__init__()
-        self.classes, self.dim, self.per_class, self.others = classes, dim, per_class, others
-        self.table, self.called = RowTable(initial(classes, dim, per_class, init)), {"table": "proxies"}
+        self.classes = classes
+        self.dim = dim
+        self.per_class = per_class
+        self.others = others
+        self.table = RowTable(initial(classes, dim, per_class, init))
+        self.part_names = {"table": "proxies"}
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        present = self._seen(ctx.batch.labels)
-        within = torch.arange(self.per_class, device=present.device)
-        rows = (present[:, None] * self.per_class + within).flatten()
+        step_classes = self._step_classes(ctx.batch.labels)
+        within_class = torch.arange(self.per_class, device=step_classes.device)
+        rows = (step_classes[:, None] * self.per_class + within_class).flatten()
         vectors = self.table.take(rows, ctx.embeddings.device)
-        return References(vectors, present.repeat_interleave(self.per_class), self.per_class), nothing
+        return References(vectors, step_classes.repeat_interleave(self.per_class), self.per_class), nothing
 
-    def _seen(self, labels: Tensor) -> Tensor:
-        """The classes of this step, distinct and in order; without gradients those of the batch alone."""
+    def _step_classes(self, labels: Tensor) -> Tensor:
+        """The classes of this step, distinct and ascending; without gradients, only those of the batch."""
         if not self.others or not self.training or not torch.is_grad_enabled():
             return labels.unique()
         assert self.classes is not None
-        more = (shared_random(round(self.others * self.classes), device=labels.device).double() * self.classes).long()
-        return torch.cat([labels, more.to(labels)]).unique()
+        draws = (shared_random(round(self.others * self.classes), device=labels.device).double() * self.classes).long()
+        return torch.cat([labels, draws.to(labels)]).unique()

@@ -1,42 +1,48 @@
-"""A table of which a step touches a few rows, and which steps itself."""
+"""A table of trained rows of which each step reads and moves a few."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-STATE: dict[str, dict[str, str]] = {
-    "adamw": {"average": "row", "square": "row"},
-    "adam": {"average": "row", "square": "row"},
-    "sgd": {"average": "row"},
-    "rowwise-adagrad": {"square": "number"},
-}
-"""optimiser -> what it remembers of each row: as much as the row is, or one number"""
+from proxymetric.signatures import one_of
+from proxymetric.sources.host_rows import copy_rows, write_rows
+from proxymetric.sources.row_optimizers import RowOptimizer
 
 
 class RowTable(nn.Module):
     """(N, ...) trained rows with their optimiser state, of which one step reads and moves only a few.
 
-    `take(index)` hands out the rows as a leaf that collects a gradient; `step(lr)` moves exactly those rows. A row that
-    was not taken is neither moved nor decayed, and Adam's step count is kept per row. It is no parameter: an optimiser
-    never sees it, and a checkpoint holds all of it.
+    `take(index)` returns rows as a leaf tensor that collects a gradient; `step(lr)` moves exactly these rows. Rows that
+    were not taken are neither moved nor decayed. Adam's step count is kept per row. The table is not a parameter: no
+    optimiser sees it, and `state_dict` holds all of it.
 
-    optimizer: "adamw", "adam", "sgd", or "rowwise-adagrad", which keeps one number for a row instead of two for each of
-    its numbers: `G += mean(g^2)`, `row -= lr g / (sqrt G + eps)`. betas, eps, weight_decay, momentum: as in
-    torch.optim. rate: that of a run at which it steps, "proxies" or "network". host: the table and its state stay in
-    host memory wherever the module is sent (its floats still follow a change of type); the rows taken travel to
-    `device`, step there, and come back, so that an accelerator holds those of one batch only.
+    The arithmetic of the optimisers is in `row_optimizers`; this class selects rows, moves them between host memory and
+    the device, and averages their gradients over processes.
 
-    >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
-    >>> table.take(torch.tensor([1, 3])).sum().backward()
-    >>> table.step(lr=0.5)
-    >>> table.values.T
-    tensor([[ 0.0000, -0.5000,  0.0000, -0.5000],
-            [ 0.0000, -0.5000,  0.0000, -0.5000]])
+    Args:
+        values: (N, ...) the first values; copied.
+        optimizer: "adamw", "adam", "sgd", or "rowwise-adagrad", which keeps one number per row instead of two per
+            value: `G += mean(g^2)`, `row -= lr g / (sqrt G + eps)`.
+        betas: as in torch.optim.
+        eps: as in torch.optim.
+        weight_decay: as in torch.optim.
+        momentum: as in torch.optim.
+        rate: which learning rate of a run applies: "proxies" or "network".
+        host: the table and its state stay in host memory when the module is moved to a device (a change of dtype still
+            applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
+            device holds the rows of one batch only.
+
+    Example:
+        >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
+        >>> table.take(torch.tensor([1, 3])).sum().backward()
+        >>> table.step(lr=0.5)
+        >>> table.values.T
+        tensor([[ 0.0000, -0.5000,  0.0000, -0.5000],
+                [ 0.0000, -0.5000,  0.0000, -0.5000]])
     """
 
     values: Tensor
@@ -56,241 +62,204 @@ class RowTable(nn.Module):
         host: bool = False,
     ) -> None:
         super().__init__()
-        if rate not in ("proxies", "network"):
-            raise ValueError(f"rate: got {rate!r}, expected 'proxies' or 'network'")
-        self.rate, self.host = rate, host
+        one_of("rate", rate, ("proxies", "network"))
+        self.rate = rate
+        self.host = host
+        self.eps = eps
         self.register_buffer("values", values.detach().clone(memory_format=torch.contiguous_format))
         self.register_buffer("average", values.new_empty(0))
         self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
-        self.eps = eps
         self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []
-        self._apart: list[Tensor] = []
-        """of those, the ones of which other processes have gradients too"""
+        """index and leaf of each `take` since the last step"""
+        self._unaveraged: list[Tensor] = []
+        """leaves whose gradients must be averaged over processes"""
         self._state: dict[str, Tensor] = {}
-        """the optimiser state of the rows that are about to move"""
-        self._state_of: Tensor | None = None
-        self._late: dict[str, tuple[Tensor, Tensor]] = {}
-        """rows on their way from an accelerator to this table in host memory, each with its index"""
+        """the optimiser state of the rows that the next step moves, on their device"""
+        self._state_leaf: Tensor | None = None
+        """the leaf that `_state` belongs to"""
+        self._arriving: dict[str, tuple[Tensor, Tensor]] = {}
+        """rows that are being copied from a GPU to host memory: name of the tensor -> index and pinned rows"""
         self._sent: torch.cuda.Event | None = None
-        self._ahead: tuple[Tensor, Tensor] | None = None
-        """rows that somebody is about to take, and which they are"""
+        """recorded after the last copy to host memory"""
+        self._prefetched: tuple[Tensor, Tensor] | None = None
+        """index and rows of the next `take`, copied in advance"""
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
-        """Step as this optimiser would: a trainer calls it with the run's own. The state of another one is dropped."""
-        if optimizer not in STATE:
-            raise ValueError(f"optimizer: got {optimizer!r}, expected one of {', '.join(STATE)}")
-        self.optimizer, self.betas = optimizer, betas
-        self.weight_decay, self.momentum = weight_decay, momentum
+        """Step with another optimiser; a trainer passes that of the run. State that does not fit it is reset.
+
+        Args:
+            optimizer: "adamw", "adam", "sgd" or "rowwise-adagrad".
+            betas: as in torch.optim.
+            weight_decay: as in torch.optim.
+            momentum: as in torch.optim.
+        """
+        self.optimizer = RowOptimizer(optimizer, betas, self.eps, weight_decay, momentum)
+        self.optimizer.check()
         for name in ("average", "square"):
-            width = STATE[optimizer].get(name)
-            shape = (0,) if width is None else self.values.shape if width == "row" else (len(self.values), *self._ones)
+            shape = self.optimizer.state_shape(name, self.values.shape)
             if getattr(self, name).shape != shape:
                 setattr(self, name, self.values.new_zeros(shape))
 
-    @property
-    def _ones(self) -> tuple[int, ...]:
-        return (1,) * (self.values.ndim - 1)
+    def take(self, index: Tensor, device: torch.device | None = None, per_process: bool = False) -> Tensor:
+        """Rows as a leaf tensor. In training, the table keeps the leaf until the next `step` or `discard`.
 
-    def take(self, index: Tensor, device: torch.device | None = None, apart: bool = False) -> Tensor:
-        """The rows of `index`, distinct numbers from 0 to N - 1, on `device`; with gradients, remembered until `step`.
+        Args:
+            index: (n,) distinct row numbers.
+            device: of the rows; None: that of the table.
+            per_process: each process uses the same rows for its own samples, so that their gradients must be averaged
+                over processes, like those of parameters.
 
-        apart: of several processes, each uses the same rows for samples of its own, so that their gradients are to be
-        averaged, as those of parameters are.
+        Returns:
+            (n, ...) rows.
         """
         index, device = index.to(self.values.device), device or self.values.device
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[1].device == device and torch.equal(ahead[0], index):
-            rows = ahead[1]
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and prefetched[1].device == device and torch.equal(prefetched[0], index):
+            rows = prefetched[1]
         else:
-            self._settle("values")
-            rows = self._out(self.values, index, device)
+            self._finish_copies("values")
+            rows = copy_rows(self.values, index, device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
             self._taken.append((index, rows))
-            if apart and torch.distributed.is_available() and torch.distributed.is_initialized():
-                self._apart.append(rows)
+            if per_process and torch.distributed.is_available() and torch.distributed.is_initialized():
+                self._unaveraged.append(rows)
         return rows
 
-    def expect(self, index: Tensor, device: torch.device) -> None:
-        """Send the rows that will be taken next to `device`, while that is busy with the step before.
+    def prefetch(self, index: Tensor, device: torch.device) -> None:
+        """Copy the rows of the next `take` to the device while it is busy with the current step.
 
-        A step that moves some of them changes these there, too. Who takes others than were expected waits for them.
+        If the current step moves some of them, the copies are updated. If the next `take` asks for other rows, the
+        copies are dropped.
+
+        Args:
+            index: (n,) distinct row numbers.
+            device: of the rows.
         """
         if self.host:
-            self._settle("values")
+            self._finish_copies("values")
             index = index.to(self.values.device)
-            self._ahead = index, self._out(self.values, index, device)
+            self._prefetched = index, copy_rows(self.values, index, device)
 
     def leaves(self) -> list[Tensor]:
-        """What was handed out since the last step, every row once; `.grad` may be unscaled or clipped in place."""
-        for rows in self._apart:
+        """The leaves with gradients since the last step, merged so that every row occurs once.
+
+        A trainer may unscale or clip `.grad` in place.
+        """
+        for rows in self._unaveraged:
             if rows.grad is None:
                 continue
             torch.distributed.all_reduce(rows.grad)
             rows.grad /= torch.distributed.get_world_size()
-        self._apart.clear()
+        self._unaveraged.clear()
         taken = [(index, rows) for index, rows in self._taken if rows.grad is not None]
         if len(taken) > 1:
             index, place = torch.cat([index for index, _ in taken]).unique(return_inverse=True)
-            grads = torch.cat([rows.grad for _, rows in taken if rows.grad is not None])
-            self._settle("values")
-            rows = self._out(self.values, index, grads.device).requires_grad_()
-            rows.grad = torch.zeros_like(rows).index_add_(0, place.to(grads.device), grads.to(rows.dtype))
+            gradients = torch.cat([rows.grad for _, rows in taken if rows.grad is not None])
+            self._finish_copies("values")
+            rows = copy_rows(self.values, index, gradients.device).requires_grad_()
+            rows.grad = torch.zeros_like(rows).index_add_(0, place.to(gradients.device), gradients.to(rows.dtype))
             taken = [(index, rows)]
         self._taken = taken
         for index, rows in taken:
-            # Asked for now: a trainer comes here while an accelerator is still busy with the backward pass.
-            if self._state_of is rows:
+            # Copy the state now: a trainer calls this method while the GPU is still busy with the backward pass.
+            if self._state_leaf is rows:
                 break
-            self._settle()
-            kept = STATE[self.optimizer]
-            self._state = {name: self._out(getattr(self, name), index, rows.device) for name in kept}
-            self._state_of = rows
+            self._finish_copies()
+            names = self.optimizer.state_names
+            self._state = {name: copy_rows(getattr(self, name), index, rows.device) for name in names}
+            self._state_leaf = rows
         return [rows for _, rows in taken]
 
     def discard(self) -> None:
-        """Forget the rows handed out: the step is not taken."""
+        """Forget the rows that were taken: the step is skipped."""
         self._taken.clear()
-        self._apart.clear()
-        self._state, self._state_of = {}, None
+        self._unaveraged.clear()
+        self._state, self._state_leaf = {}, None
 
     @torch.no_grad()
     def step(self, lr: float, loss_scale: float = 1.0, clip: float | None = None) -> None:
-        """Move the rows taken since the last step; rows taken more than once move once, by their summed gradient."""
+        """Move the rows taken since the last step; a row that was taken twice moves once, by its summed gradient.
+
+        Args:
+            lr: learning rate.
+            loss_scale: the gradients are divided by this factor.
+            clip: largest absolute value of a gradient, after the division; None: no limit.
+        """
         self.leaves()
-        taken = self._taken
-        self._taken = []
+        taken, self._taken = self._taken, []
         if not taken:
             return
         ((index, leaf),) = taken
         assert leaf.grad is not None
-        grad = leaf.grad / loss_scale
-        place = grad.device
+        gradients = leaf.grad / loss_scale
         if clip is not None:
-            grad.clamp_(-clip, clip)
-        rows, state = leaf.detach(), self._state
-        self._state, self._state_of = {}, None
+            gradients.clamp_(-clip, clip)
+        state, self._state, self._state_leaf = self._state, {}, None
         steps = self.steps[index] + 1
-        if self.optimizer != "adamw":
-            grad = grad + self.weight_decay * rows
-        if self.optimizer == "sgd":
-            state["average"] = self.momentum * state["average"] + grad
-            rows = rows - lr * state["average"]
-        elif self.optimizer == "rowwise-adagrad":
-            state["square"] = state["square"] + grad.square().flatten(1).mean(1).view(-1, *self._ones)
-            rows = rows - lr * grad / (state["square"].sqrt() + self.eps)
-        else:
-            mean, spread = self.betas
-            shape = (-1, *self._ones)
-            if self.optimizer == "adamw":
-                rows = rows * (1 - lr * self.weight_decay)
-            state["average"] = mean * state["average"] + (1 - mean) * grad
-            state["square"] = spread * state["square"] + (1 - spread) * grad.square()
-            # In float64: 1 - 0.999^1 keeps only four digits in float32.
-            powers = torch.stack([1 - decay ** steps.double() for decay in (mean, spread)]).to(rows.dtype)
-            first, second = self._out(powers, torch.arange(2, device=powers.device), place).view(2, *shape)
-            rows = rows - lr * (state["average"] / first) / ((state["square"] / second).sqrt() + self.eps)
+        rows, state = self.optimizer.stepped(leaf.detach(), gradients, state, steps, lr)
         self.steps[index] = steps
-        self._correct(index, rows)
+        self._update_prefetched(index, rows)
         for name, moved in {"values": rows, **state}.items():
-            self._put(name, index, moved)
-        if self._late:
-            self._sent = torch.cuda.current_stream(place).record_event()
+            self._store(name, index, moved)
+        if self._arriving:
+            self._sent = torch.cuda.current_stream(gradients.device).record_event()
 
-    def _correct(self, index: Tensor, rows: Tensor) -> None:
-        """Of the rows that are expected, those that have just moved."""
-        if self._ahead is None:
+    def _update_prefetched(self, index: Tensor, rows: Tensor) -> None:
+        """Overwrite those prefetched rows that have just moved."""
+        if self._prefetched is None:
             return
-        expected, ahead = self._ahead
-        both = (expected[:, None] == index).nonzero()
-        if not len(both):
+        prefetched_index, prefetched_rows = self._prefetched
+        matches = (prefetched_index[:, None] == index).nonzero()
+        if not len(matches):
             return
-        there, here = self._out(both.T, torch.arange(2), rows.device)
-        ahead.index_copy_(0, there.to(ahead.device), rows[here].to(ahead))
+        targets, origins = copy_rows(matches.T, torch.arange(2), rows.device)
+        prefetched_rows.index_copy_(0, targets.to(prefetched_rows.device), rows[origins].to(prefetched_rows))
 
-    def _put(self, name: str, index: Tensor, rows: Tensor) -> None:
-        """Write rows back; from an accelerator to the host they are only sent, and written when they are asked for."""
+    def _store(self, name: str, index: Tensor, rows: Tensor) -> None:
+        """Write rows back; from a GPU to host memory the copy only starts, and `_finish_copies` completes it."""
         table = getattr(self, name)
         if table.device.type != "cpu":
             table[index] = rows.to(table.device)
             return
         if rows.device.type != "cuda":
-            _write(table, index, rows.cpu())
+            write_rows(table, index, rows.cpu())
             return
-        self._settle(name)
+        self._finish_copies(name)
         staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True, device="cpu")
-        self._late[name] = (index, staged.copy_(rows, non_blocking=True))
+        self._arriving[name] = (index, staged.copy_(rows, non_blocking=True))
 
-    def _settle(self, *names: str) -> None:
-        """Have what was sent to the tables of these names, or to all, arrive there."""
-        for name in names or tuple(self._late):
-            if name in self._late:
+    def _finish_copies(self, *names: str) -> None:
+        """Wait for the rows that are being copied to the tensors of these names, or to all, and write them."""
+        for name in names or tuple(self._arriving):
+            if name in self._arriving:
                 assert self._sent is not None
                 self._sent.synchronize()
-                index, staged = self._late.pop(name)
-                _write(getattr(self, name), index, staged)
-        if not self._late:
+                index, staged = self._arriving.pop(name)
+                write_rows(getattr(self, name), index, staged)
+        if not self._arriving:
             self._sent = None
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._settle()
+        self._finish_copies()
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._settle()
-        self._ahead = None
+        self._finish_copies()
+        self._prefetched = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy."""
-        self._settle()
-        return self.__dict__ | {"_ahead": None}
-
-    @staticmethod
-    def _out(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
-        """A copy of these rows on `device`; from the host to an accelerator without waiting for it."""
-        if table.device.type != "cpu":
-            return table[index].to(device)
-        shape, pinned = (len(index), *table.shape[1:]), device.type == "cuda"
-        staged = torch.empty(shape, dtype=table.dtype, pin_memory=pinned, device="cpu")
-        _read(table, index, staged)
-        return staged.to(device, non_blocking=pinned)
+        """For a copy: without the prefetched rows."""
+        self._finish_copies()
+        return self.__dict__ | {"_prefetched": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
-        """What `.to`, `.cuda` and `.double` go through; of a table in host memory only the type changes."""
-        self._settle()
-        self._ahead = None
+        """What `.to`, `.cuda` and `.double` call; in a table in host memory only the dtype changes."""
+        self._finish_copies()
+        self._prefetched = None
         if not self.host:
             return super()._apply(fn, recurse)
         return super()._apply(lambda tensor: tensor.to(fn(tensor[:0]).dtype), recurse)
-
-
-# In host memory one thread copies rows, not all of torch's. Those of a batch are a few megabytes: to call the threads
-# together takes longer than to copy, some milliseconds each time where somebody else has work for the processors, too.
-
-
-def _read(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """`rows = table[index]`."""
-    array, places = _array(table), _checked(table, index)
-    np.take(array, places, axis=0, out=_array(rows), mode="clip")  # "raise" would go through another copy
-
-
-def _write(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """`table[index] = rows`."""
-    _array(table)[_checked(table, index)] = _array(rows.to(table.dtype))
-
-
-def _checked(table: Tensor, index: Tensor) -> np.ndarray:
-    places = index.numpy()
-    if places.ndim != 1 or places.dtype.kind != "i":
-        raise IndexError(f"index: got {index.dtype} of shape {tuple(index.shape)}, expected whole numbers (n,)")
-    if len(places) and not 0 <= places.min() <= places.max() < len(table):
-        raise IndexError(f"index: got rows {places.min()} to {places.max()} of a table that has {len(table)}")
-    return places
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """The same memory; NumPy has no bfloat16, and a copy need not know what it copies."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,4 +1,4 @@
-"""Semantic proxies: what a vision transformer with prompts of their own says of a class's images, accumulated."""
+"""Semantic proxies: features of a class's images, computed with prompts of the class and accumulated over batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole_number
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing, unit
-from proxymetric.core.second_pass import ClassPrompts, SecondPass
+from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
 from proxymetric.core.tally import Counts
+from proxymetric.signatures import one_of
 from proxymetric.sources.accumulators import accumulator
 from proxymetric.sources.learned_proxies import initial
 from proxymetric.sources.row_table import RowTable
@@ -22,93 +23,116 @@ CHOICES = {
     "class_prompts": ("only", "with_shared"),
     "normalise_every": ("step", "batch"),
 }
-"""arguments of `SemanticProxies` that are one of a few words"""
+"""arguments of `SemanticProxies` that are one of a few words, and these words"""
 MAX_COUNTED_PAIRS = 2**24
-"""samples times classes of a batch up to which nearest proxies are counted"""
+"""pairs (sample, class) of a batch up to which nearest proxies are counted"""
 GATE_UNIT = 2**20
-"""gates are added up in whole parts of this size, which add up alike in any order"""
+"""gates are summed as whole multiples of 1 / GATE_UNIT: sums of whole numbers do not depend on their order"""
 
 
 class Turns(NamedTuple):
-    """In which order the samples of a batch are taken in: class by class side by side, one sample of each at a time."""
+    """The order in which the samples of a batch are accumulated: in each turn, one sample of every remaining class."""
 
     classes: Tensor
-    """(U,) the classes present, those with the most samples first"""
+    """(U,) the classes in the batch, the ones with the most samples first"""
     place: Tensor
-    """(B,) where among them the class of each sample stands"""
+    """(B,) the position of each sample's class in `classes`"""
     samples: list[Tensor]
-    """turn t: the sample of each class that has more than t, (U_t,); these are the first U_t classes"""
+    """in turn t: the sample of each class with more than t samples, (U_t,); these are the first U_t classes"""
 
     def on(self, device: torch.device) -> Turns:
-        """The same on `device`, in one copy that an accelerator need not be waited for."""
+        """The same tensors on `device`, in one copy that does not synchronise with the GPU."""
         if device.type == "cpu":
             return self
-        parts = [self.classes, self.place, *self.samples]
-        packed = torch.cat(parts)
+        tensors = [self.classes, self.place, *self.samples]
+        packed = torch.cat(tensors)
         packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
-        classes, place, *samples = packed.split([len(part) for part in parts])
+        classes, place, *samples = packed.split([len(tensor) for tensor in tensors])
         return Turns(classes, place, samples)
 
 
 class Plan(NamedTuple):
-    """The turns of a batch, and in host memory the classes whose prompts are to be fetched."""
+    """How a batch is accumulated."""
 
     classes: Tensor
+    """(U,) the classes in the batch, in host memory: the rows of the prompt table to fetch"""
     turns: Turns
+    """on the device of the proxies"""
 
 
 def turns(labels: Tensor, keys: Tensor) -> Turns:
-    """The turns of a batch, the samples of a class in the order of their keys (B,).
+    """The turns of a batch.
 
-    >>> turns(torch.tensor([7, 3, 3]), keys=torch.tensor([0.1, 0.9, 0.5]))
-    Turns(classes=tensor([3, 7]), place=tensor([1, 0, 0]), samples=[tensor([2, 0]), tensor([1])])
+    Args:
+        labels: (B,).
+        keys: (B,) random numbers; the samples of a class are accumulated in the order of their keys.
+
+    Returns:
+        The turns, on the device of the labels.
+
+    Example:
+        >>> turns(torch.tensor([7, 3, 3]), keys=torch.tensor([0.1, 0.9, 0.5]))
+        Turns(classes=tensor([3, 7]), place=tensor([1, 0, 0]), samples=[tensor([2, 0]), tensor([1])])
     """
     present, place, counts = labels.unique(return_inverse=True, return_counts=True)
-    most_first = _most_first(counts)
-    place = most_first.argsort()[place]
-    counts = counts[most_first]
-    order = keys.argsort(stable=True)
-    order = order[place[order].argsort(stable=True)]
-    first = counts.cumsum(0) - counts
+    class_order = _largest_first(counts)
+    place = class_order.argsort()[place]
+    counts = counts[class_order]
+    sample_order = keys.argsort(stable=True)
+    sample_order = sample_order[place[sample_order].argsort(stable=True)]
+    starts = counts.cumsum(0) - counts
     longest = int(counts[0]) if len(counts) else 0
-    return Turns(present[most_first], place, [order[first[counts > t] + t] for t in range(longest)])
+    return Turns(present[class_order], place, [sample_order[starts[counts > t] + t] for t in range(longest)])
 
 
-def _most_first(counts: Tensor) -> Tensor:
-    """The order of classes that have so many samples each; of equal ones as they stand."""
+def _largest_first(counts: Tensor) -> Tensor:
+    """The order of classes by their number of samples, largest first; ties keep their order."""
     return counts.argsort(descending=True, stable=True)
 
 
 class SemanticProxies(Source):
-    """Proxies that are made of images: a tower of its own sees each sample, a cell accumulates them by class (VPTSP).
+    """Proxies made from images: a second pass of the encoder per sample, accumulated by class (VPTSP).
 
-    For each image x of class c in the batch, the encoder's own blocks run once more with prompts of that class, and a
-    head of this source's own (LayerNorm, Linear) follows; the results of a class, unit vectors, are taken in one after
-    the other, in random order, from where earlier batches left the class (Ren et al. 2024, Eqs. 3-8)::
+    For each image x of class c in the batch, the encoder's blocks run a second time, with prompts of class c. A head
+    of this source (LayerNorm, Linear) follows. A cell accumulates the resulting unit vectors of a class one by one, in
+    random order, starting from the state that earlier batches left (Ren et al. 2024, Eqs. 3-8)::
 
         p_i = normal(head(features(x_i, prompts of c))),   P <- normal(cell(P, p_i)),   Q = normal((1 - a) P + a O)
 
-    O are free proxies, one for each class. Gradients go through the steps of this batch, not into earlier ones: P is
-    remembered in `commit`, as numbers. In eval mode nothing is taken in, and the encoder is not asked. Of several
-    forward passes before one commit, a class's last one is kept. The class prompts lie in host memory (`RowTable`), and
-    step in `commit` at the network's rate; only those of the batch's classes are ever on an accelerator.
+    O are free proxies, one for each class. Gradients flow through the accumulation of this batch, not into earlier
+    batches: `commit` stores P without its graph. In eval mode nothing is accumulated and the encoder does not run. If
+    several forward passes precede one commit, the last pass of each class is stored. The class prompts lie in host
+    memory (`RowTable`) and step in `commit`, at the learning rate of networks; only the prompts of the batch's classes
+    are copied to the device.
 
-    It meets the encoder in `bind`: `features(images, prompts=[(B, n_i, W) or None for each block], shared=bool)`,
-    `width`, and of its backbone `blocks` and `embed_dim` W. It wants the batch's images.
+    `bind` requires an encoder with `features(images, prompts=[(B, n_i, W) or None for each block], shared=bool)` and
+    `width`, whose backbone has `blocks` and `embed_dim` W. Each training step requires the batch's images.
 
-    accumulate: a name of `ACCUMULATORS`: "gru", "ema", "ema-mean", "gru-tanh", "rnn", "lstm", "attention". lam: of the
-    moving averages. a: share of the free proxies, in [0, 1]. prompts: m for each class in the first block; block i has
-    `m - step i`, down to 0, and only the first `depth` blocks have any (None: all). class_prompts: "only" (the code
-    that made the tables) or "with_shared", behind the prompts of the encoder (the text). normalise_every: "step"
-    (Eq. 7) or "batch" (released code). normalise_free: True brings O to unit length in Eq. 8, so that a is the ratio in
-    which P and O are mixed; False (released code) leaves O as long as training makes it, and the share of P is then
-    `(1 - a) / (1 - a + a |O|)`: it starts above 1 - a and falls as O grows. dropout: on a state that has moved, in
-    [0, 1). source: "prompts"; without class prompts (Table 5) "sample", the blocks as they are, without gradient, and
-    the head; "encoder", the batch's embeddings themselves; "fixed_encoder", these without gradient.
+    Args:
+        classes: C.
+        dim: D.
+        accumulate: the cell, a key of `ACCUMULATORS`: "gru", "ema", "ema-mean", "gru-tanh", "rnn", "lstm",
+            "attention".
+        lam: weight of the past in the moving averages, in [0, 1].
+        a: share of the free proxies, in [0, 1].
+        prompts: m, the prompts of each class in the first block, at least 1.
+        depth: number of blocks with class prompts; None: all blocks.
+        step: block i has `m - step i` prompts, at least 0.
+        class_prompts: "only": class prompts replace the encoder's own prompts (the code that made the paper's tables);
+            "with_shared": they follow them (the paper's text).
+        normalise_every: when P is normalised: after each "step" (Eq. 7) or each "batch" (released code).
+        normalise_free: True: O has unit length in Eq. 8, so that a is the ratio of the mixture. False (released code):
+            O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts above 1 - a and falls
+            as O grows.
+        dropout: on each new state, in [0, 1).
+        source: what is accumulated. "prompts": the second pass with class prompts. The others need no class prompts
+            (Table 5): "sample": the blocks without prompts and without gradient, then the head; "encoder": the
+            batch's embeddings; "fixed_encoder": the embeddings without gradient.
 
-    >>> source = SemanticProxies(classes=3, dim=2, source="encoder")
-    >>> source.stored.shape, source.free.shape
-    (torch.Size([3, 2]), torch.Size([3, 2]))
+    Example:
+        >>> source = SemanticProxies(classes=3, dim=2, source="encoder")
+        >>> source.stored.shape, source.free.shape
+        (torch.Size([3, 2]), torch.Size([3, 2]))
     """
 
     proxies = ("free",)
@@ -135,106 +159,138 @@ class SemanticProxies(Source):
     ) -> None:
         super().__init__()
         at_least_zero(a=a, dropout=dropout, step=step)
-        for name, value, most in (("a", a, a <= 1), ("dropout", dropout, dropout < 1)):
-            if not most:
-                raise ValueError(f"{name}: got {value}, expected {'at most' if name == 'a' else 'less than'} 1")
+        if a > 1:
+            raise ValueError(f"a: got {a}, expected at most 1")
+        if dropout >= 1:
+            raise ValueError(f"dropout: got {dropout}, expected less than 1")
         whole_number(1, prompts=prompts, depth=1 if depth is None else depth)
-        for name, word in (("source", source), ("class_prompts", class_prompts), ("normalise_every", normalise_every)):
-            if word not in CHOICES[name]:
-                raise ValueError(f"{name}: got {word!r}, expected one of {', '.join(CHOICES[name])}")
-        self.classes, self.dim, self.a = classes, dim, a
-        self.most, self.depth, self.less = prompts, depth, step
+        one_of("source", source, CHOICES["source"])
+        one_of("class_prompts", class_prompts, CHOICES["class_prompts"])
+        one_of("normalise_every", normalise_every, CHOICES["normalise_every"])
+        self.classes = classes
+        self.dim = dim
+        self.a = a
+        self.first_block_prompts = prompts
+        self.depth = depth
+        self.prompt_decrement = step
         self.shared = class_prompts == "with_shared"
-        self.normalise_every, self.normalise_free = normalise_every, normalise_free
-        self.dropout, self.source = dropout, source
-        # Short, as released: unless they are normalised, the accumulated ones weigh more than 1 - a at first.
+        self.normalise_every = normalise_every
+        self.normalise_free = normalise_free
+        self.dropout = dropout
+        self.source = source
+        # Short vectors, as in the released code: unless O is normalised, the share of P is above 1 - a at first.
         self.free = nn.Parameter(initial(classes, dim, 1, "xavier/8"), requires_grad=a > 0)
         self.cell = accumulator(accumulate, dim, lam)
-        own = {"head": "proxies' own head", "prompts": "class prompts"}
-        self.called = {"free": "free proxies", "cell": type(self.cell).__name__, **own}
-        rest = torch.zeros(classes, (self.cell.parts - 1) * dim)
-        self.register_buffer("stored", torch.cat([unit(initial(classes, dim, 1, "xavier")), rest], 1))
+        self.part_names = {
+            "free": "free proxies",
+            "cell": type(self.cell).__name__,
+            "head": "proxies' own head",
+            "prompts": "class prompts",
+        }
+        extra_state = torch.zeros(classes, (self.cell.parts - 1) * dim)
+        self.register_buffer("stored", torch.cat([unit(initial(classes, dim, 1, "xavier")), extra_state], 1))
         self.register_buffer("labels", torch.arange(classes), persistent=False)
         self.tally = Counts("samples", "semantic", "free", "steps", "gate")
-        """since the last evaluation: samples, those nearest to P and to O of their class, a cell's steps and gates"""
+        """counts of samples, of samples nearest to P and to O of their class, and of a cell's steps and gates"""
         self.head: nn.Module | None = None
-        self.met: tuple[int, int, int] | None = None
-        """F, the number of blocks, and W of the encoder that was bound"""
+        self.encoder_sizes: tuple[int, int, int] | None = None
+        """F, the number of blocks, and W of the bound encoder; None before `bind`"""
         self.per_block: list[int] = []
+        """class prompts in each block"""
+        self._received: SecondPassResult | None = None
 
     def bind(self, encoder: nn.Module) -> None:
-        """Make the head and the class prompts for this encoder; another one of the same sizes may follow."""
+        """Make the head and the class prompts for this encoder.
+
+        Args:
+            encoder: a later call may pass another encoder of the same sizes.
+
+        Raises:
+            ValueError: the encoder cannot compute the features, or its sizes differ from those of the first one.
+        """
         if self.source in ("encoder", "fixed_encoder"):
             return
         assert self.classes is not None
         assert self.dim is not None
-        sizes = _sizes(encoder, self.source == "prompts")
-        if self.met is not None and self.met != sizes:
-            raise ValueError(f"encoder: got one of {sizes} (features, blocks, width), expected {self.met} as at first")
-        if self.met is not None:
+        sizes = _encoder_sizes(encoder, self.source == "prompts")
+        if self.encoder_sizes is not None:
+            if self.encoder_sizes != sizes:
+                raise ValueError(
+                    f"encoder: got sizes {sizes} (features, blocks, width), expected {self.encoder_sizes}, "
+                    "those of the encoder that was bound first"
+                )
             return
-        self.met = features, blocks, width = sizes
+        self.encoder_sizes = features, blocks, width = sizes
         linear = nn.Linear(features, self.dim)
         nn.init.xavier_uniform_(linear.weight)
         nn.init.zeros_(linear.bias)
         self.head = nn.Sequential(nn.LayerNorm(features), linear).to(self.free)
         if self.source == "sample":
             return
-        deep = blocks if self.depth is None else self.depth
-        if deep > blocks:
-            raise ValueError(f"depth: got {deep}, expected at most {blocks}, the blocks of this encoder")
-        self.per_block = [max(self.most - self.less * i, 0) if i < deep else 0 for i in range(blocks)]
-        # Xavier-normal of a (C, m, W) tensor, as released: the more classes, the smaller.
-        spread = math.sqrt(2 / ((self.most + self.classes) * width))
+        depth = blocks if self.depth is None else self.depth
+        if depth > blocks:
+            raise ValueError(f"depth: got {depth}, expected at most {blocks}, the blocks of this encoder")
+        self.per_block = [
+            max(self.first_block_prompts - self.prompt_decrement * i, 0) if i < depth else 0 for i in range(blocks)
+        ]
+        # Xavier-normal for a (C, m, W) tensor, as in the released code: more classes give smaller values.
+        spread = math.sqrt(2 / ((self.first_block_prompts + self.classes) * width))
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
         self.prompts = RowTable(values, rate="network", host=True)
 
     @property
-    def looks(self) -> bool:
+    def needs_second_pass(self) -> bool:
+        """Whether the features come from a second pass with class prompts (`NeedsSecondPass`)."""
         return self.source == "prompts" and self.head is not None
 
-    def look(self, labels: Tensor, mine: slice) -> SecondPass:
-        """The tower with the class prompts, for who can run it in one pass with the encoder's own."""
+    def second_pass(self, labels: Tensor, rows: slice) -> SecondPass:
+        """The second pass with the class prompts of this batch (`NeedsSecondPass`)."""
         plan = self._planned(labels)
-        return SecondPass(self.prompts_of(plan, mine), self.shared, self, plan)
+        return SecondPass(self.prompts_of(plan, rows), self.shared, plan)
 
-    def expect(self, labels: Tensor) -> None:
-        if self.looks:
+    def receive(self, result: SecondPassResult | None) -> None:
+        """Keep the result of the second pass for the next `forward` (`NeedsSecondPass`)."""
+        self._received = result
+
+    def prefetch_batch(self, labels: Tensor) -> None:
+        """Copy the class prompts of the next batch to the device (`Prefetches`)."""
+        if self.needs_second_pass:
             present, counts = labels.cpu().unique(return_counts=True)
-            self.prompts.expect(present[_most_first(counts)], self.stored.device)
+            self.prompts.prefetch(present[_largest_first(counts)], self.stored.device)
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing
         if self.training and torch.is_grad_enabled():
-            if ctx.seen is not None and ctx.seen.look.by is self:
+            if self._received is not None:
                 assert self.head is not None
-                plan = ctx.seen.look.plan
-                samples = self.head(ctx.seen.features.to(self.stored.dtype))
+                plan = self._received.request.plan
+                samples = self.head(self._received.features.to(self.stored.dtype))
             else:
                 plan = self._planned(ctx.batch.labels)
                 samples = self._samples(ctx, plan)
-            moved, gates = self._accumulated(unit(samples), plan.turns)
-            present, kept = plan.turns.classes, moved.detach()
-            states = self.stored.index_copy(0, present, moved)
+            new_states, gates = self._accumulated(unit(samples), plan.turns)
+            present = plan.turns.classes
+            detached_states = new_states.detach()
+            states = self.stored.index_copy(0, present, new_states)
             counts = self._counted(energy, gates)
 
             @torch.no_grad()
             def commit() -> None:
-                self.stored[present] = kept
+                self.stored[present] = detached_states
                 self.tally.add(**counts)
 
         vectors = states[:, : self.dim]
         if self.a:
-            vectors = torch.lerp(vectors, self._mixed(), self.a)
+            vectors = torch.lerp(vectors, self._free_in_mixture(), self.a)
         return References(vectors, self.labels, 1), commit
 
-    def _mixed(self) -> Tensor:
+    def _free_in_mixture(self) -> Tensor:
         """O as it enters Eq. 8."""
         return unit(self.free) if self.normalise_free else self.free
 
     @torch.no_grad()
     def _counted(self, energy: Energy, gates: list[Tensor]) -> dict[str, Tensor | int]:
-        """What this batch adds to the tally; P as it was before the batch, which cannot know these very images."""
+        """What this batch adds to the tally. P is taken from before the batch, so it does not contain these images."""
         labels, counts = energy.labels, dict[str, Tensor | int]()
         if len(labels) * len(self.stored) <= MAX_COUNTED_PAIRS:
             counts = {"samples": len(labels)}
@@ -249,118 +305,121 @@ class SemanticProxies(Source):
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """How the accumulated proxies P and the free ones O stand to each other.
+        """Numbers about the accumulated proxies P and the free proxies O.
 
         Returns:
-            "semantic cosine": mean cosine between P of two classes. Where O has a share: "free length": mean length of
-            O; "semantic share": mean of `|(1 - a) P| / (|(1 - a) P| + |a O|)`, with O as it enters Eq. 8. Of the
-            batches since the last evaluation: "semantic accuracy" and "free accuracy", how many samples are nearest to
-            P (as it was before the batch) and to O of their own class; "gate z": the GRU's mean share of the new.
+            "semantic cosine": mean cosine between P of two classes. If O has a share: "free length": mean length of O;
+            "semantic share": mean of `|(1 - a) P| / (|(1 - a) P| + |a O|)`, with O as in Eq. 8. Over the batches since
+            the last evaluation: "semantic accuracy" and "free accuracy", the shares of samples nearest to P (from
+            before the batch) and to O of their own class; "gate z": the GRU's mean weight of the new state.
         """
-        found: dict[str, float | None] = {}
+        figures: dict[str, float | None] = {}
         proxies, count = unit(self.stored[:, : self.dim].float()), len(self.stored)
         if count > 1:
-            sum_of_all = proxies.sum(0).square().sum() - proxies.square().sum()
-            found["semantic cosine"] = float(sum_of_all) / (count * (count - 1))
+            sum_of_cosines = proxies.sum(0).square().sum() - proxies.square().sum()
+            figures["semantic cosine"] = float(sum_of_cosines) / (count * (count - 1))
         if self.a:
-            ours, theirs = (1 - self.a) * proxies.norm(dim=1), self.a * self._mixed().float().norm(dim=1)
-            found["free length"] = float(self.free.float().norm(dim=1).mean())
-            found["semantic share"] = float((ours / (ours + theirs)).mean())
-            found["free accuracy"] = self.tally.share("free", "samples")
-        found["semantic accuracy"] = self.tally.share("semantic", "samples")
+            semantic_lengths = (1 - self.a) * proxies.norm(dim=1)
+            free_lengths = self.a * self._free_in_mixture().float().norm(dim=1)
+            figures["free length"] = float(self.free.float().norm(dim=1).mean())
+            figures["semantic share"] = float((semantic_lengths / (semantic_lengths + free_lengths)).mean())
+            figures["free accuracy"] = self.tally.share("free", "samples")
+        figures["semantic accuracy"] = self.tally.share("semantic", "samples")
         gate = self.tally.share("gate", "steps")
-        found["gate z"] = None if gate is None else gate / GATE_UNIT
-        return {name: value for name, value in found.items() if value is not None}
+        figures["gate z"] = None if gate is None else gate / GATE_UNIT
+        return {name: value for name, value in figures.items() if value is not None}
 
     def _planned(self, labels: Tensor) -> Plan:
-        """The turns of a batch; the rows lie on the host, and so all that is planned is planned there."""
-        of = labels.cpu()
-        found = turns(of, self._drawn(len(of)))
-        return Plan(found.classes, found.on(self.stored.device))
+        """The plan of a batch; it is made in host memory, where the prompt table lies."""
+        host_labels = labels.cpu()
+        host_turns = turns(host_labels, self._drawn(len(host_labels)))
+        return Plan(host_turns.classes, host_turns.on(self.stored.device))
 
     def _samples(self, ctx: Context, plan: Plan) -> Tensor:
-        """What the tower says of each image of the batch, (B, D)."""
+        """The vector of each sample before it is normalised and accumulated, (B, D)."""
         if self.source == "encoder":
             return ctx.embeddings.to(self.stored)
         if self.source == "fixed_encoder":
             return ctx.embeddings.detach().to(self.stored)
-        images, encoder = ctx.batch.images, ctx.encode
-        if self.head is None or encoder is None:
-            raise ValueError("encoder: semantic proxies see images through it; expected criterion.bind(encoder) first")
+        images = ctx.batch.images
+        if self.head is None or ctx.encode is None:
+            raise ValueError("encoder: got none, expected criterion.bind(encoder) before the first step")
         if images is None or len(images) != len(ctx.batch.labels):
             raise ValueError(
-                f"images: got {'none' if images is None else len(images)} for {len(ctx.batch.labels)} labels; semantic "
-                "proxies want that of each: criterion(embeddings, labels, images=images)"
+                f"images: got {'none' if images is None else len(images)} for {len(ctx.batch.labels)} labels, expected "
+                "one for each: criterion(embeddings, labels, images=images)"
             )
-        tower: Any = encoder
-        kind = images.device.type
-        own = self.source == "prompts"
-        blocks = 0 if self.met is None else self.met[1]
-        # A list without a prompt keeps a vision transformer's own out; another encoder has none.
-        prompts = self.prompts_of(plan).of_blocks() if own else [None] * blocks or None
-        with (
-            torch.autocast(kind, ctx.precision, enabled=ctx.precision is not None),
-            torch.set_grad_enabled(own),
-        ):
-            features = tower.features(images, prompts=prompts, shared=own and self.shared)
+        if self.source == "prompts":
+            prompts = self.prompts_of(plan).of_blocks()
+            features = ctx.encode.features(images, prompts=prompts, shared=self.shared)
+        else:
+            blocks = 0 if self.encoder_sizes is None else self.encoder_sizes[1]
+            # A list of None removes the own prompts of a vision transformer. Other encoders have no prompts.
+            with torch.no_grad():
+                features = ctx.encode.features(images, prompts=[None] * blocks or None)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Plan, mine: slice | None = None) -> ClassPrompts:
-        """The prompts of each sample's class; `mine`: for these samples alone, other processes see the others."""
-        rows = self.prompts.take(plan.classes, self.stored.device, apart=mine is not None)
-        return ClassPrompts(rows, plan.turns.place[mine or slice(None)], self.per_block)
+    def prompts_of(self, plan: Plan, rows: slice | None = None) -> ClassPrompts:
+        """The class prompts of each sample.
+
+        Args:
+            plan: of the batch.
+            rows: return prompts for these samples only, because other processes encode the others; None: for all.
+        """
+        values = self.prompts.take(plan.classes, self.stored.device, per_process=rows is not None)
+        return ClassPrompts(values, plan.turns.place[rows or slice(None)], self.per_block)
 
     def _accumulated(self, samples: Tensor, plan: Turns) -> tuple[Tensor, list[Tensor]]:
-        """The states of the classes present after the batch, (U, S), from unit samples (B, D); and the cell's gates."""
-        state, gates = self.stored[plan.classes], list[Tensor]()
+        """The new states (U, S) of the batch's classes, from unit samples (B, D), and the gates of the cell."""
+        states, gates = self.stored[plan.classes], list[Tensor]()
         if self.cell.whole:
             index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
-            return self._normal(self._dropped(self.cell(state, samples[index], index >= 0))), gates
-        read = self.cell.read(samples)
+            return self._normal(self._dropped(self.cell(states, samples[index], index >= 0))), gates
+        inputs = self.cell.read(samples)
         for index in plan.samples:
-            moved, gate = self.cell.gated(state[: len(index)], read[index])
-            moved = self._dropped(moved)
+            new_states, gate = self.cell.gated(states[: len(index)], inputs[index])
+            new_states = self._dropped(new_states)
             gates += [] if gate is None else [gate.detach()]
             if self.normalise_every == "step":
-                moved = self._normal(moved)
-            state = moved if len(moved) == len(state) else torch.cat([moved, state[len(index) :]])
-        return (self._normal(state) if self.normalise_every == "batch" else state), gates
+                new_states = self._normal(new_states)
+            states = new_states if len(new_states) == len(states) else torch.cat([new_states, states[len(index) :]])
+        return (self._normal(states) if self.normalise_every == "batch" else states), gates
 
     def _normal(self, state: Tensor) -> Tensor:
-        """The proxy of each state, its first D, at unit length."""
+        """The states with their proxies, the first D values, at unit length."""
         if self.cell.parts == 1:
             return unit(state)
         return torch.cat([unit(state[:, : self.dim]), state[:, self.dim :]], 1)
 
     def _dropped(self, state: Tensor) -> Tensor:
-        """The state with a share of its proxy's numbers at 0 and the others larger for it."""
+        """Inverted dropout on the proxies, the first D values of the states."""
         if not self.dropout:
             return state
-        keep = self._drawn(len(state), state.shape[1]) >= self.dropout
-        keep[:, self.dim :] = True
+        mask = self._drawn(len(state), state.shape[1]) >= self.dropout
+        mask[:, self.dim :] = True
         factor = torch.ones(state.shape[1])
         factor[: self.dim] /= 1 - self.dropout
-        return state * (keep * factor).to(state)
+        return state * (mask * factor).to(state)
 
     def _drawn(self, *shape: int) -> Tensor:
+        """Random numbers in [0, 1), the same in all processes."""
         return shared_random(*shape, device=self.stored.device)
 
 
-def _sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
-    """F of an encoder, and the number of blocks and the width of the tokens of its vision transformer, 0 without."""
+def _encoder_sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
+    """F of an encoder, and blocks and token width of its vision transformer (0 and 0 for other backbones)."""
     backbone = getattr(encoder, "backbone", encoder)
     blocks, width = getattr(backbone, "blocks", None), getattr(backbone, "embed_dim", None)
     if not hasattr(encoder, "features") or not hasattr(encoder, "width"):
         raise ValueError(
-            f"encoder: {type(encoder).__name__} has no features(images, prompts=..., shared=...) and width; expected "
-            "an "
-            "encoder of this package, or source='encoder', which takes the embeddings as they are"
+            f"encoder: got {type(encoder).__name__}, which has no features(images, prompts=..., shared=...) and width, "
+            "expected an encoder of this package, or source='encoder', which uses the embeddings"
         )
     if blocks is not None and isinstance(width, int) and getattr(encoder, "is_vit", True):
         return int(encoder.width), len(blocks), width
     if prompted:
         raise ValueError(
-            f"encoder: {type(backbone).__name__} takes no prompts; expected a vision transformer, such as "
+            f"encoder: got {type(backbone).__name__}, which takes no prompts, expected a vision transformer such as "
             "vit_small_patch16_224, or source='sample'"
         )
     return int(encoder.width), 0, 0

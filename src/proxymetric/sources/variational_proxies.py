@@ -1,4 +1,4 @@
-"""Gaussian proxies: a mean and a spread for every class, carried from batch to batch as a posterior."""
+"""Gaussian proxies: a mean and a standard deviation for every class, carried from batch to batch as a posterior."""
 
 from __future__ import annotations
 
@@ -12,34 +12,46 @@ from proxymetric.sources.gaussian_steps import Gaussian, Moments, descend, diver
 from proxymetric.sources.learned_proxies import initial
 
 FIGURE_ROWS = 200
-"""proxies whose uncertainty is measured for `figures`, at most"""
+"""largest number of proxies whose uncertainty `figures` measures"""
 FIGURE_DRAWS = 100
-"""draws of each for that"""
+"""random vectors that `figures` draws for each of these proxies"""
 
 
 class VariationalProxies(Source):
-    """Proxies `N(mu, diag sigma^2)` that settle on each batch before the network moves (VCPA; Kim et al. 2022).
+    """Proxies `N(mu, diag sigma^2)` that move on each batch before the network does (VCPA; Kim et al. 2022).
 
-    At each step q starts from where the last batch left it and takes `newton_steps` steps on::
+    At each step q starts from its state after the last batch and takes `newton_steps` steps on::
 
         tau KL(q || q_before) + L(batch; p),   p = mu + sigma eps,  fresh eps at each step             (Eqs. 12, 28, 29)
 
-    with the closed forms of `inner.newton`. The loss of the step is then L at one more fresh sample of the new q, which
-    is kept in `commit`. The KL keeps q near what earlier batches said; the noise keeps samples off the borders. In eval
-    mode q does not move. Of several forward passes before one commit, the last one's q is kept.
+    with the closed forms of `gaussian_steps.newton`. The loss of the step is L at one more sample of the new q, and
+    `commit` stores this q. The KL divergence keeps q close to the posterior of earlier batches; the noise keeps samples
+    away from class borders. In eval mode q does not move. If several forward passes precede one commit, the q of the
+    last pass is stored.
 
-    tau: weight of the KL, >= 0 (0.01 on CUB, 0.001 on SOP and In-Shop). newton_steps: M, 10 in the paper; 0 makes mu
-    and log sigma ordinary parameters, trained by the run's optimiser on tau KL + L (the paper's choice for SOP, In-
-    Shop). gradient_steps, gradient_lr: instead of Newton's, so many steps of Adam on the batch. sample: False compares
-    with mu alone. floor: least sigma. halving: sigma falls to no less than its half in one step, since with a small tau
-    the first batches would drive it to the floor, where the KL holds mu fast (`figures` count that); with a tau far
-    below 0.001 it lets sigma run away instead. damping: added to the curvature. prior_lag: the KL refers to q of so
-    many batches ago (1: the paper). init: of mu, "zero" or a name of `INITIALISATIONS`; None is "zero", or "kaiming"
-    where there is no noise to tell classes apart.
+    Args:
+        classes: C.
+        dim: D.
+        per_class: K.
+        tau: weight of the KL divergence, at least 0 (0.01 on CUB, 0.001 on SOP and In-Shop).
+        newton_steps: M, 10 in the paper. 0 makes mu and log sigma ordinary parameters, which the run's optimiser trains
+            on tau KL + L (the paper's choice for SOP and In-Shop).
+        gradient_steps: number of Adam steps on the batch, instead of Newton steps.
+        gradient_lr: learning rate of these Adam steps, above 0.
+        sample: False: compare with mu, without noise.
+        floor: smallest sigma, above 0.
+        halving: one step reduces sigma to no less than its half. With a small tau the first batches would otherwise
+            drive sigma to its floor, where the KL divergence holds mu fixed (`figures` counts this). With a tau far
+            below 0.001, sigma diverges instead.
+        damping: added to the curvature, at least 0.
+        prior_lag: the KL divergence refers to q of so many batches ago, at least 1 (the paper: 1).
+        init: of mu: "zero" or a name of `INITIALISATIONS`. None: "zero", or "kaiming" if sample is False, because
+            without noise the classes would never differ.
 
-    >>> source = VariationalProxies(classes=3, dim=2)
-    >>> source.mu.shape, float(source.q().sigma.mean())
-    (torch.Size([3, 2]), 1.0)
+    Example:
+        >>> source = VariationalProxies(classes=3, dim=2)
+        >>> source.mu.shape, float(source.q().sigma.mean())
+        (torch.Size([3, 2]), 1.0)
     """
 
     per_class: int
@@ -77,25 +89,39 @@ class VariationalProxies(Source):
         above_zero(floor=floor, gradient_lr=gradient_lr)
         if newton_steps and gradient_steps:
             raise ValueError(
-                f"gradient_steps: got {gradient_steps} beside newton_steps={newton_steps}, expected one kind"
+                f"gradient_steps: got {gradient_steps} with newton_steps={newton_steps}, expected one of them to be 0"
             )
         if newton_steps and not tau + damping:
-            raise ValueError("tau: got 0 with Newton steps, expected it above 0, or a damping above 0")
+            raise ValueError(f"tau: got {tau} with Newton steps, expected a number above 0, or a damping above 0")
         whole_number(1, prior_lag=prior_lag)
         if (halving or damping) and not newton_steps:
-            raise ValueError("halving, damping: they belong to Newton steps, and newton_steps is 0")
+            raise ValueError(
+                f"halving, damping: got {halving}, {damping} with newton_steps=0, expected False, 0 or Newton steps"
+            )
         if init is None:
             init = "zero" if sample else "kaiming"
         if init == "zero" and not sample:
-            raise ValueError("init: got 'zero' without noise, where no two classes differ; expected 'kaiming'")
-        self.classes, self.dim, self.per_class, self.seats = classes, dim, per_class, per_class
-        self.tau, self.newton_steps, self.sample, self.prior_lag = tau, newton_steps, sample, prior_lag
-        self.gradient_steps, self.gradient_lr = gradient_steps, gradient_lr
-        self.floor, self.halving, self.damping = floor, halving, damping
+            raise ValueError(
+                "init: got 'zero' with sample=False, where classes never differ, expected another such as 'kaiming'"
+            )
+        self.classes = classes
+        self.dim = dim
+        self.per_class = per_class
+        self.seats = per_class
+        self.tau = tau
+        self.newton_steps = newton_steps
+        self.gradient_steps = gradient_steps
+        self.gradient_lr = gradient_lr
+        self.sample = sample
+        self.floor = floor
+        self.halving = halving
+        self.damping = damping
+        self.prior_lag = prior_lag
         mu = initial(classes, dim, per_class, "kaiming" if init == "zero" else init)
         if init == "zero":
             mu.zero_()
         self.settles = newton_steps + gradient_steps > 0
+        """True: q moves in `forward` and is stored in `commit`; False: the run's optimiser trains it"""
         if self.settles:
             self.register_buffer("mu", mu)
             self.register_buffer("sigma", torch.ones_like(mu))
@@ -112,14 +138,15 @@ class VariationalProxies(Source):
         self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
         self.register_buffer("past_mu", mu.detach().expand(prior_lag - 1, -1, -1).clone())
         self.register_buffer("past_sigma", torch.ones_like(self.past_mu))
-        self._last = -1
+        self._last_step = -1
+        """the training step whose q entered the past last"""
 
     def q(self) -> Gaussian:
-        """The Gaussians as they are, (C K, D) each."""
+        """The current Gaussians; mu and sigma are (C K, D)."""
         return Gaussian(self.mu, self.sigma if self.settles else self.log_sigma.exp().clamp(min=self.floor))
 
     def prior(self) -> Gaussian:
-        """What the KL refers to: q as it was `prior_lag` batches ago, without gradient."""
+        """The prior of the KL divergence: q of `prior_lag` batches ago, without gradient."""
         if self.prior_lag == 1:
             mu, sigma = self.q()
             return Gaussian(mu.detach(), sigma.detach())
@@ -127,7 +154,7 @@ class VariationalProxies(Source):
         return Gaussian(self.past_mu[oldest].clone(), self.past_sigma[oldest].clone())
 
     def divergence(self, refs: References | None = None) -> Tensor:
-        """`tau KL(q || prior)`: a regulariser for `Compare` where the run's optimiser moves q."""
+        """`tau KL(q || prior)`: the regulariser for `Compare` if the run's optimiser trains q."""
         return self.tau * divergence(self.q(), self.prior())
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
@@ -143,16 +170,16 @@ class VariationalProxies(Source):
             def commit() -> None:
                 for name, value in changes.items():
                     self.get_buffer(name).copy_(value)
-                if self._last != ctx.progress.step:  # several passes before one commit are one batch
-                    self._last = ctx.progress.step
-                    self._pass(before)
+                if self._last_step != ctx.progress.step:  # several passes before one commit count as one batch
+                    self._last_step = ctx.progress.step
+                    self._store_past(before)
 
         vectors = q.mu + q.sigma * self._noise() if self.sample else q.mu
         return References(vectors, self.labels, self.per_class), commit
 
     @torch.no_grad()
     def _settled(self, before: Gaussian, energy: Energy) -> dict[str, Tensor]:
-        """What the buffers become once q has settled on this batch."""
+        """The new values of the buffers, after q has moved on this batch."""
 
         def refs(vectors: Tensor) -> References:
             return References(vectors, self.labels, self.per_class)
@@ -163,19 +190,33 @@ class VariationalProxies(Source):
             with full_precision(before.mu.device.type):
                 closed_forms = energy.closed_forms(refs(before.mu))
                 settled, clamps = newton(
-                    before, prior, self._noise, closed_forms, steps=self.newton_steps, tau=self.tau,
-                    floor=self.floor, halving=self.halving, damping=self.damping,
-                )  # fmt: skip
+                    before,
+                    prior,
+                    self._noise,
+                    closed_forms,
+                    steps=self.newton_steps,
+                    tau=self.tau,
+                    floor=self.floor,
+                    halving=self.halving,
+                    damping=self.damping,
+                )
             return {"mu": settled.mu, "sigma": settled.sigma, "clamps": self.clamps + clamps}
         moments = Moments(self.first, self.second, self.steps)
         settled, moments = descend(
-            before, prior, self._noise, lambda vectors: energy(refs(vectors)).to(vectors), moments,
-            steps=self.gradient_steps, lr=self.gradient_lr, tau=self.tau, floor=self.floor,
-        )  # fmt: skip
+            before,
+            prior,
+            self._noise,
+            lambda vectors: energy(refs(vectors)).to(vectors),
+            moments,
+            steps=self.gradient_steps,
+            lr=self.gradient_lr,
+            tau=self.tau,
+            floor=self.floor,
+        )
         return {"mu": settled.mu, "sigma": settled.sigma, **moments._asdict()}
 
     def _noise(self) -> Tensor:
-        """Fresh eps (C K, D), the same on every process; zeros where nothing is sampled."""
+        """Fresh eps (C K, D), the same in every process; zeros if sample is False."""
         if not self.sample:
             return torch.zeros_like(self.mu)
         eps = torch.randn_like(self.mu, requires_grad=False)
@@ -183,8 +224,8 @@ class VariationalProxies(Source):
             torch.distributed.broadcast(eps, 0)
         return eps
 
-    def _pass(self, before: Gaussian) -> None:
-        """The q that this step began with becomes the newest of the past ones."""
+    def _store_past(self, before: Gaussian) -> None:
+        """Replace the oldest stored q by the q from before this step."""
         if self.prior_lag > 1:
             oldest = self.turn % (self.prior_lag - 1)
             self.past_mu[oldest], self.past_sigma[oldest] = before
@@ -195,7 +236,11 @@ class VariationalProxies(Source):
 
     @torch.no_grad()
     def reseed(self, vectors: Tensor) -> None:
-        """The vectors become the means; every sigma goes back to 1, and the past forgets what was before."""
+        """Set the means to the vectors, every sigma to 1, and every stored q to the same.
+
+        Args:
+            vectors: (C * seats, D).
+        """
         self.mu.copy_(vectors)
         for name in ("first", "second", "steps") if self.gradient_steps else ():
             self.get_buffer(name).zero_()
@@ -208,40 +253,44 @@ class VariationalProxies(Source):
 
     @torch.no_grad()
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """How unsure q is of each class, (C,): the summed standard deviations of normalised draws (Eq. 30).
+        """The uncertainty of q about each class, (C,): the summed standard deviations of normalised draws (Eq. 30).
 
-        The same draws of the same q give the same figures: they do not touch the global random state. Of K proxies a
-        class, the mean.
+        For K proxies per class it is their mean. The draws have a fixed seed and do not change the global random state,
+        so that the same q gives the same result.
 
-        >>> round(float(VariationalProxies(classes=1, dim=512).uncertainty()[0]), 1)
-        22.6
+        Args:
+            draws: random vectors drawn for each proxy, at least 2.
+
+        Example:
+            >>> round(float(VariationalProxies(classes=1, dim=512).uncertainty()[0]), 1)
+            22.6
         """
         whole_number(2, draws=draws)
         return self._uncertainty(self.q(), draws).view(-1, self.per_class).mean(1)
 
     @staticmethod
     def _uncertainty(q: Gaussian, draws: int) -> Tensor:
-        """Eq. 30 of each row of q, (R,)."""
+        """Eq. 30 for each row of q, (R,)."""
         generator = torch.Generator(q.mu.device).manual_seed(0)
-        found = []
+        uncertainties = []
         for mu, sigma in zip(*q, strict=True):
             eps = torch.randn(draws, len(mu), generator=generator, device=mu.device, dtype=mu.dtype)
-            found.append(unit(mu + sigma * eps).std(0).sum())
-        return torch.stack(found)
+            uncertainties.append(unit(mu + sigma * eps).std(0).sum())
+        return torch.stack(uncertainties)
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """How wide the Gaussians are.
+        """Numbers about the width of the Gaussians.
 
         Returns:
-            "mean sigma": over all classes and dimensions. "mean uncertainty": Eq. 30 in the mean over an even choice of
-            at most 200 proxies, from 100 draws of each, the same at each call. "sigmas clamped": how often a sigma
-            met its floor since training began.
+            "mean sigma": over all classes and dimensions. "mean uncertainty": Eq. 30, averaged over at most 200 evenly
+            spaced proxies with 100 draws each, the same at each call. "sigmas clamped": how often a sigma was raised to
+            its lower limit since training began.
         """
         mu, sigma = self.q()
-        step = -(-len(mu) // FIGURE_ROWS)
+        stride = -(-len(mu) // FIGURE_ROWS)
         return {
             "mean sigma": float(sigma.mean()),
-            "mean uncertainty": float(self._uncertainty(Gaussian(mu[::step], sigma[::step]), FIGURE_DRAWS).mean()),
+            "mean uncertainty": float(self._uncertainty(Gaussian(mu[::stride], sigma[::stride]), FIGURE_DRAWS).mean()),
             "sigmas clamped": float(self.clamps),
         }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxymetric.studies.folder import Known
 from proxymetric.studies.spec import Cell, Study, Task
 
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
-def selection_score(result: dict[str, Any]) -> float | None:
+
+def selection_score(result: Result) -> float | None:
     """The score that chose a run's epoch, on the set that it was chosen on; None where the last epoch was taken."""
-    if result.get("protocol") == "last" or result.get("chosen_by") == "last":
+    if result.protocol == "last" or result.chosen_by == "last":
         return None
-    value = result.get("validation", {}).get(result["recipe"]["train"]["monitor"])
+    value = result.validation.get(result.recipe["train"]["monitor"])
     return None if value is None else float(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxymetric.studies.folder import Known, StudyFolder, checked, identities
 from proxymetric.studies.reading import load_study
@@ -12,6 +12,9 @@ from proxymetric.studies.reporting import Reporter, clock
 from proxymetric.studies.results import collect, stored, write_archive
 from proxymetric.studies.running import Session
 from proxymetric.studies.spec import Study, Task, narrowed
+
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
 GPU_JOBS = 4
 
@@ -131,7 +134,7 @@ def _list(book: StudyFolder, tasks: list[Task], known: dict[str, Known], jobs: i
         reason = f"  {about.reason.splitlines()[0]}" if about.reason else ""
         if about.status == "done":
             assert about.result is not None
-            time = f"{about.result.get('seconds', 0) / 60:.1f} min"
+            time = f"{about.result.seconds / 60:.1f} min"
         else:
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
@@ -141,9 +144,7 @@ def _list(book: StudyFolder, tasks: list[Task], known: dict[str, Known], jobs: i
     reporter.say(f"{len(tasks)} runs, {todo} to do: about {left}{more} with {jobs} at once" if todo else "all are done")
 
 
-def _tables(
-    study: Study, results: dict[str, dict[str, Any]], folder: Path, reporter: Reporter, needed: bool = True
-) -> None:
+def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Reporter, needed: bool = True) -> None:
     from proxymetric.studies.tables import write_tables
 
     try:

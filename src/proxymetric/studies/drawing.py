@@ -72,7 +72,7 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
     drawn = 0
     for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
         for number, cell in enumerate(cells):
-            runs = [run["curve"] for run in results.runs[cell].values()]
+            runs = [run.curve for run in results.runs[cell].values()]
             epochs, means, halves = mean_curve(runs, metric)
             if not epochs:
                 continue

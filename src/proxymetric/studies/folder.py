@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, write_json
 from proxymetric.studies.spec import Study, Task, nearest
+
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
 NOT_COMPARED = {
     "data.path", "data.workers", "data.cache", "train.device", "train.save_every", "train.track", "train.parallel",
@@ -34,7 +37,7 @@ class Known:
 
     status: str
     reason: str = ""
-    result: dict[str, Any] | None = None
+    result: Result | None = None
 
 
 def placed(path: str, root: Path | None) -> str:
@@ -166,7 +169,7 @@ class StudyFolder:
         """
         done = [(task, known[task.name].result) for task in tasks]
         seconds = [
-            (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.get("seconds", 0.0))
+            (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.seconds)
             for task, result in done
             if result is not None
         ]
@@ -225,16 +228,24 @@ def _alive(process: int) -> bool:
     return True
 
 
-def read_result(file: Path) -> dict[str, Any] | None:
-    """A run's `result.json` where it is whole and has scores, else None."""
+def read_result(file: Path) -> Result | None:
+    """Read the `result.json` of a run; None if there is none, if it is damaged, or if it has no scores.
+
+    Raises:
+        ValueError: the file has a newer schema or lacks keys.
+    """
+    from proxymetric.runs.result import Result
+
     if not file.is_file():
         return None
     try:
-        result = read_json(file)
+        content = read_json(file)
     except (ValueError, OSError):
         return None
-    whole = isinstance(result, dict) and isinstance(result.get("rows"), dict)
-    return result if whole and result["rows"].get("trained encoder") else None
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
+        return None
+    result = Result.from_dict(content, str(file))
+    return result if result.scores else None
 
 
 def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, str]:

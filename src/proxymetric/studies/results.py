@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
@@ -15,12 +15,15 @@ from proxymetric.studies.folder import STATE, Known, StudyFolder, read_result
 from proxymetric.studies.pool import tail
 from proxymetric.studies.spec import LABELS, Study, Task
 
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
+
 DIGITS = 5
 LOG_LINES = 200
 
 
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
-    """A result without paths of the machine that made it; floats to five digits, but for the scores of `rows`."""
+    """The content of a `result.json` without paths of this machine; floats have five digits, except in `rows`."""
     small = {key: value if key == "rows" else _rounded(value) for key, value in result.items()}
     data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
     root = str(data["path"])
@@ -56,7 +59,7 @@ def as_text(result: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def stored(study: Study, folder: Path) -> dict[str, dict[str, Any]]:
+def stored(study: Study, folder: Path) -> dict[str, Result]:
     """The results of a study by the name of the run, from a folder of collected files or a study's own folder.
 
     Raises:
@@ -90,7 +93,7 @@ def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int
         for task in study.tasks():
             result = known[task.name].result if task.name in known else None
             if result is not None:
-                add(f"results/{task.name}.json", as_text(compact(result, task)).encode())
+                add(f"results/{task.name}.json", as_text(compact(result.as_dict(), task)).encode())
                 count += 1
             log = tail(book.log(task), LOG_LINES)
             if log:
@@ -103,10 +106,10 @@ def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int
     return count
 
 
-def _choice(task: Task, result: dict[str, Any]) -> dict[str, Any]:
+def _choice(task: Task, result: Result) -> dict[str, Any]:
     """How a run came to be the one whose embeddings are kept."""
     score = selection_score(result)
-    monitor = result["recipe"]["train"]["monitor"]
+    monitor = result.recipe["train"]["monitor"]
     why = f"best {monitor} of its seeds, {LABELS[task.cell.protocol]}" if score is not None else "first seed"
     return {"run": task.name, "protocol": task.cell.protocol, "score": score, "why": why}
 
@@ -187,4 +190,5 @@ def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, 
         raise ValueError(f"collect: got {folder}, expected an archive of a study or its folder")
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
     files = sorted((folder / "embeddings").glob("*.safetensors"))
-    return stored(study, folder), state, {file.name: file.read_bytes() for file in files}
+    results = {name: result.as_dict() for name, result in stored(study, folder).items()}
+    return results, state, {file.name: file.read_bytes() for file in files}

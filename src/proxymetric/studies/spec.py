@@ -149,11 +149,17 @@ class Study:
         name = row.recipe.replace("{data}", cell.data).replace("{backbone}", cell.backbone)
         places = [folder / name for folder in (self.folder, Path(), *self.folder.absolute().parents)]
         found = next((place for place in places if place.is_file()), None)
-        if found is None:
+        if found is not None:
+            return found
+        from proxymetric.recipe import find
+
+        try:
+            return find(name)
+        except ValueError:
             raise ValueError(
-                f"rows.{row.name}.recipe: got {name!r}, expected a file in {self.folder} or the working folder"
-            )
-        return found
+                f"rows.{row.name}.recipe: got {name!r}, expected a file in {self.folder} or the working folder, or the "
+                "name of a shipped recipe"
+            ) from None
 
 
 def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) -> list[Task]:

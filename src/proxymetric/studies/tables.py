@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import MOST_SEEDS, Mean, paired, seeds_needed, student
 from proxymetric.studies.spec import LABELS, Cell, Study
+
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
 CHOSEN, LAST = "trained encoder", "last epoch"
 
@@ -65,12 +68,12 @@ class Results:
 
     Args:
         study: what was run.
-        results: the content of `result.json` by the name of the run.
+        results: the results by the name of the run.
     """
 
-    def __init__(self, study: Study, results: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, study: Study, results: dict[str, Result]) -> None:
         self.study = study
-        self.runs: dict[Cell, dict[int, dict[str, Any]]] = {}
+        self.runs: dict[Cell, dict[int, Result]] = {}
         for task in study.tasks():
             if task.name in results:
                 self.runs.setdefault(task.cell, {})[task.seed] = results[task.name]
@@ -91,9 +94,7 @@ class Results:
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
         """By seed, in per cent."""
         runs = self.runs.get(cell, {})
-        return {
-            seed: 100 * run["rows"][row][metric] for seed, run in runs.items() if metric in (run["rows"].get(row) or {})
-        }
+        return {seed: 100 * run.rows[row][metric] for seed, run in runs.items() if metric in run.rows.get(row, {})}
 
     def baseline(self, cell: Cell) -> Cell | None:
         """The row that this one is paired with, where it was run too."""
@@ -120,7 +121,7 @@ class Results:
         """What the method says of its inside at the chosen epoch: by name and seed."""
         found: dict[str, dict[int, float]] = {}
         for seed, run in self.runs.get(cell, {}).items():
-            for name, value in ((run.get("validation") or {}).get("figures") or {}).items():
+            for name, value in run.validation.get("figures", {}).items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     found.setdefault(name, {})[seed] = float(value)
         return found
@@ -191,12 +192,12 @@ def figure_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (score_table, difference_table, figure_table)
 
 
-def write_tables(study: Study, results: dict[str, dict[str, Any]], folder: Path) -> list[Path]:
+def write_tables(study: Study, results: dict[str, Result], folder: Path) -> list[Path]:
     """Write `tables.md`, `tables.tex` and the pictures of a study.
 
     Args:
         study: what was run.
-        results: the content of `result.json` by the name of the run.
+        results: the results by the name of the run.
         folder: where to.
 
     Returns:

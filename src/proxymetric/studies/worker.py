@@ -14,9 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxymetric.runs.result import Result
 
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 60.0
@@ -59,7 +62,7 @@ class _Teller:
     def close(self) -> None: ...
 
 
-def train(job: dict[str, Any], watcher: _Teller) -> dict[str, Any]:
+def train(job: dict[str, Any], watcher: _Teller) -> Result:
     """Do one run, or the rest of it; its result."""
     from proxymetric.runs import train as whole_run
 
@@ -111,9 +114,9 @@ def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
     try:
         result = train(job, _Teller(send))
         send(
-            event="finished", seconds=seconds(), scores=result["rows"]["trained encoder"],
-            images_per_second=result.get("images_per_second"), whole_seconds=result["seconds"],
-            gpu=result["machine"].get("gpu"), images=_images(result),
+            event="finished", seconds=seconds(), scores=result.scores,
+            images_per_second=result.images_per_second, whole_seconds=result.seconds,
+            gpu=result.machine.get("gpu"), images=_images(result),
         )  # fmt: skip
     except (Interrupted, _Stopped, KeyboardInterrupt):
         send(event="stopped", seconds=seconds())
@@ -147,10 +150,10 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
     return True
 
 
-def _images(result: dict[str, Any]) -> int:
+def _images(result: Result) -> int:
     """Images that training has seen, counted by batches."""
-    options = result["recipe"]["train"]
-    return int(result["steps"] * options["batch"] * options["accumulate"])
+    options = result.recipe["train"]
+    return int(result.steps * options["batch"] * options["accumulate"])
 
 
 def _tidy() -> None:
@@ -165,12 +168,24 @@ def _tidy() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def _lines(handle: int) -> Iterator[bytes]:
+    """The lines that come in through a file descriptor, until its end."""
+    rest = b""
+    while content := os.read(handle, 2**16):
+        *whole, rest = (rest + content).split(b"\n")
+        yield from whole
+
+
 def main() -> None:
     """Take jobs until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides
     signal.signal(signal.SIGTERM, _on_term)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # A thread that waits in `sys.stdin` holds its lock, and processes forked to read images would wait for it forever.
+    told = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
 
     def send(**event: Any) -> None:
         try:
@@ -182,7 +197,7 @@ def main() -> None:
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in sys.stdin:
+        for line in _lines(told):
             jobs.put(json.loads(line))
         jobs.put(None)
         time.sleep(0.5)  # an idle worker has left by now

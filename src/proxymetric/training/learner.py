@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 
 class Learner(nn.Module):
-    """Encoder + criterion: what is trained, what is saved, and what data parallelism wraps.
+    """Encoder and criterion: `learner(images, labels)` returns the loss.
 
-    `forward(images, labels) -> loss`. With frozen=True `images` are cached features and only the head runs. In a world
-    of several processes embeddings and labels of all of them are gathered, so that every rank computes the loss of the
-    global batch; averaging gradients over ranks then gives exactly the gradient of one process.
+    With several processes, the embeddings and labels of all processes are gathered, and every process computes the
+    loss of the global batch. Averaging the gradients over processes then gives exactly the gradient of one process.
+
+    Args:
+        encoder: images -> embeddings.
+        criterion: embeddings, labels -> loss; it is bound to the encoder here.
+        frozen: `images` are cached features, and only the encoder's head runs and is trained.
+        world: number of processes.
     """
 
     def __init__(self, encoder: Encoder, criterion: Criterion, frozen: bool = False, world: int = 1) -> None:
@@ -30,55 +35,61 @@ class Learner(nn.Module):
         self.frozen = frozen
         self.world = world
         if frozen:
-            # Before the criterion meets it: what copies trainable parameters copies the head alone.
+            # Before `bind`: a method that copies the trainable parameters must copy those of the head only.
             encoder.set_backbone_trainable(False)
         criterion.bind(encoder)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        here = labels.to(images.device, non_blocking=True)
-        if self.world == 1:
-            seen = None if self.frozen else self._looked_twice(images, labels)
-            if seen is not None:
-                return self.criterion(self.encoder.head(seen[0]), here, images=images, seen=seen[1])
-            encode = self.encoder.head if self.frozen else self.encoder
-            return self.criterion(encode(images), here, images=images)
-        return self._of_all_processes(images, here)
+        """The loss of a batch.
 
-    def _of_all_processes(self, images: Tensor, labels: Tensor) -> Tensor:
+        Args:
+            images: (B, 3, H, W), or cached features (B, F) if the learner is frozen.
+            labels: (B,), preferably in host memory.
+        """
+        device_labels = labels.to(images.device, non_blocking=True)
+        if self.world > 1:
+            return self._global_loss(images, device_labels)
+        passes = None if self.frozen else self._two_passes(images, labels)
+        if passes is not None:
+            features, second_pass = passes
+            return self.criterion(self.encoder.head(features), device_labels, images=images, second_pass=second_pass)
+        encode = self.encoder.head if self.frozen else self.encoder
+        return self.criterion(encode(images), device_labels, images=images)
+
+    def _global_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the batch of all processes."""
         counts = row_counts(len(images), images.device)
         labels = gather_rows(labels, counts)
         first = sum(counts[: torch.distributed.get_rank()])
-        mine = slice(first, first + len(images))
-        if not self.frozen and (found := self._looked_twice(images, labels, mine)) is not None:
-            features, seen = found
-            seen = seen._replace(features=gather_rows(seen.features, counts))
-            return self.criterion(gather_rows(self.encoder.head(features), counts), labels, seen=seen)
+        rows = slice(first, first + len(images))
+        if not self.frozen and (passes := self._two_passes(images, labels, rows)) is not None:
+            features, second_pass = passes
+            second_pass = second_pass._replace(features=gather_rows(second_pass.features, counts))
+            return self.criterion(gather_rows(self.encoder.head(features), counts), labels, second_pass=second_pass)
         encode = self.encoder.head if self.frozen else self.encoder
-        embeddings = encode(images) if len(images) else _of_no_image(encode, encode, images)
-        needed = gather_rows(images, counts) if "images" in self.criterion.needs else None
-        return self.criterion(gather_rows(embeddings, counts), labels, images=needed)
+        embeddings = encode(images) if len(images) else _no_rows(encode, encode, images)
+        needed_images = gather_rows(images, counts) if "images" in self.criterion.needs else None
+        return self.criterion(gather_rows(embeddings, counts), labels, images=needed_images)
 
-    def _looked_twice(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        mine: slice = slice(None),
+    def _two_passes(
+        self, images: Tensor, labels: Tensor, rows: slice = slice(None)
     ) -> tuple[Tensor, SecondPassResult] | None:
-        """Features (B, F) and a second look at the images, if the method wants one, in one pass of the encoder."""
-        look = self.criterion.look(labels, mine)
-        if look is None:
+        """Features (B, F) and a second pass, in one run of the encoder; None if the method needs no second pass."""
+        request = self.criterion.second_pass(labels, rows)
+        if request is None:
             return None
         if len(images):
-            features, again = self.encoder.features_twice(images, look.prompts, look.shared)
-            return features, SecondPassResult(look, again)
-        features = _of_no_image(self.encoder, self.encoder.features, images)
-        return features, SecondPassResult(look, features + 0 * look.prompts.rows.sum())
+            features, second_features = self.encoder.features_twice(images, request.prompts, request.shared)
+            return features, SecondPassResult(request, second_features)
+        features = _no_rows(self.encoder, self.encoder.features, images)
+        return features, SecondPassResult(request, features + 0 * request.prompts.rows.sum())
 
 
-def _of_no_image(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """No rows, but with gradients: the other processes wait for this one's part of them.
+def _no_rows(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """An output with 0 rows that still has gradients, because the other processes wait for those of this one.
 
-    None of its images could be read; so a black one is looked at, which leaves no trace in running averages.
+    This happens when a process could read none of its images. The encoder runs on one black image, in eval mode, so
+    that running averages do not change.
     """
     training = module.training
     module.eval()
@@ -88,7 +99,12 @@ def _of_no_image(module: nn.Module, encode: Callable[[Tensor], Tensor], images: 
 
 
 def row_counts(rows: int, device: torch.device) -> list[int]:
-    """How many rows each process has: fewer than the others where images could not be read."""
+    """The number of rows in each process; a process has fewer if images could not be read.
+
+    Args:
+        rows: of this process.
+        device: on which the processes communicate.
+    """
     counts = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int64, device=device)
     counts[torch.distributed.get_rank()] = rows
     torch.distributed.all_reduce(counts)
@@ -96,19 +112,23 @@ def row_counts(rows: int, device: torch.device) -> list[int]:
 
 
 def gather_rows(part: Tensor, counts: list[int]) -> Tensor:
-    """The rows of all processes in the order of their ranks; gradients flow to this process's own rows.
+    """The rows of all processes, in the order of their ranks; gradients flow to the rows of this process.
 
-    All processes compute the same loss from what is gathered, and their gradients are averaged afterwards: what only
-    one of them can know, the gradient through its own rows, is therefore multiplied by their number.
+    All processes compute the same loss from the gathered rows, and their gradients are averaged afterwards. Only this
+    process has the gradient through its own rows, so this gradient is multiplied by the number of processes.
+
+    Args:
+        part: the rows of this process.
+        counts: the number of rows in each process, from `row_counts`.
     """
     longest, world = max(counts), len(counts)
     padded = part.new_zeros((longest, *part.shape[1:]))
     padded[: len(part)] = part.detach()
-    found = [torch.empty_like(padded) for _ in counts]
-    torch.distributed.all_gather(found, padded)
-    parts = [rows[:count] for rows, count in zip(found, counts, strict=True)]
+    gathered = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(gathered, padded)
+    parts = [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
     if part.requires_grad:
-        own = part.view_as(part)
-        own.register_hook(lambda grad: grad * world)
-        parts[torch.distributed.get_rank()] = own
+        local_rows = part.view_as(part)
+        local_rows.register_hook(lambda grad: grad * world)
+        parts[torch.distributed.get_rank()] = local_rows
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""The run's log: one JSON object a line, cut back to the checkpoint when a run goes on."""
+"""The log of a run, `log.jsonl`: one JSON object per line, cut back to the checkpoint when the run is resumed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import Any
 
 
 class Log:
-    """Appends records to a file; `size` belongs into the checkpoint, so that `cut(size)` forgets what came after.
+    """Appends records to a file.
 
-    also: is told each record too.
+    The checkpoint stores `size`, so that `cut(size)` removes all later records when the run is resumed.
 
-    >>> import tempfile
-    >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
-    >>> log.add(step=1); mark = log.size; log.add(step=2); log.cut(mark); log.add(step=3)
-    >>> [record["step"] for record in log.records()]
-    [1, 3]
+    Args:
+        file: the log.
+        writes: False ignores all records (in processes other than the first).
+        also: is called with each record too.
+
+    Attributes:
+        size: bytes of the log.
+
+    Example:
+        >>> import tempfile
+        >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
+        >>> log.add(step=1); mark = log.size; log.add(step=2); log.cut(mark); log.add(step=3)
+        >>> [record["step"] for record in log.records()]
+        [1, 3]
     """
 
     def __init__(self, file: Path, writes: bool = True, also: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -25,6 +34,7 @@ class Log:
         self.size = file.stat().st_size if file.is_file() else 0
 
     def add(self, **record: Any) -> None:
+        """Append a record."""
         if not self.writes:
             return
         line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
@@ -35,15 +45,16 @@ class Log:
             self.also(record)
 
     def cut(self, size: int) -> None:
+        """Remove everything after the first `size` bytes."""
         if self.writes and self.file.is_file():
-            # A machine that lost power may have kept less than the checkpoint knows of: never fill up with zeros.
+            # After a power failure the file may be shorter than the checkpoint says: never extend it with zeros.
             self.size = min(size, self.file.stat().st_size)
             with open(self.file, "rb+") as out:
                 out.truncate(self.size)
 
     def records(self) -> list[dict[str, Any]]:
-        """All whole records: a last line that a killed run left half written is passed over."""
+        """All complete records; an incomplete last line of a killed run is ignored."""
         if not self.file.is_file():
             return []
-        *whole, _ = self.file.read_bytes().split(b"\n")
-        return [json.loads(line) for line in whole]
+        *lines, _ = self.file.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""The batches of an epoch, and a word on the next one while a step is under way."""
+"""The batches of an epoch, each announced to the criterion while the step before it runs."""
 
 from __future__ import annotations
 
@@ -9,30 +9,37 @@ from proxymetric.criterion import Criterion
 
 
 class Lookahead(Iterator[Batch]):
-    """Batches in their order; `tell` has the next one made early and tells the criterion of it.
+    """Iterates over batches; `announce` makes the next batch early and passes its labels to the criterion.
 
-    Batches must not depend on what a step changes. Only a criterion that fetches from host memory hears of the next
-    one: for others a second batch would lie on the accelerator for nothing.
+    The batches must not depend on what a step changes. Batches are made early only if the criterion copies rows from
+    host memory: for other criteria a second batch would occupy device memory for nothing.
 
-    >>> import torch
-    >>> batches = Ahead(iter([Batch(None, torch.tensor([0])), Batch(None, torch.tensor([1]))]), None)
-    >>> [batch.labels.item() for batch in batches]
-    [0, 1]
+    Args:
+        batches: the batches of an epoch.
+        criterion: to announce the next batch to; None: `announce` does nothing.
+
+    Example:
+        >>> import torch
+        >>> batches = Lookahead(iter([Batch(None, torch.tensor([0])), Batch(None, torch.tensor([1]))]), None)
+        >>> [batch.labels.item() for batch in batches]
+        [0, 1]
     """
 
     def __init__(self, batches: Iterator[Batch], criterion: Criterion | None) -> None:
-        self._batches, self._next = batches, list[Batch | Exception]()
-        fetches = criterion is not None and any(table.host for table in criterion.row_tables())
-        self._criterion = criterion if fetches else None
+        self._batches = batches
+        self._next: list[Batch | Exception] = []
+        """the batch that was made early, or the error that was raised; at most one"""
+        uses_host_rows = criterion is not None and any(table.host for table in criterion.row_tables())
+        self._criterion = criterion if uses_host_rows else None
 
     def __next__(self) -> Batch:
-        found = self._next.pop() if self._next else next(self._batches)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        batch = self._next.pop() if self._next else next(self._batches)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
 
-    def tell(self) -> None:
-        """Say what comes next, where there is somebody to hear it. What cannot be made fails in its own step."""
+    def announce(self) -> None:
+        """Make the next batch and announce it. If that raises, the error is raised when the batch is due."""
         if self._criterion is None or self._next:
             return
         try:
@@ -42,4 +49,4 @@ class Lookahead(Iterator[Batch]):
             return
         if batch is not None:
             self._next.append(batch)
-            self._criterion.expect(batch.labels)
+            self._criterion.prefetch_batch(batch.labels)

@@ -1,8 +1,8 @@
-"""Several processes, one encoder: each trains all of it on its part of the batch (DDP), or holds a part of it (FSDP2).
+"""Train one encoder in several processes: with DDP each holds a copy of it, with FSDP2 each holds a part of it.
 
-Either way all processes compute the same loss from the embeddings of all of them, and the gradients of the encoder are
-averaged. With FSDP2 a stage of the encoder is put together when it is needed, there and back, and its gradients and
-optimiser state are divided as it is.
+In both cases every process computes the loss from the embeddings of all processes, and the gradients of the encoder are
+averaged. FSDP2 gathers the parameters of a stage when the forward or backward pass needs them; gradients and optimiser
+state are sharded like the parameters.
 """
 
 from __future__ import annotations
@@ -23,90 +23,127 @@ from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type
 from proxymetric.training.process_group import ProcessGroup
 
-SMALL = 0.01
-"""a stage with less than this fraction of the parameters stays with the rest of the encoder: messages cost time"""
+MIN_STAGE_FRACTION = 0.01
+"""a stage with a smaller fraction of the parameters is not sharded on its own: its messages would cost more time than
+they save memory"""
 
 
 def check(options: TrainOptions, needs: Collection[str], world: ProcessGroup, device: torch.device) -> None:
-    """Refuse what does not go together with an encoder in parts; needs: of the method."""
+    """Check that the options allow `train.parallel="fsdp"`.
+
+    Args:
+        options: of the training.
+        needs: what the method needs, see `papers.needs`.
+        world: the processes that train together.
+        device: of this process.
+
+    Raises:
+        ValueError: an option or the method does not work with FSDP2.
+    """
     if options.parallel != "fsdp" or world.size == 1:
         return
     half = options.amp == "fp16" or autocast_type(options.amp, device) is torch.half
-    for wrong, said, wanted in (
-        (options.warmup > 0, f"train.warmup={options.warmup}: what has gradients cannot change on the way", "0"),
-        (half, f"train.amp={options.amp!r}: the parts would scale their gradients apart", "'bf16' or 'off'"),
-        (options.frozen, "train.frozen: there is no encoder to train, only features of it", "'ddp'"),
-        (options.compile, "train.compile, which knows nothing of parts", "'ddp'"),
-        ("encoder" in needs, "a method that looks into the encoder's weights or runs it itself", "'ddp'"),
+    for conflict, reason, expected in (
+        (
+            options.warmup > 0,
+            f"train.warmup={options.warmup}, but the set of trained parameters cannot change",
+            "train.warmup=0",
+        ),
+        (
+            half,
+            f"train.amp={options.amp!r}, where each process would scale its gradients differently",
+            "train.amp 'bf16' or 'off'",
+        ),
+        (options.frozen, "train.frozen, where no encoder is trained", "'ddp'"),
+        (options.compile, "train.compile, which does not support sharded parameters", "'ddp'"),
+        ("encoder" in needs, "a method that reads the encoder's weights or runs the encoder itself", "'ddp'"),
     ):
-        if wrong:
-            raise ValueError(f"train.parallel: got 'fsdp' with {said}; wanted {wanted}")
+        if conflict:
+            raise ValueError(f"train.parallel: got 'fsdp' with {reason}; expected {expected}")
 
 
 class Parallel:
-    """The learner as all processes of a world train it.
+    """The learner as the processes of a world train it.
 
-    With `train.parallel="fsdp"` the encoder is divided at once, so that an optimiser made afterwards has its own part
-    of every parameter; a world of one process changes nothing.
+    With `train.parallel="fsdp"` the constructor shards the encoder, so that an optimiser made afterwards holds only
+    this process's part of every parameter. With a single process nothing changes.
+
+    Args:
+        learner: encoder and criterion.
+        options: `parallel`.
+        world: the processes that train together.
+
+    Attributes:
+        module: what a step calls.
+        sharded: whether the encoder is sharded.
     """
 
     def __init__(self, learner: Learner, options: TrainOptions, world: ProcessGroup) -> None:
-        self.learner, self.world = learner, world
-        self.divided = options.parallel == "fsdp" and world.size > 1
+        self.learner = learner
+        self.world = world
+        self.sharded = options.parallel == "fsdp" and world.size > 1
         self.module: nn.Module = learner
-        """what a step calls"""
-        self._apart = [f"criterion.{name}" for name in learner.criterion.sharded()]
-        if self.divided:
+        self._sharded_proxies = [f"criterion.{name}" for name in learner.criterion.sharded()]
+        if self.sharded:
             with torch.no_grad():
                 for name, value in learner.named_parameters():
-                    if name not in self._apart:
+                    if name not in self._sharded_proxies:
                         torch.distributed.broadcast(value, 0)
-            divide(learner.encoder)
-        self._alike = [
-            p for name, p in learner.named_parameters() if name.startswith("criterion.") and name not in self._apart
+            shard_encoder(learner.encoder)
+        self._replicated = [
+            p
+            for name, p in learner.named_parameters()
+            if name.startswith("criterion.") and name not in self._sharded_proxies
         ]
 
     def begin_epoch(self) -> None:
-        """Which parameters take part is fixed when the wrapper of DDP is made."""
-        if self.world.size > 1 and not self.divided:
-            # Memories are kept equal by `commit`.
-            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.learner, self._apart)
+        """Wrap the learner with DDP again: DDP fixes the set of trained parameters when it wraps."""
+        if self.world.size > 1 and not self.sharded:
+            # Buffers are not broadcast: `commit` keeps the memories of all processes equal.
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                self.learner, self._sharded_proxies
+            )
             self.module = nn.parallel.DistributedDataParallel(self.learner, broadcast_buffers=False)
 
     @contextlib.contextmanager
-    def quiet_until(self, last: bool) -> Iterator[None]:
-        """Between micro-batches gradients need not travel between processes, unless each has room for its part only."""
+    def synchronised_if(self, last: bool) -> Iterator[None]:
+        """Let DDP exchange gradients only after the last micro-batch; FSDP2 exchanges them after each."""
         if last or not isinstance(self.module, nn.parallel.DistributedDataParallel):
             yield
         else:
             with self.module.no_sync():
                 yield
 
-    def average(self) -> None:
-        """Average the gradients that no wrapper looks after.
+    def average_gradients(self) -> None:
+        """Average the gradients that neither DDP nor FSDP2 averages.
 
-        Those of replicated proxies are the same everywhere but for rounding that differs from device to device: this
-        keeps the proxies from drifting apart.
+        The gradients of replicated proxies are equal in all processes but for rounding, which differs between devices.
+        Averaging them keeps the proxies equal.
         """
-        if self.divided:
-            for parameter in self._alike:
+        if self.sharded:
+            for parameter in self._replicated:
                 if parameter.grad is not None:
                     torch.distributed.all_reduce(parameter.grad)
                     parameter.grad /= self.world.size
 
 
-def divide(encoder: Encoder) -> None:
-    """Divide the parameters of `encoder` among all processes with FSDP2, by their first dimension, stage by stage."""
+def shard_encoder(encoder: Encoder) -> None:
+    """Shard the parameters of `encoder` among all processes with FSDP2, by their first dimension, stage by stage.
+
+    Raises:
+        ValueError: this torch has no FSDP2, or the backbone cannot be sharded.
+    """
     try:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     except ImportError:
         raise ValueError(
-            f"train.parallel: 'fsdp' needs torch 2.6 or newer, and this is {torch.__version__}; expected 'ddp'"
+            f"train.parallel: got 'fsdp', which needs torch 2.6 or newer, but this is {torch.__version__}; "
+            "expected 'ddp'"
         ) from None
-    single = next((name for name, p in encoder.named_parameters() if not p.ndim), None)
-    if single is not None:
+    scalar = next((name for name, p in encoder.named_parameters() if not p.ndim), None)
+    if scalar is not None:
         raise ValueError(
-            f"train.parallel: got 'fsdp', but {single} is one number and cannot be divided; expected 'ddp'"
+            f"train.parallel: got 'fsdp', but {scalar} is a single number and cannot be sharded; expected 'ddp'"
         )
     device = next(encoder.parameters()).device
     mesh = torch.distributed.init_device_mesh(device.type, (torch.distributed.get_world_size(),))
@@ -115,59 +152,61 @@ def divide(encoder: Encoder) -> None:
         for stage in list(encoder.backbone.blocks) if encoder.is_vit else stages(encoder.backbone):
             fully_shard(stage, mesh=mesh)
             if encoder.is_vit:
-                # Blocks are run in pieces: not a call of the block but the whole of it is what parameters must be for.
+                # The encoder calls the parts of a block, not the block. Parameters must be gathered once for the whole
+                # block, so its hooks move to `run`, which runs all parts.
                 stage.run = functools.partial(run_block, stage)
                 stage._forward_pre_hooks, stage._forward_hooks = OrderedDict(), OrderedDict()
                 register_fsdp_forward_method(stage, "run")
         fully_shard(encoder, mesh=mesh)
-        _rehearse(encoder, device)
+        _try_once(encoder, device)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         backbone = encoder.config["backbone"]
         raise ValueError(
-            f"train.parallel: got 'fsdp', but {backbone} cannot be divided ({error}); expected 'ddp'"
+            f"train.parallel: got 'fsdp', but {backbone} cannot be sharded ({error}); expected 'ddp'"
         ) from error
 
 
 def stages(backbone: nn.Module) -> list[nn.Module]:
-    """The parts of a backbone that are called one after the other and hold a good part of its parameters.
+    """The parts of a backbone that are called one after the other, without those that hold few parameters.
 
     >>> from proxymetric.encoders import build
     >>> [type(stage).__name__ for stage in stages(build("small").backbone)]
     ['Sequential', 'Sequential', 'Sequential']
     """
     lists = (nn.ModuleList, nn.ModuleDict)
-    found: list[nn.Module] = []
+    parts: list[nn.Module] = []
     for child in backbone.children():
-        found += child.children() if isinstance(child, (nn.Sequential, *lists)) else [child]
-    while any(isinstance(stage, lists) for stage in found):  # nobody calls a list
-        found = [part for stage in found for part in (stage.children() if isinstance(stage, lists) else [stage])]
-    least = SMALL * _size(backbone)
-    return [stage for stage in found if _size(stage) >= least]
+        parts += child.children() if isinstance(child, (nn.Sequential, *lists)) else [child]
+    while any(isinstance(part, lists) for part in parts):  # a list of modules is never called itself
+        parts = [inner for part in parts for inner in (part.children() if isinstance(part, lists) else [part])]
+    least = MIN_STAGE_FRACTION * _size(backbone)
+    return [part for part in parts if _size(part) >= least]
 
 
 @contextlib.contextmanager
 def gathered_parameters(encoder: nn.Module) -> Iterator[None]:
-    """Inside, every process has all of a divided encoder and can run it alone: nobody waits. All must ask.
+    """Give every process all parameters of a sharded encoder, so that one process can run it alone.
 
-    Parameters must not change inside, nor be saved or loaded: that divides them again.
+    All processes must enter and leave. Inside, parameters must not be changed, saved or loaded: that would shard them
+    again.
     """
-    stages, around = _divided(encoder), []
+    stages, hooks = _sharded_modules(encoder), []
     for stage in stages:
         stage.unshard()
-        around.append((stage._forward_pre_hooks, stage._forward_hooks, vars(stage).pop("run", None)))
+        hooks.append((stage._forward_pre_hooks, stage._forward_hooks, vars(stage).pop("run", None)))
         stage._forward_pre_hooks, stage._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for stage, (before, after, run) in zip(stages, around, strict=True):
+        for stage, (before, after, run) in zip(stages, hooks, strict=True):
             stage._forward_pre_hooks, stage._forward_hooks = before, after
             if run is not None:
                 stage.run = run
             stage.reshard()
 
 
-def _rehearse(encoder: Encoder, device: torch.device) -> None:
-    """A black image there and back: a backbone that uses parameters of a stage without calling it fails here."""
+def _try_once(encoder: Encoder, device: torch.device) -> None:
+    """Run a black image forward and backward; this fails if a stage's parameters are used without calling the stage."""
     training = encoder.training
     encoder.eval()
     vectors = encoder(torch.zeros(1, 3, encoder.size, encoder.size, device=device))
@@ -175,12 +214,12 @@ def _rehearse(encoder: Encoder, device: torch.device) -> None:
         vectors.sum().backward()
     encoder.zero_grad(set_to_none=True)
     encoder.train(training)
-    for stage in _divided(encoder):
+    for stage in _sharded_modules(encoder):
         stage.reshard()
 
 
-def _divided(encoder: nn.Module) -> list[Any]:
-    """The modules whose parameters FSDP2 has divided."""
+def _sharded_modules(encoder: nn.Module) -> list[Any]:
+    """The modules whose parameters FSDP2 has sharded."""
     return [module for module in encoder.modules() if hasattr(module, "unshard")]
 
 

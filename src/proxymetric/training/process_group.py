@@ -1,4 +1,4 @@
-"""Which of how many processes this is, and how they agree."""
+"""The processes that train together: rank, number, and how they exchange values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
-SETTLE = 0.1
-"""seconds that the threads of a group have to come to rest before it is left"""
+SETTLE_SECONDS = 0.1
+"""time for the threads of a group to finish before the group is destroyed"""
 
 
 def restarts() -> int:
-    """How often torchrun started the processes anew because one of them was lost."""
+    """How often torchrun restarted the processes after one of them failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 class ProcessGroup(NamedTuple):
-    """Rank and size of the group that `torchrun` started; (0, 1) without it.
+    """The processes that `torchrun` started; a single process without it.
 
-    >>> World().from_first(lambda: 3), World().any(False)
-    (3, False)
+    Attributes:
+        rank: number of this process, from 0.
+        size: number of processes.
+
+    Example:
+        >>> ProcessGroup().from_first(lambda: 3), ProcessGroup().any(False)
+        (3, False)
     """
 
     rank: int = 0
@@ -33,61 +38,61 @@ class ProcessGroup(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     @staticmethod
     @contextlib.contextmanager
     def joined() -> Iterator[ProcessGroup]:
-        """The group that the environment describes, joined here and left at the end, unless the caller did so."""
+        """Join the group that the environment describes and leave it at the end; use a group that exists as it is."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             yield ProcessGroup()
             return
-        ours = not torch.distributed.is_initialized()
-        if ours:
-            # What processes agree on travels by the CPU, gradients by whatever they lie on.
-            kind, attempt = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", restarts()
+        creates = not torch.distributed.is_initialized()
+        if creates:
+            # Values to agree on are exchanged between CPUs, gradients between the devices that hold them.
+            backend, attempt = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", restarts()
             if attempt == 0:
-                torch.distributed.init_process_group(kind)
+                torch.distributed.init_process_group(backend)
             else:
-                # Workers that are started again would find in the store where the lost ones were.
+                # Without a prefix, restarted processes would find the addresses of the failed ones in the store.
                 store, rank, size = next(rendezvous("env://"))
                 store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
-                torch.distributed.init_process_group(kind, store=store, rank=rank, world_size=size)
+                torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         try:
             yield ProcessGroup(torch.distributed.get_rank(), size)
         finally:
-            if ours:
-                # A thread of gloo that lets go of the last tensors wants the interpreter's lock. Who destroys the group
-                # may hold that lock, and waits for the thread: neither would ever go on. And an interpreter that ends
-                # in the meantime ends the thread where it must not end, which aborts the process. Here it can have it.
-                time.sleep(SETTLE)
+            if creates:
+                # A gloo thread needs the interpreter's lock to free its last tensors. If this thread destroys the group
+                # while it holds the lock, the two threads wait for each other for ever. If the interpreter exits first,
+                # the process aborts. Sleeping releases the lock, so that the gloo thread can finish.
+                time.sleep(SETTLE_SECONDS)
                 torch.distributed.destroy_process_group()
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all of them; what it raises, all raise."""
+        """Call `make` in the first process and return its value in all; an exception is raised in all."""
         if self.size == 1:
             return make()
-        made: list[Any] = [None, None]
+        value_and_error: list[Any] = [None, None]
         if self.first:
             try:
-                made[0] = make()
+                value_and_error[0] = make()
             except Exception as error:
-                made[1] = error
-        torch.distributed.broadcast_object_list(made)
-        if made[1] is not None:
-            raise made[1]
-        return made[0]
+                value_and_error[1] = error
+        torch.distributed.broadcast_object_list(value_and_error)
+        if value_and_error[1] is not None:
+            raise value_and_error[1]
+        return value_and_error[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so. All must ask."""
+        """Whether `flag` is true in any process. All processes must call it."""
         if self.size == 1:
             return flag
-        said = torch.tensor(int(flag))
-        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX)
-        return bool(said)
+        flags = torch.tensor(int(flag))
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+        return bool(flags)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes have called it."""
         self.any(False)

@@ -1,4 +1,4 @@
-"""Proxies of very many classes with one number of optimiser state each, beside a network with its usual optimiser."""
+"""Row-wise Adagrad: one number of optimiser state per proxy, for very many classes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from torch.optim import Optimizer
 
 
 def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
-    """`kind`, but groups with the key "rowwise" step by row-wise Adagrad, the gradient g of a row p being one thing::
+    """Extend an optimiser class: groups with the key "rowwise" step by row-wise Adagrad.
+
+    For a row p with gradient g::
 
         g <- g + weight_decay p,   G <- G + mean(g^2),   p <- p - lr g / (sqrt G + eps)
 
-    Nothing as large as the parameter is made.
+    No temporary tensor has the size of the parameter.
 
-    >>> p = torch.nn.Parameter(torch.zeros(1, 2))
-    >>> optimizer = with_rowwise(torch.optim.SGD)([{"params": [p], "rowwise": True}], lr=0.5, momentum=0.9)
-    >>> p.grad = torch.tensor([[3.0, 4.0]])
-    >>> optimizer.step(); p.data * 12.5**0.5
-    tensor([[-1.5000, -2.0000]])
+    Args:
+        kind: the optimiser class for all other groups.
+
+    Example:
+        >>> p = torch.nn.Parameter(torch.zeros(1, 2))
+        >>> optimizer = with_rowwise(torch.optim.SGD)([{"params": [p], "rowwise": True}], lr=0.5, momentum=0.9)
+        >>> p.grad = torch.tensor([[3.0, 4.0]])
+        >>> optimizer.step(); p.data * 12.5**0.5
+        tensor([[-1.5000, -2.0000]])
     """
 
     class Mixed(kind):  # type: ignore[misc, valid-type]
@@ -35,19 +41,20 @@ def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
             for group in groups:
                 for p in group["params"] if group.get("rowwise") else ():
                     if p.grad is not None:
-                        _moved(p, p.grad, self.state[p], group["lr"], group["weight_decay"])
+                        _step_rows(p, p.grad, self.state[p], group["lr"], group["weight_decay"])
             return loss
 
     return Mixed
 
 
-def _moved(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float, decay: float) -> None:
+def _step_rows(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float, decay: float) -> None:
+    """Step one parameter in place."""
     if not state:
         state["square"] = p.new_zeros(len(p), *(1 for _ in p.shape[1:]), dtype=torch.float32)
-        state["step"] = torch.zeros(())  # Adam looks for it in every state that it loads
+        state["step"] = torch.zeros(())  # Adam expects this key in every state that it loads
     state["step"] += 1
     if decay:
         grad.add_(p, alpha=decay)
-    length = torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float32).view_as(state["square"])
-    state["square"] += length.square() * (len(p) / p.numel())
+    norms = torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float32).view_as(state["square"])
+    state["square"] += norms.square() * (len(p) / p.numel())
     p.addcmul_(grad, (state["square"].sqrt() + 1e-8).reciprocal().to(p.dtype), value=-lr)

@@ -1,7 +1,7 @@
-"""Parameters that are divided among processes, in checkpoints: files hold them whole, for any number of processes.
+"""Sharded parameters in checkpoints: a file holds whole tensors and can be loaded by any number of processes.
 
-Proxies are divided class after class (`train.shard`), the encoder by FSDP2 (`train.parallel`), whose parameters, and
-their optimiser state, are DTensors: they know what they are a part of.
+Proxies are sharded by class (`train.shard`). The encoder is sharded by FSDP2 (`train.parallel`): its parameters and
+their optimiser state are DTensors, which know their shape as a whole.
 """
 
 from __future__ import annotations
@@ -15,100 +15,124 @@ from torch import Tensor
 from proxymetric.core.class_shards import Shard
 from proxymetric.training.learner import Learner
 
-MESSAGE = 2**26
-"""bytes that are put together for one message"""
+MAX_MESSAGE_BYTES = 2**26
+"""small tensors are sent together in messages of this size"""
 
 
 class ShardedState:
-    """Puts the parts of all processes together for a checkpoint, and takes this process's part out of one.
+    """Gathers sharded tensors for a checkpoint, and cuts this process's part out of one.
 
-    learner: with parameters in parts or without, when both do nothing. optimizer: whose state is divided with them.
+    Args:
+        learner: with or without sharded parameters; without, both operations change nothing.
+        optimizer: whose state is sharded like the parameters.
+
+    Attributes:
+        shards: the shard of each sharded parameter of the criterion, by name.
+        parameters: those parameters.
+        remote: numbers in those parameters that other processes hold.
+        is_sharded: whether any parameter is sharded.
     """
 
     def __init__(self, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
-        self.parts = learner.criterion.sharded()
-        self._group = next((part.group for part in self.parts.values()), None)
+        self.shards = learner.criterion.sharded()
+        self._group = next((shard.group for shard in self.shards.values()), None)
         parameters = dict(learner.criterion.named_parameters())
-        self.parameters = [parameters[name] for name in self.parts]
-        self.elsewhere = sum(
-            p.numel() // (part.stop - part.start) * (part.classes - part.stop + part.start)
-            for p, part in zip(self.parameters, self.parts.values(), strict=True)
+        self.parameters = [parameters[name] for name in self.shards]
+        self.remote = sum(
+            p.numel() // (shard.stop - shard.start) * (shard.classes - shard.stop + shard.start)
+            for p, shard in zip(self.parameters, self.shards.values(), strict=True)
         )
-        """numbers of them that other processes hold"""
         numbers = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-        encoder = {name: p for name, p in learner.encoder.named_parameters() if is_part(p)}
-        self.anything = bool(self.parts or encoder)
+        encoder = {name: p for name, p in learner.encoder.named_parameters() if is_dtensor(p)}
+        self.is_sharded = bool(self.shards or encoder)
         self._encoder = {f"encoder.{name}": p for name, p in encoder.items()}
         self._encoder |= {f"optimizer.{numbers[id(p)]}": p for p in encoder.values() if id(p) in numbers}
-        self._names: dict[str, Shard] = {f"criterion.{name}": part for name, part in self.parts.items()}
-        self._states = {
-            f"optimizer.{numbers[id(parameters[name])]}.": part
-            for name, part in self.parts.items()
+        self._criterion_shards: dict[str, Shard] = {f"criterion.{name}": shard for name, shard in self.shards.items()}
+        self._optimizer_shards = {
+            f"optimizer.{numbers[id(parameters[name])]}.": shard
+            for name, shard in self.shards.items()
             if id(parameters[name]) in numbers
         }
 
-    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with the parts of all processes in them, in host memory, for the first process. All must ask.
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gather whole tensors in the host memory of the first process. All processes must call it.
 
-        Small parts travel together, since a message costs more than what is in it; elsewhere what is there comes back.
+        Small tensors are sent together, because a message costs more time than its content.
+
+        Args:
+            tensors: by the names that a checkpoint gives them.
+
+        Returns:
+            In the first process the whole tensors; in the others the argument.
         """
-        divided = {name: rows for name, value in tensors.items() if (rows := self._rows(name, value)) is not None}
-        if not divided:
+        row_counts = {
+            name: rows for name, value in tensors.items() if (rows := self._row_counts(name, value)) is not None
+        }
+        if not row_counts:
             return tensors
         group = self._group
         rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-        parts = {name: _local(tensors[name]) for name in divided}
+        parts = {name: _local(tensors[name]) for name in row_counts}
         if rank:
             for names in _bundles(parts):
-                torch.distributed.send(_joined([_as_bytes(parts[name].cpu()) for name in names]), 0, group=group)
+                torch.distributed.send(_concatenated([_as_bytes(parts[name].cpu()) for name in names]), 0, group=group)
             return tensors
-        found = {
-            name: torch.empty(sum(divided[name]), *part.shape[1:], dtype=part.dtype) for name, part in parts.items()
+        gathered = {
+            name: torch.empty(sum(row_counts[name]), *part.shape[1:], dtype=part.dtype) for name, part in parts.items()
         }
-        for name, whole in found.items():
-            whole[: divided[name][0]] = parts[name]
+        for name, whole in gathered.items():
+            whole[: row_counts[name][0]] = parts[name]
         for other in range(1, size):
-            places = {name: whole.split(divided[name])[other] for name, whole in found.items()}
-            for names in _bundles(places):
-                theirs = [_as_bytes(places[name]) for name in names]
-                message = theirs[0] if len(theirs) == 1 else torch.empty(sum(map(len, theirs)), dtype=torch.uint8)
+            targets = {name: whole.split(row_counts[name])[other] for name, whole in gathered.items()}
+            for names in _bundles(targets):
+                buffers = [_as_bytes(targets[name]) for name in names]
+                message = buffers[0] if len(buffers) == 1 else torch.empty(sum(map(len, buffers)), dtype=torch.uint8)
                 torch.distributed.recv(message, other, group=group)
-                for place, some in zip(theirs, message.split([len(each) for each in theirs]), strict=True):
-                    place.copy_(some)
-        return tensors | found
+                for buffer, content in zip(buffers, message.split([len(each) for each in buffers]), strict=True):
+                    buffer.copy_(content)
+        return tensors | gathered
 
-    def own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a checkpoint with only this process's part of what is divided."""
-        return {name: _cut(value, part) if (part := self._of(name, value)) else self._as_ours(name, value)
-                for name, value in tensors.items()}  # fmt: skip
+    def local_part(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Cut this process's part out of the whole tensors of a checkpoint."""
+        parts = {}
+        for name, value in tensors.items():
+            shard = self._shard_of(name, value)
+            parts[name] = self._encoder_part(name, value) if shard is None else _cut(value, shard)
+        return parts
 
-    def divides(self, parameter: Tensor) -> bool:
-        """Whether other processes hold other parts of it."""
-        return is_part(parameter) or any(parameter is own for own in self.parameters)
+    def is_part(self, parameter: Tensor) -> bool:
+        """Whether other processes hold other parts of this parameter."""
+        return is_dtensor(parameter) or any(parameter is shard for shard in self.parameters)
 
-    def norm(self, norms: Tensor, own: Tensor) -> Tensor:
-        """The norm of all gradients, of which `own` norms are those of this process's part."""
-        squared = own.square().sum()
+    def norm(self, replicated: Tensor, sharded: Tensor) -> Tensor:
+        """The norm of all gradients.
+
+        Args:
+            replicated: norms of the gradients that are the same in all processes.
+            sharded: norms of this process's parts of sharded gradients.
+        """
+        squared = sharded.square().sum()
         torch.distributed.all_reduce(squared, group=self._group)
-        return (norms.square().sum() + squared).sqrt()
+        return (replicated.square().sum() + squared).sqrt()
 
-    def _rows(self, name: str, value: Any) -> list[int] | None:
-        """How many rows of it each process holds; None: all hold all of it."""
-        if part := self._of(name, value):
-            size = torch.distributed.get_world_size(part.group)
-            shards = [Shard.of(part.classes, other, size) for other in range(size)]
-            return [(each.stop - each.start) * (len(value) // (part.stop - part.start)) for each in shards]
-        return _as_torch_divides(len(value), value.device_mesh.size()) if is_part(value) and value.ndim else None
+    def _row_counts(self, name: str, value: Any) -> list[int] | None:
+        """How many rows of a tensor each process holds; None if it is not sharded."""
+        if shard := self._shard_of(name, value):
+            size = torch.distributed.get_world_size(shard.group)
+            shards = [Shard.of(shard.classes, other, size) for other in range(size)]
+            return [(each.stop - each.start) * (len(value) // (shard.stop - shard.start)) for each in shards]
+        return _dtensor_rows(len(value), value.device_mesh.size()) if is_dtensor(value) and value.ndim else None
 
-    def _of(self, name: str, value: Tensor) -> Shard | None:
-        if name in self._names:
-            return self._names[name]
+    def _shard_of(self, name: str, value: Tensor) -> Shard | None:
+        """The class shard of a tensor of the criterion or of its optimiser state."""
+        if name in self._criterion_shards:
+            return self._criterion_shards[name]
         if not value.ndim:  # a count of steps
             return None
-        return next((part for prefix, part in self._states.items() if name.startswith(prefix)), None)
+        return next((shard for prefix, shard in self._optimizer_shards.items() if name.startswith(prefix)), None)
 
-    def _as_ours(self, name: str, value: Tensor) -> Tensor:
-        """What of `value` belongs to this process's part of the encoder, as such a part."""
+    def _encoder_part(self, name: str, value: Tensor) -> Tensor:
+        """This process's part of a tensor of the encoder as a DTensor; other tensors as they are."""
         key = ".".join(name.split(".")[:2]) if name.startswith("optimizer.") else name
         parameter: Any = self._encoder.get(key)
         if parameter is None or not value.ndim:
@@ -116,16 +140,16 @@ class ShardedState:
         from torch.distributed.tensor import DTensor
 
         mesh, local = parameter.device_mesh, parameter.to_local()
-        part = value.split(_as_torch_divides(len(value), mesh.size()))[mesh.get_local_rank()].to(local.device)
+        part = value.split(_dtensor_rows(len(value), mesh.size()))[mesh.get_local_rank()].to(local.device)
         assert part.shape == local.shape, (name, part.shape, local.shape)
         return DTensor.from_local(
             part, mesh, parameter.placements, run_check=False, shape=value.shape, stride=value.stride()
         )
 
 
-def here(parameter: Tensor) -> Tensor:
-    """The part of a parameter that lies here, with its gradient; the parameter itself where that is all of it."""
-    if not is_part(parameter):
+def local_tensor(parameter: Tensor) -> Tensor:
+    """This process's part of a DTensor with its gradient; any other parameter as it is."""
+    if not is_dtensor(parameter):
         return parameter
     whole: Any = parameter.detach()
     part: Tensor = whole.to_local()
@@ -134,44 +158,45 @@ def here(parameter: Tensor) -> Tensor:
     return part
 
 
-def is_part(value: Any) -> bool:
-    """Whether it is a DTensor: a part of something."""
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor, a part of a larger tensor."""
     return hasattr(value, "full_tensor")
 
 
-def _as_torch_divides(rows: int, size: int) -> list[int]:
-    """Rows of each process's part: of equal length, but the last may be shorter or empty."""
+def _dtensor_rows(rows: int, size: int) -> list[int]:
+    """Rows of each process's part of a DTensor: equal numbers, but the last parts may be shorter or empty."""
     most = -(-rows // size)
     return [max(0, min(most, rows - most * rank)) for rank in range(size)]
 
 
 def _local(value: Any) -> Tensor:
-    """The part of a divided tensor that lies here."""
-    return (value.to_local() if is_part(value) else value).detach()
+    """This process's part of a tensor, detached."""
+    return (value.to_local() if is_dtensor(value) else value).detach()
 
 
 def _as_bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _bundles(parts: dict[str, Tensor]) -> Iterator[list[str]]:
-    """The names of parts that travel in one message; a large one travels alone, an empty one not at all."""
+    """The names of tensors that share a message; a large tensor has its own message, an empty one has none."""
     names: list[str] = []
-    filled = 0
+    size = 0
     for name, part in parts.items():
-        if names and filled + part.nbytes > MESSAGE:
+        if names and size + part.nbytes > MAX_MESSAGE_BYTES:
             yield names
-            names, filled = [], 0
+            names, size = [], 0
         if part.nbytes:
-            names, filled = [*names, name], filled + part.nbytes
+            names, size = [*names, name], size + part.nbytes
     if names:
         yield names
 
 
-def _cut(value: Tensor, part: Shard) -> Tensor:
-    per_class = len(value) // part.classes
-    return value[part.start * per_class : part.stop * per_class].clone()
+def _cut(value: Tensor, shard: Shard) -> Tensor:
+    """The rows of the classes of a shard."""
+    per_class = len(value) // shard.classes
+    return value[shard.start * per_class : shard.stop * per_class].clone()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM."""
+"""Handle Ctrl-C and SIGTERM during training."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def listening(asked: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `asked`, which says whether it was asked before: then a second Ctrl-C stops at once."""
+def stop_on_signal(request_stop: Callable[[], bool]) -> Iterator[None]:
+    """Call `request_stop` on Ctrl-C and SIGTERM.
+
+    Args:
+        request_stop: returns whether a stop was requested before; if so, a second Ctrl-C raises KeyboardInterrupt.
+    """
 
     def stop(number: int, frame: object) -> None:
-        if asked() and number == signal.SIGINT:
+        if request_stop() and number == signal.SIGINT:
             raise KeyboardInterrupt
 
     try:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us has the signals
+    except ValueError:  # not the main thread, which alone may handle signals
         before = {}
     try:
         yield

@@ -1,4 +1,4 @@
-"""How alike a class's remembered samples are to its proxies, without reading them all again at every step."""
+"""A queue that keeps the mean of its rows by class up to date, without a pass over all rows at every step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from torch import Tensor, nn
 
 from proxymetric.sources.queue import Queue
 
-ONE = 2**40
-"""sums are whole numbers of this part: what enters and later leaves cancels exactly, in any order and precision"""
-LARGEST = 2**25
-"""numbers that sums by class may take: beyond that, and with several proxies a class, stored rows are read"""
-AT_ONCE = 2**22
-"""numbers of stored rows and proxies that are multiplied at once"""
+UNITS_PER_ONE = 2**40
+"""sums are integers in this unit, so that adding a row and removing it later cancel exactly in any order"""
+MAX_SUM_ENTRIES = 2**25
+"""entries (classes x dim) of the sums; a queue with more keeps no sums"""
+MAX_ENTRIES_PER_CHUNK = 2**22
+"""entries of stored rows, or of proxies gathered for them, that are processed at once"""
 
 
 class ClassQueue(Queue):
-    """A queue that also keeps the sum of its rows by class.
+    """A queue that also keeps the sum of its rows for each class.
 
-    One proxy's mean similarity to the stored rows of its class is its product with their mean:
-    ``1/n sum_i p.z_i = p.(1/n sum_i z_i)``, so that a step costs what its batch costs, not what the queue holds. The
-    sums follow from the rows; a checkpoint does not hold them.
+    The mean similarity of a proxy to the stored rows of its class is the product of the proxy with their mean:
+    ``1/n sum_i p.z_i = p.(1/n sum_i z_i)``. So a step costs as much as its batch, not as much as the queue. A
+    checkpoint does not hold the sums; they are computed from the rows when it is loaded.
 
-    >>> queue = ClassQueue(size=2, dim=2, classes=3)
-    >>> queue.remember(torch.eye(2), torch.tensor([1, 1])); queue.remember(torch.ones(1, 2), torch.tensor([0]))
-    >>> queue.number.tolist(), queue.means(torch.tensor([1]))
-    ([1, 1, 0], tensor([[0., 1.]]))
+    Args:
+        size: rows kept.
+        dim: D.
+        classes: C.
+
+    Example:
+        >>> queue = ClassQueue(size=2, dim=2, classes=3)
+        >>> queue.remember(torch.eye(2), torch.tensor([1, 1])); queue.remember(torch.ones(1, 2), torch.tensor([0]))
+        >>> queue.number.tolist(), queue.means(torch.tensor([1]))
+        ([1, 1, 0], tensor([[0., 1.]]))
     """
 
     sums: Tensor
@@ -33,13 +39,14 @@ class ClassQueue(Queue):
 
     def __init__(self, size: int, dim: int, classes: int) -> None:
         super().__init__(size, dim)
-        rows = classes if classes * dim <= LARGEST else 0
+        rows = classes if classes * dim <= MAX_SUM_ENTRIES else 0
         self.register_buffer("sums", torch.zeros(rows, dim, dtype=torch.int64), persistent=False)
         self.register_buffer("number", torch.zeros(classes, dtype=torch.int64), persistent=False)
-        self.register_load_state_dict_post_hook(_summed_again)
+        self.register_load_state_dict_post_hook(_recompute_sums)
 
     @property
     def has_sums(self) -> bool:
+        """Whether sums are kept: false for very many classes."""
         return len(self.sums) > 0
 
     @torch.no_grad()
@@ -54,25 +61,26 @@ class ClassQueue(Queue):
         self._count(places, 1)
 
     def means(self, classes: Tensor) -> Tensor:
-        """Mean of the stored rows of these classes; zeros where there are none."""
-        return self.sums[classes].to(self.vectors) / (ONE * self.number[classes].clamp(min=1)[:, None])
+        """The mean of the stored rows of each of these classes; zeros for a class without rows."""
+        return self.sums[classes].to(self.vectors) / (UNITS_PER_ONE * self.number[classes].clamp(min=1)[:, None])
 
     def _count(self, places: Tensor, sign: int) -> None:
-        of = self.labels[places]
-        self.number.index_add_(0, of, torch.full_like(of, sign))
+        """Add the rows at these places to the sums (sign 1), or remove them (sign -1)."""
+        labels = self.labels[places]
+        self.number.index_add_(0, labels, torch.full_like(labels, sign))
         if self.has_sums:
-            self.sums.index_add_(0, of, (self.vectors[places].double() * (sign * ONE)).round().long())
+            units = (self.vectors[places].double() * (sign * UNITS_PER_ONE)).round().long()
+            self.sums.index_add_(0, labels, units)
 
-    def sum_again(self) -> None:
-        """From the rows that are stored."""
+    def recompute_sums(self) -> None:
+        """Compute the sums from the stored rows."""
         self.sums.zero_()
         self.number.zero_()
-        for places in torch.arange(len(self), device=self.labels.device).split(
-            max(1, AT_ONCE // self.vectors.shape[1])
-        ):
+        rows_per_chunk = max(1, MAX_ENTRIES_PER_CHUNK // self.vectors.shape[1])
+        for places in torch.arange(len(self), device=self.labels.device).split(rows_per_chunk):
             self._count(places, 1)
 
 
-def _summed_again(module: nn.Module, incompatible: object) -> None:
+def _recompute_sums(module: nn.Module, incompatible_keys: object) -> None:
     assert isinstance(module, ClassQueue)
-    module.sum_again()
+    module.recompute_sums()

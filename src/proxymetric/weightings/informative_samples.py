@@ -1,4 +1,4 @@
-"""Proxy-ISA's weighting: a class's informative samples count more, its easy ones and outliers less."""
+"""The weighting of Proxy-ISA: informative samples of a class count more, easy samples and outliers less."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Commit, Context, References, Weighting
 from proxymetric.core.tally import Counts
 from proxymetric.ops import Similarity
-from proxymetric.weightings.class_queue import AT_ONCE, ONE, ClassQueue
+from proxymetric.signatures import one_of
+from proxymetric.weightings.class_queue import MAX_ENTRIES_PER_CHUNK, UNITS_PER_ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")
 
 
 class InformativeSamples(Weighting):
-    """A band of similarities below what a class has learned is informative; what lies outside counts less (Li 2022).
+    """Pairs in a band below the learned similarity of a class are informative; others count less (Li et al. 2022).
 
-    For each class, with n samples seen so far and S the scaled mean similarity of its remembered samples to its proxy::
+    For each class, with n samples so far and S the scaled mean similarity of its remembered samples to its proxy::
 
-        E     = (1 - beta^n) / (1 - beta),  beta = (V - 1)/V       effective number, the class's progress      (Eq. 8)
+        E     = (1 - beta^n) / (1 - beta),  beta = (V - 1)/V       effective number of samples                 (Eq. 8)
         nu    = 1 / (1 + ln(1 + E))                                                                            (Eq. 14)
         sigma = 1 + (1 + e^-tau)(nu - 1) / (1 + e^(V - E - tau))   stays at 1 until E is near V, falls to nu   (Eq. 17)
         S     = h mean over the memory's samples of the class of s                                             (Eq. 10)
@@ -31,20 +32,32 @@ class InformativeSamples(Weighting):
         w+    = 1 + sigma  where S - eta <= s <= S, else sigma                                                 (Eq. 16)
         w-    = 1 / max(1, E)  where s < S - eta, else 1
 
-    w multiplies the exponent of the loss and carries no gradient. Positive weights are 1 until the filter starts; from
-    then on outliers (s < S - eta) are neither counted nor remembered. With K proxies a class, s is the class similarity
-    (a loss that compares with each proxy alone weighs each by its own s; outliers and S go by the nearest). A class
-    without remembered samples keeps its S.
+    w multiplies the exponent of the loss and has no gradient. Positive weights are 1 until the filter starts. From then
+    on, outliers (s < S - eta) are neither counted nor remembered. A class without remembered samples keeps its S.
 
-    volume: V > 1, 100 in the paper. h: 0.15. k: 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop). lam: 0.1. tau: 1.5.
-    memory: T embeddings kept (the paper names none; its code 55,000). memory_epoch, filter_epoch: epochs before each
-    starts; the paper's second and third epoch are 1 and 2 (released code: 2 and 3). initial_hardness: S before the
-    memory starts (the paper names none; its code 1). positive, negative: the penalty on either side, one of "none",
-    "1/E", "nu", "sigma" (the paper's Table 3). of_class: how K proxies make one similarity.
+    With K proxies of a class, s is the similarity to the class. A loss that compares with each proxy separately weights
+    each pair by its own s; outliers and S then use the nearest proxy of the class.
 
-    >>> weighting = InformativeSamples(classes=2, dim=4)
-    >>> weighting.rule(filtering=False).negative(torch.tensor([[0.9, 0.0]]))
-    tensor([[1., 1.]])
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        volume: V > 1; 100 in the paper.
+        h: > 0; 0.15 in the paper.
+        k: >= 0; 0.9 in the paper (released code: 0.4 on Cars, 0.1 on In-Shop).
+        lam: >= 0; 0.1 in the paper.
+        tau: >= 0; 1.5 in the paper.
+        memory: T embeddings kept; the paper does not state it, its code has 55,000.
+        memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
+        filter_epoch: epochs before the filter starts; 2 is the paper's third epoch (released code: 3).
+        initial_hardness: S before the memory starts; the paper does not state it, its code has 1.
+        positive: penalty on positive pairs outside the band: "none", "1/E", "nu" or "sigma" (Table 3).
+        negative: penalty on negative pairs below the band, one of the same names.
+        of_class: how K proxies make one similarity.
+
+    Example:
+        >>> weighting = InformativeSamples(classes=2, dim=4)
+        >>> weighting.rule(filtering=False).negative(torch.tensor([[0.9, 0.0]]))
+        tensor([[1., 1.]])
     """
 
     count: Tensor
@@ -76,8 +89,7 @@ class InformativeSamples(Weighting):
         if not volume > 1:
             raise ValueError(f"volume: got {volume}, expected a number above 1")
         for name, penalty in (("positive", positive), ("negative", negative)):
-            if penalty not in PENALTIES:
-                raise ValueError(f"{name}: got {penalty!r}, expected one of {', '.join(PENALTIES)}")
+            one_of(name, penalty, PENALTIES)
         self.volume, self.h, self.k, self.lam, self.tau = volume, h, k, lam, tau
         self.memory_epoch, self.filter_epoch = memory_epoch, filter_epoch
         self.positive, self.negative, self.of_class = positive, negative, of_class.check()
@@ -86,32 +98,33 @@ class InformativeSamples(Weighting):
         self.register_buffer("hardness", torch.full((classes,), float(initial_hardness)))
         self.queue = ClassQueue(memory, dim, classes)
         self.tally = Counts("judged", "filtered", "informative")
-        """samples since the last evaluation: those that met the filter, and what it said of them"""
+        """samples since the last evaluation: those that the filter judged, dropped, and found informative"""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         if refs.per_class is None:
             raise ValueError(
-                "weighting: informative samples are judged by their class's proxies; expected a proxy method"
+                "weighting: got loose rows as references, expected a proxy method, whose proxies judge the samples"
             )
         epoch = ctx.progress.epoch
         if epoch is None:
             raise ValueError(
-                "weighting: its memory and filter start by epochs; expected steps_per_epoch=... or criterion.epoch(i)"
+                "epoch: got None, expected steps_per_epoch=... or criterion.epoch(i): memory and filter start by epochs"
             )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels = ctx.batch.labels
         proxies = _Proxies(labels, refs, queries, len(self.count), self.of_class)
-        kept, found = None, dict[str, Tensor | int]()
+        passes_filter, counts = None, dict[str, Tensor | int]()
         if filtering:
             similarity = proxies.similarity(queries, labels)
-            kept = similarity >= (self.hardness - self.band())[labels]
-            informative = kept & (similarity <= self.hardness[labels])
-            found = {"judged": len(labels), "filtered": (~kept).sum(), "informative": informative.sum()}
+            passes_filter = similarity >= (self.hardness - self.band())[labels]
+            informative = passes_filter & (similarity <= self.hardness[labels])
+            counts = {"judged": len(labels), "filtered": (~passes_filter).sum(), "informative": informative.sum()}
 
         @torch.no_grad()
         def commit() -> None:
-            rows = slice(None) if kept is None else kept.nonzero().squeeze(1)  # the one wait for the device
-            self.tally.add(**found)
+            # `nonzero` synchronises with the GPU, once per step.
+            rows = slice(None) if passes_filter is None else passes_filter.nonzero().squeeze(1)
+            self.tally.add(**counts)
             self._count(labels[rows])
             if remembering:
                 self.queue.remember(queries[rows], labels[rows])
@@ -120,24 +133,29 @@ class InformativeSamples(Weighting):
         return self.rule(filtering), commit
 
     def rule(self, filtering: bool) -> PairWeights:
-        """The weights as thresholds and levels per class, from the state as it is."""
+        """The weights of the present state, as thresholds and levels for each class.
+
+        Args:
+            filtering: whether the filter has started; before, all positive weights are 1.
+        """
         low = (self.hardness - self.band())[:, None]
-        high = torch.nextafter(self.hardness, self.hardness.new_full((), math.inf))[:, None]  # S itself still belongs
-        least = self._penalty(self.positive)[:, None]
-        everywhere = StepFunction(low[:, :0], torch.ones_like(least))
-        inside = StepFunction(torch.cat([low, high], 1), torch.cat([least, 1 + least, least], 1))
+        high = torch.nextafter(self.hardness, self.hardness.new_full((), math.inf))[:, None]  # the band includes S
+        outside = self._penalty(self.positive)[:, None]
+        constant = StepFunction(low[:, :0], torch.ones_like(outside))
+        band = StepFunction(torch.cat([low, high], 1), torch.cat([outside, 1 + outside, outside], 1))
         below = self._penalty(self.negative)[:, None]
+        below_band = StepFunction(low, torch.cat([below, torch.ones_like(below)], 1))
         return PairWeights(
-            inside if filtering and self.positive != "none" else everywhere,
-            StepFunction(low, torch.cat([below, torch.ones_like(below)], 1)) if self.negative != "none" else everywhere,
+            band if filtering and self.positive != "none" else constant,
+            below_band if self.negative != "none" else constant,
         )
 
     def band(self) -> Tensor:
-        """eta (C,): how far below S a sample is still informative."""
+        """eta (C,): the length of the informative band below S."""
         return (1 + self.k * (1 - self.hardness)) * self._penalty("nu") + self.lam
 
     def _penalty(self, kind: str) -> Tensor:
-        """What a pair outside the band is weighted by, (C,): one of the functions of E in Table 3."""
+        """The weight of a pair outside the band, (C,): one of the functions of E in Table 3."""
         if kind == "none":
             return torch.ones_like(self.effective)
         if kind == "1/E":
@@ -145,19 +163,21 @@ class InformativeSamples(Weighting):
         nu = 1 / (1 + torch.log1p(self.effective))
         if kind == "nu":
             return nu
-        late = torch.sigmoid(self.effective + self.tau - self.volume)
-        return 1 + (1 + math.exp(-self.tau)) * (nu - 1) * late
+        saturation = torch.sigmoid(self.effective + self.tau - self.volume)
+        return 1 + (1 + math.exp(-self.tau)) * (nu - 1) * saturation
 
     def _count(self, labels: Tensor) -> None:
+        """Count samples, and update the effective number E of each class."""
         self.count.index_add_(0, labels, torch.ones_like(labels))
-        # In this form a volume of a million loses no digits: beta^n is close to 1 there.
-        grown = -self.volume * torch.expm1(self.count.double() * math.log1p(-1 / self.volume))
-        self.effective.copy_(grown)
+        # 1 - beta^n by expm1: it keeps all digits for large volumes, where beta^n is close to 1.
+        effective = -self.volume * torch.expm1(self.count.double() * math.log1p(-1 / self.volume))
+        self.effective.copy_(effective)
 
     def _measure(self, labels: Tensor, proxies: _Proxies) -> None:
-        """S of the batch's classes that have remembered samples, against the proxies that this step's loss saw."""
+        """Update S of the classes in the batch, with the proxies that the loss of this step was computed with."""
         if proxies.single and self.queue.has_sums:
-            # A class that is in the batch twice is measured twice, alike: cheaper than to wait for the distinct ones.
+            # A class with several samples is measured as often, with one result. Finding the distinct classes would
+            # synchronise with the GPU.
             mean = proxies.similarity(self.queue.means(labels), labels)
             measured = torch.where(
                 self.queue.number[labels] > 0, self.h * mean.to(self.hardness), self.hardness[labels]
@@ -167,22 +187,22 @@ class InformativeSamples(Weighting):
         present = torch.zeros(len(self.count), dtype=torch.bool, device=labels.device)
         present[labels] = True
         rows = present[self.queue.labels[: len(self.queue)]].nonzero().squeeze(1)
-        total = torch.zeros_like(self.count)  # in whole parts, which add up alike in any order
-        for some in rows.split(max(1, AT_ONCE // proxies.numbers)):
-            of = self.queue.labels[some]
-            similarity = proxies.similarity(self.queue.vectors[some], of)
-            total.index_add_(0, of, (similarity.double() * ONE).round().long())
-        there = present & (self.queue.number > 0)
-        mean = (total.double() / (ONE * self.queue.number.clamp(min=1))).to(self.hardness)
-        self.hardness.copy_(torch.where(there, self.h * mean, self.hardness))
+        total = torch.zeros_like(self.count)  # integers: their sum does not depend on the order
+        for chunk in rows.split(max(1, MAX_ENTRIES_PER_CHUNK // proxies.entries_per_class)):
+            chunk_labels = self.queue.labels[chunk]
+            similarity = proxies.similarity(self.queue.vectors[chunk], chunk_labels)
+            total.index_add_(0, chunk_labels, (similarity.double() * UNITS_PER_ONE).round().long())
+        is_measured = present & (self.queue.number > 0)
+        mean = (total.double() / (UNITS_PER_ONE * self.queue.number.clamp(min=1))).to(self.hardness)
+        self.hardness.copy_(torch.where(is_measured, self.h * mean, self.hardness))
 
     def figures(self) -> dict[str, float]:
-        """What is known of the classes, in the mean over them, and what became of the positives.
+        """The state of the weighting, averaged over the classes, and the shares of the filter.
 
         Returns:
             "remembered": samples in the memory. "effective number": E. "learned similarity": S. "mean weight sigma":
-            sigma (Eq. 17). Once the filter has started, of the samples it met since the last evaluation,
-            "filtered share": those below the band, and "informative share": those inside it.
+            sigma (Eq. 17). Once the filter has started, also its shares of the samples since the last evaluation:
+            "filtered share" below the band and "informative share" inside it.
         """
         shares = {
             f"{part} share": share
@@ -198,24 +218,27 @@ class InformativeSamples(Weighting):
 
 
 class _Proxies:
-    """The proxies of the classes in one batch as its loss saw them, found by class."""
+    """The proxies of the classes in one batch, as the loss compared with them, looked up by class."""
 
     def __init__(self, labels: Tensor, refs: References, queries: Tensor, classes: int, of_class: Similarity) -> None:
         assert refs.per_class is not None
         self.of_class = of_class
-        there, place = refs.labels[:: refs.per_class], torch.zeros(classes, dtype=torch.int64, device=labels.device)
-        place[there] = torch.arange(len(there), device=there.device)
-        # Of each sample's class, so a class may be here twice: cheaper than to wait for the distinct ones.
+        held_classes = refs.labels[:: refs.per_class]
+        place = torch.zeros(classes, dtype=torch.int64, device=labels.device)
+        place[held_classes] = torch.arange(len(held_classes), device=held_classes.device)
+        # One entry for each sample, so a class may occur twice. Finding the distinct classes would synchronise with
+        # the GPU.
         vectors = refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]]
         if refs.shard is not None:
-            here = (labels >= refs.shard.start) & (labels < refs.shard.stop)
-            vectors = all_reduce_sum(vectors * here[:, None, None], refs.shard)
+            is_held = (labels >= refs.shard.start) & (labels < refs.shard.stop)
+            vectors = all_reduce_sum(vectors * is_held[:, None, None], refs.shard)
         self.vectors = refs._replace(vectors=vectors, shard=None).normalised(queries)
         self.place = place
         self.place[labels] = torch.arange(len(labels), device=labels.device)
-        self.single, self.numbers = refs.per_class == 1, refs.per_class * refs.vectors.shape[1]
+        self.single = refs.per_class == 1
+        self.entries_per_class = refs.per_class * refs.vectors.shape[1]
 
     def similarity(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Of each vector to its own class, (N,)."""
-        own = self.vectors[self.place[labels]]
-        return self.of_class(torch.einsum("nd,nkd->nk", vectors.to(own), own))
+        """The similarity of each vector (N, D) to its class, (N,)."""
+        proxies = self.vectors[self.place[labels]]
+        return self.of_class(torch.einsum("nd,nkd->nk", vectors.to(proxies), proxies))

@@ -113,7 +113,7 @@ def test_the_gradient_is_summed_for_a_bias_alone(trained: str) -> None:
     alone = trained == "bias"
     assert asked_for_a_bias_alone(plain(x)) == [alone], "torch's own is what must not be asked"
     assert asked_for_a_bias_alone(y := summed(x)) == [False]
-    assert (y.grad_fn.name() == "ShiftedBackward") is alone
+    assert (y.grad_fn.name() == "BiasGradientBackward") is alone
     with torch.no_grad():
         assert torch.equal(summed(x), plain(x))
 

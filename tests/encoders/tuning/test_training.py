@@ -212,46 +212,58 @@ def test_a_resnet_trains_its_biases_or_its_head() -> None:
 @pytest.mark.parametrize("tuning", ["vpt", "adapter+bitfit", "lora"])
 @pytest.mark.parametrize("backbone", ["resnet18", "small"])
 def test_what_is_no_vit_is_told_what_it_can_do(backbone: str, tuning: str) -> None:
-    with pytest.raises(ValueError, match=r"(ResNet|SmallConvNet); it can do full, linear, bitfit"):
+    with pytest.raises(ValueError, match=r"for a (ResNet|SmallConvNet), expected one of full, linear, bitfit"):
         build(**{**RESNET, "backbone": backbone}, tuning=tuning)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tuning": "vtp"}, "there is no 'vtp'; did you mean 'vpt'"),
+        ({"tuning": "vtp"}, "tuning: got 'vtp', expected one of full, .*; did you mean 'vpt'"),
         (
             {"tuning": "vpt+full"},
-            "full stands alone, nothing is left to train; vpt, adapter, lora, bitfit can be joined",
+            "expected full alone because it trains every parameter already; vpt, adapter, lora, bitfit can be joined",
         ),
-        ({"tuning": "linear+bitfit"}, "linear stands alone, the head is trained with all others, too; vpt, adapter,"),
-        ({"tuning": "vpt+vpt"}, "vpt stands there twice"),
+        ({"tuning": "linear+bitfit"}, "expected linear alone because every tuning trains the head; vpt, adapter,"),
+        ({"tuning": "vpt+vpt"}, "expected vpt only once"),
         ({"tuning": {"prompts": 3}}, "a table with a name"),
-        ({"tuning": {"name": "vpt", "promts": 3}}, "tuning 'vpt' has no argument 'promts'; did you mean 'prompts'"),
-        ({"tuning": {"name": "linear", "rank": 3}}, "tuning 'linear' has no argument 'rank'; it has none"),
-        ({"tuning": {"name": "vpt", "prompts": 2.5}}, "prompts=2.5 .* a whole number is expected"),
-        ({"tuning": {"name": "vpt", "prompts": True}}, "prompts=True"),
-        ({"tuning": {"name": "vpt", "prompts": -1}}, "prompts=-1"),
-        ({"tuning": {"name": "vpt", "step": -1}}, "step=-1"),
-        ({"tuning": {"name": "vpt", "depth": 3}}, "depth=3; the backbone has 2 blocks"),
-        ({"tuning": {"name": "adapter", "blocks": 0}}, "blocks=0"),
-        ({"tuning": {"name": "adapter", "bottleneck": 0}}, "bottleneck=0"),
-        ({"tuning": {"name": "adapter", "position": "serial"}}, "position='serial'.* parallel, sequential"),
-        ({"tuning": {"name": "adapter", "scale": 0.0}}, "scale=0.0"),
-        ({"tuning": {"name": "lora", "rank": 0}}, "rank=0"),
-        ({"tuning": {"name": "lora", "alpha": "x"}}, "alpha='x'"),
-        ({"tuning": {"name": "lora", "alpha": -1}}, "alpha=-1"),
+        (
+            {"tuning": {"name": "vpt", "promts": 3}},
+            "got argument 'promts' for 'vpt', .* did you mean 'prompts'",
+        ),
+        ({"tuning": {"name": "linear", "rank": 3}}, "got argument 'rank' for 'linear', expected no arguments"),
+        ({"tuning": {"name": "vpt", "prompts": 2.5}}, r"tuning\.prompts: got 2.5, expected a whole number"),
+        ({"tuning": {"name": "vpt", "prompts": True}}, r"tuning\.prompts: got True"),
+        ({"tuning": {"name": "vpt", "prompts": -1}}, r"tuning\.prompts: got -1"),
+        ({"tuning": {"name": "vpt", "step": -1}}, r"tuning\.step: got -1"),
+        ({"tuning": {"name": "vpt", "depth": 3}}, r"tuning\.depth: got 3, expected 1 to 2"),
+        ({"tuning": {"name": "adapter", "blocks": 0}}, r"tuning\.blocks: got 0"),
+        ({"tuning": {"name": "adapter", "bottleneck": 0}}, r"tuning\.bottleneck: got 0"),
+        ({"tuning": {"name": "adapter", "position": "serial"}}, "got 'serial', expected one of parallel, sequential"),
+        ({"tuning": {"name": "adapter", "scale": 0.0}}, r"tuning\.scale: got 0.0"),
+        ({"tuning": {"name": "lora", "rank": 0}}, r"tuning\.rank: got 0"),
+        ({"tuning": {"name": "lora", "alpha": "x"}}, r"tuning\.alpha: got 'x'"),
+        ({"tuning": {"name": "lora", "alpha": -1}}, r"tuning\.alpha: got -1"),
         ({"head_init": "xaver"}, "did you mean 'xavier'"),
-        ({"head_init": "xavier", "head": "none", "dim": None}, "head_init='xavier' is for a linear head"),
-        ({"backbone": "vit_base_patch16_rpn_224", "tuning": "adapter"}, "made of ResPostBlock: vpt"),
-        ({"backbone": "vit_small_patch16_18x2_224", "tuning": "lora"}, "not ParallelThingsBlock: vpt"),
-        ({"backbone": "vit_small_patch16_dinov3", "tuning": "vpt"}, "Eva; it can do full, linear, bitfit"),
-        ({"backbone": "vit_small_patch16_dinov3", "checkpointing": True}, "checkpointing=True .* is a Eva"),
-        ({"backbone": "vit_base_patch16_rpn_224", "checkpointing": "mlp"}, "not ResPostBlock; True suits it"),
-        ({"checkpointing": "all"}, "checkpointing='all'; True, False or 'mlp'"),
-        ({"mean": (124.0, 116.0, 104.0)}, "mean=.*three numbers in .0, 1. are expected"),
-        ({"std": (0.2, 0.2)}, "std=.*three numbers"),
-        ({"std": (0.2, 0.0, 0.2)}, "above 0 for std"),
+        ({"head_init": "xavier", "head": "none", "dim": None}, "head_init: got 'xavier' with head='none'"),
+        ({"backbone": "vit_base_patch16_rpn_224", "tuning": "adapter"}, "blocks of type ResPostBlock, expected .*vpt"),
+        (
+            {"backbone": "vit_small_patch16_18x2_224", "tuning": "lora"},
+            "of type ParallelThingsBlock, expected .*vpt",
+        ),
+        ({"backbone": "vit_small_patch16_dinov3", "tuning": "vpt"}, "for a Eva, expected one of full, linear, bitfit"),
+        (
+            {"backbone": "vit_small_patch16_dinov3", "checkpointing": True},
+            "got True with .*, a Eva, expected False",
+        ),
+        (
+            {"backbone": "vit_base_patch16_rpn_224", "checkpointing": "mlp"},
+            "of type ResPostBlock, expected True",
+        ),
+        ({"checkpointing": "all"}, "checkpointing: got 'all', expected True, False or 'mlp'"),
+        ({"mean": (124.0, 116.0, 104.0)}, r"mean: got .*, expected three numbers in \[0, 1\]"),
+        ({"std": (0.2, 0.2)}, r"std: got \(0.2, 0.2\), expected three numbers"),
+        ({"std": (0.2, 0.0, 0.2)}, r"expected three numbers in \(0, 1\]"),
     ],
 )
 def test_mistakes_get_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -262,14 +274,14 @@ def test_mistakes_get_a_sentence(options: dict[str, Any], sentence: str) -> None
 def test_prompts_that_do_not_suit_are_refused() -> None:
     encoder = build(**TINY_VIT, tuning="vpt")
     for prompts, sentence in (
-        ([torch.zeros(3, 4, 192)], r"prompts\[0\] has shape \(3, 4, 192\); \(2, n, 192\)"),
+        ([torch.zeros(3, 4, 192)], r"prompts\[0\]: got shape \(3, 4, 192\), expected \(2, n, 192\)"),
         ([None, torch.zeros(2, 192)], r"prompts\[1\]"),
-        ([None] * 3, "got 3 of them; a sequence of at most 2"),
+        ([None] * 3, "got 3 entries, expected at most 2"),
         (torch.zeros(2, 4, 192), "got a tensor"),
     ):
         with pytest.raises(ValueError, match=sentence):
             encoder.features(pictures(), prompts)
-    with pytest.raises(ValueError, match="a ViT is expected"):
+    with pytest.raises(ValueError, match="got a SmallConvNet as backbone, expected a ViT"):
         build("small", dim=8, size=32).features(pictures(), [])
 
 
@@ -325,7 +337,7 @@ def test_a_run_goes_on_bit_for_bit_and_moves_what_is_tuned(few: Path, tmp_path: 
     assert moved == {f"encoder.{name}" for name in expected(encoder, "vpt+bitfit")}
     assert encoder.config["tuning"] == {"name": "vpt+bitfit", "prompts": 2, "depth": None, "step": 1}
     proxies = 4 * 8
-    assert done.result["parameters"]["trained"] == sum(tuned_parameters(encoder).values()) + proxies
+    assert done.result.parameters["trained"] == sum(tuned_parameters(encoder).values()) + proxies
 
 
 @pytest.mark.usefixtures("no_page")

@@ -1,6 +1,6 @@
-"""The benchmarks of the papers, as their authors ship them or as plain class folders.
+"""The benchmarks of the papers, in the form that their authors distribute or as plain class folders.
 
-Classes of the test are never trained on, except MNIST's, whose official test has the same ten digits:
+Test classes are not trained on, except in MNIST, whose official test has the same ten digits:
 
 ================================  ======================================  ========================================
 set                               training                                test
@@ -8,8 +8,8 @@ set                               training                                test
 CUB-200-2011 (cub)                classes 1-100, 5,864 images             classes 101-200, 5,924 images
 Cars196 (cars)                    classes 1-98, 8,054 images              classes 99-196, 8,131 images
 Stanford Online Products (sop)    11,318 classes, 59,551 images           11,316 classes, 60,502 images
-In-Shop (in-shop)                 3,997 classes, 25,882 images            3,985 classes: 14,218 queries are looked
-                                                                          for in a gallery of 12,612 images
+In-Shop (in-shop)                 3,997 classes, 25,882 images            3,985 classes: 14,218 queries, gallery of
+                                                                          12,612 images
 iNaturalist 2018 (inaturalist)    5,690 classes, 325,846 images           2,452 classes, 136,093 images
 Omniglot (omniglot)               964 characters, 19,280 images           659 characters, 13,180 images
 MNIST (mnist)                     60,000 images                           10,000 images
@@ -30,49 +30,58 @@ from proxymetric.data.images import ImageSet
 class Benchmark(NamedTuple):
     """How one benchmark is recognised and read."""
 
-    looks: Callable[[Path], bool]
-    """whether a folder is laid out like it"""
+    matches: Callable[[Path], bool]
+    """whether a folder has the layout of the benchmark"""
     read: Callable[[Path], ImageSet]
-    """its images; a ValueError says what is wrong with the folder"""
-    inside: tuple[str, ...]
-    """names under which its folder often lies in the folder that people give"""
+    """reads the images; a ValueError says what is wrong with the folder"""
+    folder_names: tuple[str, ...]
+    """usual names of its folder, which may be inside the given folder"""
 
 
 BENCHMARKS = {
-    "cub": Benchmark(partial(cub_cars.looks, layout="cub"), partial(cub_cars.read, layout="cub"), ("CUB_200_2011",)),
-    "cars": Benchmark(partial(cub_cars.looks, layout="cars"), partial(cub_cars.read, layout="cars"), ("cars196",)),
-    "sop": Benchmark(products.looks, products.read, ("Stanford_Online_Products",)),
-    "in-shop": Benchmark(in_shop.looks, in_shop.read, ("In-shop Clothes Retrieval Benchmark", "In-Shop", "inshop")),
-    "inaturalist": Benchmark(inaturalist.looks, inaturalist.read, ("iNaturalist", "Inaturalist", "inaturalist")),
-    "omniglot": Benchmark(omniglot.looks, omniglot.read, ("omniglot", "omniglot-py")),
-    "mnist": Benchmark(mnist.looks, mnist.read, ("mnist", "MNIST")),
+    "cub": Benchmark(partial(cub_cars.matches, layout="cub"), partial(cub_cars.read, layout="cub"), ("CUB_200_2011",)),
+    "cars": Benchmark(partial(cub_cars.matches, layout="cars"), partial(cub_cars.read, layout="cars"), ("cars196",)),
+    "sop": Benchmark(products.matches, products.read, ("Stanford_Online_Products",)),
+    "in-shop": Benchmark(in_shop.matches, in_shop.read, ("In-shop Clothes Retrieval Benchmark", "In-Shop", "inshop")),
+    "inaturalist": Benchmark(inaturalist.matches, inaturalist.read, ("iNaturalist", "Inaturalist", "inaturalist")),
+    "omniglot": Benchmark(omniglot.matches, omniglot.read, ("omniglot", "omniglot-py")),
+    "mnist": Benchmark(mnist.matches, mnist.read, ("mnist", "MNIST")),
 }
 
 
 def detect(root: Path) -> str | None:
-    """The benchmark that `root`, or a folder inside it with a benchmark's usual name, is laid out like, or None."""
-    here = next((layout for layout, benchmark in BENCHMARKS.items() if benchmark.looks(root)), None)
-    if here is not None:
-        return here
+    """Return the layout of the benchmark in `root`, or in a folder inside it with a usual name; None if there is none.
+
+    Raises:
+        ValueError: there are several benchmarks inside `root`.
+    """
+    layout_of_root = next((layout for layout, benchmark in BENCHMARKS.items() if benchmark.matches(root)), None)
+    if layout_of_root is not None:
+        return layout_of_root
     inside = {layout: folder for layout in BENCHMARKS if (folder := _inside(root, layout)) is not None}
     if len(inside) > 1:
         raise ValueError(
-            f"{root} holds {'both ' if len(inside) == 2 else ''}{' and '.join(f.name for f in inside.values())}; say "
-            f"which with {' or '.join(f'layout={layout!r}' for layout in inside)}, or give the folder inside"
+            f"data: got {root} with {' and '.join(folder.name for folder in inside.values())} inside, expected one of "
+            f"these folders, or {' or '.join(f'layout={layout!r}' for layout in inside)}"
         )
     return next(iter(inside), None)
 
 
 def from_benchmark(root: Path, layout: str) -> ImageSet:
-    """The benchmark `layout` in `root`, or in a folder inside it with the benchmark's usual name."""
+    """Read the benchmark `layout` from `root`, or from a folder inside it with a usual name.
+
+    Raises:
+        ValueError: the folder does not have this layout.
+    """
     benchmark = BENCHMARKS[layout]
-    if benchmark.looks(root):
+    if benchmark.matches(root):
         return benchmark.read(root)
-    named = next((root / name for name in benchmark.inside if (root / name).is_dir()), root)
+    named = next((root / name for name in benchmark.folder_names if (root / name).is_dir()), root)
     return benchmark.read(_inside(root, layout) or named)
 
 
 def _inside(root: Path, layout: str) -> Path | None:
+    """Return the folder inside `root` with a usual name and the layout of a benchmark; None if there is none."""
     benchmark = BENCHMARKS[layout]
-    folders = (root / name for name in benchmark.inside)
-    return next((folder for folder in folders if folder.is_dir() and benchmark.looks(folder)), None)
+    folders = (root / name for name in benchmark.folder_names)
+    return next((folder for folder in folders if folder.is_dir() and benchmark.matches(folder)), None)

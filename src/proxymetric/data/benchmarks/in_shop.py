@@ -1,10 +1,10 @@
-"""In-Shop Clothes Retrieval, of DeepFashion: clothes worn by models, queries looked for in a gallery."""
+"""In-Shop Clothes Retrieval, a part of DeepFashion: photographs of clothes, with queries and a gallery."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from proxymetric.data.benchmarks.lists import Row, lines_of, listed
+from proxymetric.data.benchmarks.lists import ListedImage, lines_of, make_image_set
 from proxymetric.data.images import ImageSet
 
 _LIST = "list_eval_partition.txt"
@@ -12,8 +12,11 @@ _HEADER = ["image_name", "item_id", "evaluation_status"]
 _STATUS = ("train", "query", "gallery")
 
 
-def looks(root: Path) -> bool:
-    """Whether `root` or its `Eval/` holds this benchmark's list (others of DeepFashion, and CelebA, share its name)."""
+def matches(root: Path) -> bool:
+    """Whether `root` or `root/Eval` has the list of this benchmark.
+
+    Other parts of DeepFashion, and CelebA, have lists of the same name, so the header is compared as well.
+    """
     file = _list_of(root)
     if file is None:
         return False
@@ -22,41 +25,47 @@ def looks(root: Path) -> bool:
 
 
 def read(root: Path) -> ImageSet:
-    """The clothes listed by `list_eval_partition.txt`, in `root` or `root/Eval`.
+    """Read the clothes listed in `list_eval_partition.txt`, in `root` or `root/Eval`.
 
-    Officially 3,997 items with 25,882 images to train; for the test 3,985 items, 14,218 queries that are looked for
-    among 12,612 images of the gallery: `gallery` says which is which. The list begins with the number of images and
-    the header `image_name item_id evaluation_status`; images lie in `root` or `root/Img` under the listed names, such
-    as `img/WOMEN/Dresses/id_00000002/02_1_front.jpg`. Classes are sorted by item.
+    The official set has 3,997 items with 25,882 images for training, and 3,985 items for the test, with 14,218 queries
+    and a gallery of 12,612 images; `gallery` distinguishes the two. The list begins with the number of images and the
+    header `image_name item_id evaluation_status`. Images are in `root` or `root/Img` under the listed names, such as
+    `img/WOMEN/Dresses/id_00000002/02_1_front.jpg`. Classes are sorted by item.
+
+    Raises:
+        ValueError: the list is missing or incomplete, or images are missing.
     """
     file = _list_of(root)
     if file is None:
-        raise ValueError(f"{root} is not laid out as In-Shop. Looked for {_LIST} or Eval/{_LIST}, and img/ or Img/img/")
+        raise ValueError(
+            f"data: got {root}, expected the layout of In-Shop: {_LIST} or Eval/{_LIST}, and img/ or Img/img/"
+        )
     lines = lines_of(file)
     if len(lines) < 2 or lines[1][1] != _HEADER:
         got = " ".join(lines[1][1]) if len(lines) > 1 else ""
         raise ValueError(
-            f"{file}: expected the header {' '.join(_HEADER)!r} on line 2, got {got!r}; lists of other benchmarks have "
+            f"{file}, line 2: got {got!r}, expected the header {' '.join(_HEADER)!r}; lists of other benchmarks have "
             "the same name"
         )
     rows = []
-    for at, words in lines[2:]:
+    for line_number, words in lines[2:]:
         if len(words) != len(_HEADER) or words[2] not in _STATUS:
             raise ValueError(
-                f"{file}, line {at}: expected an image, an item and one of {', '.join(_STATUS)}, "
-                f"got {' '.join(words)!r}"
+                f"{file}, line {line_number}: got {' '.join(words)!r}, expected an image, an item and one of "
+                f"{', '.join(_STATUS)}"
             )
-        rows.append(Row(words[0], words[1], test=words[2] != "train", gallery=words[2] == "gallery"))
-    said = lines[0][1][0]
-    if said != str(len(rows)):
-        raise ValueError(f"{file} announces {said} images on line 1 and lists {len(rows)}; is the file complete?")
-    for what, gallery in (("query", False), ("gallery", True)):
+        rows.append(ListedImage(words[0], words[1], test=words[2] != "train", gallery=words[2] == "gallery"))
+    stated = lines[0][1][0]
+    if stated != str(len(rows)):
+        raise ValueError(f"{file}: got {len(rows)} images, expected {stated} as on line 1; is the file complete?")
+    for status, gallery in (("query", False), ("gallery", True)):
         if not any(row.test and row.gallery == gallery for row in rows):
-            raise ValueError(f"{file} lists no image of the {what}")
-    rows.sort(key=lambda row: row.kind)
+            raise ValueError(f"{file}: got no image of the {status}, expected at least one")
+    rows.sort(key=lambda row: row.class_name)
     images = root / "Img" if not (root / rows[0].file).exists() and (root / "Img").is_dir() else root
-    return listed("in-shop", rows, root, images, file)
+    return make_image_set("in-shop", rows, root, images, file)
 
 
 def _list_of(root: Path) -> Path | None:
+    """Return the list in `root` or `root/Eval`; None if there is none."""
     return next((file for file in (root / _LIST, root / "Eval" / _LIST) if file.is_file()), None)

@@ -1,4 +1,4 @@
-"""Lists of images in text files, as large benchmarks ship them."""
+"""Lists of images in text files, the form in which large benchmarks are distributed."""
 
 from __future__ import annotations
 
@@ -11,54 +11,63 @@ from proxymetric.data.folders import require_files
 from proxymetric.data.images import ImageSet
 
 
-class Row(NamedTuple):
-    """One image of a list: its file relative to the images' folder, its class, and what it is for."""
+class ListedImage(NamedTuple):
+    """One image of a list."""
 
     file: str
-    kind: str
+    """path relative to the folder of the images"""
+    class_name: str
+    """name of its class"""
     test: bool
+    """whether it is for the test"""
     gallery: bool = False
+    """whether it belongs to the gallery of the test"""
 
 
 def lines_of(file: Path) -> list[tuple[int, list[str]]]:
-    """The lines of `file` that are not empty: number from 1, and the words."""
+    """Return the non-empty lines of `file`: the number, from 1, and the words of each."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{file} is not a text file (UTF-8)") from None
-    return [(at, words) for at, line in enumerate(text.splitlines(), 1) if (words := line.split())]
+        raise ValueError(f"{file}: got bytes that are not UTF-8, expected a text file") from None
+    return [(number, words) for number, line in enumerate(text.splitlines(), 1) if (words := line.split())]
 
 
-def listed(name: str, rows: list[Row], root: Path, images: Path, listed_in: Path) -> ImageSet:
-    """The image set of `rows`: classes in the order of their first row, those of test rows are the test's.
+def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path, listed_in: Path) -> ImageSet:
+    """Make the image set of listed images, with classes in the order of their first image.
 
-    Arguments:
+    Args:
+        name: the name of the set.
+        rows: the listed images; the classes of test images are the test classes.
         root: the folder that paths are shown relative to.
-        images: the folder that the rows' files lie in.
+        images: the folder that the files of `rows` are relative to.
         listed_in: the list, or the folder of lists, for messages.
+
+    Raises:
+        ValueError: training or test have fewer than two classes, or share one, or files are missing.
     """
-    training = {row.kind for row in rows if not row.test}
-    testing = {row.kind for row in rows if row.test}
-    for what, kinds in (("training", training), ("test", testing)):
-        if len(kinds) < 2:
-            raise ValueError(f"{listed_in} lists {len(kinds)} {what} classes; at least two are needed")
-    both = [row.kind for row in rows if row.kind in training and row.kind in testing]
-    if both:
+    training = {row.class_name for row in rows if not row.test}
+    testing = {row.class_name for row in rows if row.test}
+    for part, class_names in (("training", training), ("test", testing)):
+        if len(class_names) < 2:
+            raise ValueError(f"{listed_in}: got {len(class_names)} {part} classes, expected at least two")
+    shared = [row.class_name for row in rows if row.class_name in training and row.class_name in testing]
+    if shared:
         raise ValueError(
-            f"{listed_in} lists {len(set(both))} classes for the training and for the test, first {both[0]!r}; "
-            "the two must not share classes"
+            f"{listed_in}: got {len(set(shared))} classes for both training and test, first {shared[0]!r}, "
+            "expected none"
         )
     paths = [images / row.file for row in rows]
     require_files(paths, root, listed_in)
-    classes = list(dict.fromkeys(row.kind for row in rows))
-    label = {kind: at for at, kind in enumerate(classes)}
+    classes = list(dict.fromkeys(row.class_name for row in rows))
+    label_of = {class_name: label for label, class_name in enumerate(classes)}
     gallery = np.array([row.gallery for row in rows])
     return ImageSet(
         name=name,
-        labels=np.array([label[row.kind] for row in rows]),
+        labels=np.array([label_of[row.class_name] for row in rows]),
         classes=classes,
         paths=paths,
-        test_classes=tuple(at for at, kind in enumerate(classes) if kind in testing),
+        test_classes=tuple(label for label, class_name in enumerate(classes) if class_name in testing),
         root=root,
         gallery=gallery if gallery.any() else None,
     )

@@ -12,23 +12,27 @@ from proxymetric.data.images import ImageSet
 _PARTS = (("images_background", "images_evaluation"), ("background", "evaluation"))
 
 
-def looks(root: Path) -> bool:
+def matches(root: Path) -> bool:
     """Whether `root` has the folders of both parts."""
     return _parts_of(root) is not None
 
 
 def read(root: Path) -> ImageSet:
-    """The characters of `images_background/` (training) and `images_evaluation/` (test) in `root`.
+    """Read the characters of `images_background/` (training) and `images_evaluation/` (test) in `root`.
 
-    Officially 964 characters to train and 659 of other alphabets to test, twenty drawings each (19,280 and 13,180). A
-    character is a folder of drawings, in its alphabet's folder (`images_background/Greek/character01`, called
-    `Greek/character01`) or directly in its part. The parts may also be called `background/` and `evaluation/`.
+    The official set has 964 characters for training and 659 characters of other alphabets for the test, with twenty
+    drawings each (19,280 and 13,180). A character is a folder of drawings, in the folder of its alphabet
+    (`images_background/Greek/character01`, called `Greek/character01`) or directly in its part. The parts may also be
+    called `background/` and `evaluation/`.
+
+    Raises:
+        ValueError: a part is missing or has fewer than two characters.
     """
     parts = _parts_of(root)
     if parts is None:
-        wanted = " or ".join(f"{training}/ and {test}/" for training, test in _PARTS)
+        folders = " or ".join(f"{training}/ and {test}/" for training, test in _PARTS)
         raise ValueError(
-            f"{root} is not laid out as Omniglot. Looked for {wanted}, with ALPHABET/CHARACTER/*.png inside"
+            f"data: got {root}, expected the layout of Omniglot: {folders}, with ALPHABET/CHARACTER/*.png inside"
         )
     labels: list[int] = []
     classes: list[str] = []
@@ -45,11 +49,14 @@ def read(root: Path) -> ImageSet:
                     paths += files
         counts.append(len(classes) - before)
         if counts[-1] < 2:
-            raise ValueError(f"{part} holds fewer than two characters. Looked for ALPHABET/CHARACTER/*.png in it")
+            raise ValueError(
+                f"{part}: got fewer than two characters, expected at least two as ALPHABET/CHARACTER/*.png"
+            )
     test = tuple(range(counts[0], sum(counts)))
     return ImageSet("omniglot", np.array(labels), classes, paths=paths, test_classes=test, root=root)
 
 
 def _parts_of(root: Path) -> tuple[Path, Path] | None:
+    """Return the folders for training and test; None if they do not exist."""
     pairs = ((root / training, root / test) for training, test in _PARTS)
     return next((pair for pair in pairs if all(part.is_dir() for part in pair)), None)

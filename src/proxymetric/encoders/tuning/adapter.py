@@ -1,4 +1,4 @@
-"""Adapters (AdaptFormer, Chen et al. 2022): a narrow MLP beside or behind that of each block."""
+"""Adapters (AdaptFormer, Chen et al. 2022): a narrow MLP in parallel to, or after, the MLP of each block."""
 
 import math
 from typing import Any, Literal
@@ -6,29 +6,34 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from proxymetric.encoders.tuning.base import Tuning, upto
+from proxymetric.encoders.tuning.base import Tuning, block_count
 
 
 class Adapter(Tuning):
-    """A bottleneck of d neurons changes what each block's MLP adds to the tokens; the MLP itself is frozen.
+    """Adds a trained bottleneck of d neurons to the frozen MLP of each block.
 
-    ``a(x) = scale * W_up relu(W_down x)``; x' = x + mlp(x) + a(x), in parallel, or x + mlp(x) + a(mlp(x)), in sequence,
-    with mlp(x) behind the block's own norm. Attention is the ViT's own, with its heads and its qkv bias, which the
-    baseline released with VPTSP loses. That code has norm="post", scale 1 and all blocks; its Table 1 does not say, and
-    counts as norm="none" does. With "post" an adapter's first steps move tokens by their whole length however small
-    the rate, because what is normalised starts at zero: hence "none" here.
+    ``a(x) = scale * W_up relu(W_down x)``. In parallel, x' = x + mlp(x) + a(x); in sequence, x' = x + mlp(x) +
+    a(mlp(x)). mlp(x) includes the block's norm.
+
+    The attention is the ViT's own, with all its heads and its qkv bias; the baseline released with VPTSP loses that
+    bias. The released code uses norm="post", scale 1 and all blocks. Table 1 of VPTSP does not state the norm, but its
+    counts are those of norm="none". With norm="post", the first steps move the tokens by their whole length at any
+    learning rate, because the input of that norm starts at zero. The default is therefore "none".
 
     Args:
-        backbone: a timm VisionTransformer of plain blocks.
-        bottleneck: d; 256 in Table 1 of VPTSP, 64 in AdaptFormer and here.
-        blocks: how many of the last blocks have one, as in the code released with VPTSP (7 and 1 in its Table 1);
+        backbone: a timm VisionTransformer with plain blocks.
+        bottleneck: d, at least 1; 256 in Table 1 of VPTSP, 64 in AdaptFormer and by default.
+        blocks: how many of the last blocks get an adapter, as in the code released with VPTSP (7 and 1 in its Table 1);
             None: all. Parameters are named by the number of their block.
-        position: "parallel" (to the MLP) or "sequential" (behind it).
-        norm: a LayerNorm of its own before ("pre") or behind the bottleneck ("post"), or "none".
-        init: "lora" (W_down as nn.Linear draws it, W_up = 0: the backbone is unchanged at first), "bert" (normal of
-            standard deviation 0.02), "uniform" (in +-1 / sqrt(inputs)) or "kaiming" (in +-sqrt(6 / inputs)); all biases
-            start at 0.
-        scale: s above 0; 0.1 in AdaptFormer, 1 in VPTSP and here.
+        position: "parallel" (to the MLP) or "sequential" (after it).
+        norm: where the adapter has a LayerNorm: before the bottleneck ("pre"), after it ("post") or nowhere ("none").
+        init: how the weights start: "lora" (W_down as in nn.Linear, W_up = 0, so the backbone is unchanged at first),
+            "bert" (normal with standard deviation 0.02), "uniform" (in +-1 / sqrt(inputs)) or "kaiming" (in
+            +-sqrt(6 / inputs)). All biases start at 0.
+        scale: above 0; 0.1 in AdaptFormer, 1 in VPTSP and by default.
+
+    Raises:
+        ValueError: an argument is out of range, or the blocks are not attention followed by an MLP.
     """
 
     part = "adapters"
@@ -48,16 +53,16 @@ class Adapter(Tuning):
         from timm.models.vision_transformer import Block
 
         super().__init__(backbone)
-        blocks = upto("blocks", blocks, len(backbone.blocks))
+        blocks = block_count("blocks", blocks, len(backbone.blocks))
         if bottleneck < 1:
-            raise ValueError(f"bottleneck={bottleneck} of tuning 'adapter'; a whole number of at least 1 is expected")
+            raise ValueError(f"tuning.bottleneck: got {bottleneck}, expected a whole number of at least 1")
         if not 0 < scale < math.inf:
-            raise ValueError(f"scale={scale} of tuning 'adapter'; a number above 0 is expected")
+            raise ValueError(f"tuning.scale: got {scale}, expected a number above 0")
         kind = type(backbone.blocks[0])
         if kind.forward is not Block.forward:
             raise ValueError(
-                f"tuning='adapter' needs blocks of attention, then MLP; this backbone is made of {kind.__name__}: "
-                "vpt, bitfit, linear and full suit it"
+                f"tuning: got 'adapter' with blocks of type {kind.__name__}, expected blocks of attention followed by "
+                "an MLP; such a backbone can use vpt, bitfit, linear or full"
             )
         width = backbone.embed_dim
         depth = len(backbone.blocks)
@@ -73,11 +78,12 @@ class Adapter(Tuning):
 
 
 class Bottleneck(nn.Module):
-    """`(x, mlp) -> mlp + a(x)` or `mlp + a(mlp)`, of one block.
+    """The adapter of one block: `(x, mlp) -> mlp + a(x)`, or `mlp + a(mlp)` in sequence.
 
-    >>> x, mlp = torch.ones(1, 2, 4), torch.zeros(1, 2, 4)
-    >>> torch.equal(Bottleneck(4, 2, "parallel", "none", "lora", 1.0)(x, mlp), mlp)
-    True
+    Example:
+        >>> x, mlp = torch.ones(1, 2, 4), torch.zeros(1, 2, 4)
+        >>> torch.equal(Bottleneck(4, 2, "parallel", "none", "lora", 1.0)(x, mlp), mlp)
+        True
     """
 
     def __init__(self, width: int, bottleneck: int, position: str, norm: str, init: str, scale: float) -> None:

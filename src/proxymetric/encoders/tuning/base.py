@@ -1,4 +1,4 @@
-"""What a tuning is: which weights of a backbone it trains, and what it puts between and beside the ViT's blocks."""
+"""The base class of tunings: which parameters of a backbone are trained, and what is added to a ViT's blocks."""
 
 from typing import Any, ClassVar
 
@@ -6,40 +6,44 @@ from torch import Tensor, nn
 
 
 class Tuning(nn.Module):
-    """One way to adapt a pre-trained backbone; the head is always trained beside it.
+    """One way to adapt a pre-trained backbone. The head is always trained as well.
 
-    A new one is a file and a line in `TUNINGS`. Its arguments are those of its `__init__` behind `backbone`, all with
-    defaults and annotated; their names must differ from those of the others, since tunings can be joined. What it
-    learns are its own parameters, saved as `tuning.<name>.*`, and those of the backbone that it `trains`.
+    A new tuning is a file and a line in `TUNINGS`. The arguments of its `__init__` after `backbone` are its settings in
+    a recipe: each has an annotation and a default, and a name that no other tuning uses, because tunings can be joined.
+    A tuning trains its own parameters, which are saved as `tuning.<name>.*`, and the parameters of the backbone for
+    which `trains` is true. It may also register forward hooks on modules inside the backbone's blocks.
+
+    Args:
+        backbone: the network to adapt.
     """
 
     part: ClassVar[str] = "backbone"
-    """what its parameters are called in counts"""
+    """the name under which its parameters are counted"""
     on_blocks: ClassVar[bool] = False
-    """it needs the blocks of a timm VisionTransformer"""
+    """whether it needs the blocks of a timm VisionTransformer"""
     alone: ClassVar[str] = ""
-    """why it cannot be joined with another, if so"""
+    """why it cannot be joined with another tuning; empty if it can"""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
 
     def trains(self, name: str) -> bool:
-        """Whether the backbone's own parameter `name` is trained."""
+        """Whether the parameter `name` of the backbone is trained."""
         return False
 
     def prompts(self, block: int) -> Tensor | None:
-        """Tokens (n, D) that stand before all others in block number `block`, and are dropped behind it."""
+        """Return prompts (n, D) to put before the tokens of block number `block` and to drop after it, or None."""
         return None
 
     def beside(self, block: int) -> nn.Module | None:
-        """A module `(x, mlp) -> mlp` that changes what the MLP of block number `block` adds to its input x."""
+        """Return a module `(x, mlp) -> mlp` that changes what the MLP of block number `block` adds to x, or None."""
         return None
 
 
-def upto(name: str, asked: int | None, blocks: int) -> int:
-    """A number of blocks, from the first on; None: all of them."""
-    if asked is None:
+def block_count(argument: str, count: int | None, blocks: int) -> int:
+    """Return the checked number of blocks that a tuning changes; None means all `blocks` of the backbone."""
+    if count is None:
         return blocks
-    if not 1 <= asked <= blocks:
-        raise ValueError(f"{name}={asked}; the backbone has {blocks} blocks, 1 to {blocks} of them are expected")
-    return asked
+    if not 1 <= count <= blocks:
+        raise ValueError(f"tuning.{argument}: got {count}, expected 1 to {blocks}, the number of the backbone's blocks")
+    return count

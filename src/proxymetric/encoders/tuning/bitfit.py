@@ -7,10 +7,14 @@ from proxymetric.encoders.tuning.bias_gradients import sum_biases
 
 
 class BitFit(Tuning):
-    """Every bias of the backbone is trained, those of norms and of the patch embedding too.
+    """Trains every bias of the backbone, including those of norms and of the patch embedding.
 
-    0.2 % of a ViT-S/16 (51,456 numbers; the paper's Table 1 counts 21,843 of an unused classifier as well), and yet it
-    lifts every other tuning: it is on in all released configurations of VPTSP. Gradients flow back to the first block.
+    These are 0.2 % of a ViT-S/16: 51,456 parameters. Table 1 of VPTSP also counts the 21,843 biases of an unused
+    classifier. BitFit improves every other tuning, and all released configurations of VPTSP use it. Gradients flow back
+    to the first block.
+
+    Args:
+        backbone: any backbone.
     """
 
     part = "biases"
@@ -20,11 +24,12 @@ class BitFit(Tuning):
         sum_biases(backbone)
 
     def trains(self, name: str) -> bool:
-        """A tensor that is called a bias; tables of relative positions, which are none, are left out.
+        """Whether the name ends with "bias"; a table of relative position biases does not.
 
-        >>> from torch.nn import Identity
-        >>> names = ("norm.bias", "attn.q_bias", "attn.relative_position_bias_table", "w")
-        >>> [BitFit(Identity()).trains(name) for name in names]
-        [True, True, False, False]
+        Example:
+            >>> from torch.nn import Identity
+            >>> names = ("norm.bias", "attn.q_bias", "attn.relative_position_bias_table", "w")
+            >>> [BitFit(Identity()).trains(name) for name in names]
+            [True, True, False, False]
         """
         return name.rsplit(".", 1)[-1].endswith("bias")

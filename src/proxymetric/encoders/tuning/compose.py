@@ -1,72 +1,86 @@
-"""Tunings by name, one or several joined by "+": checked, completed with defaults, and made."""
+"""Tunings by name, one or several joined by "+": their arguments are checked, completed and used to make them."""
 
-import difflib
 import inspect
-import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from proxymetric.encoders.tuning.base import Tuning
+from proxymetric.signatures import did_you_mean, fit, one_of
 
 
 class ComposedTuning(nn.ModuleDict):
-    """The tunings of one encoder by name. What several do at the same place they do one after the other."""
+    """The tunings of one encoder by name. Where several act at the same place, they act one after the other."""
 
     def parts(self) -> list[Tuning]:
+        """Return the tunings in the order of `TUNINGS`."""
         return typing.cast(list[Tuning], list(self.values()))
 
     @property
     def everything(self) -> bool:
-        """The backbone is trained as a whole: nothing of it is held still."""
+        """Whether every parameter of the backbone is trained."""
         return "full" in self
 
     @property
     def on_blocks(self) -> bool:
+        """Whether a tuning changes the blocks of a ViT."""
         return any(part.on_blocks for part in self.parts())
 
     def part(self, parameter: str) -> str:
-        """What counts call the tuning that owns `parameter`."""
+        """Return the part under which `parameter`, named `<tuning>.*`, is counted."""
         return typing.cast(Tuning, self[parameter.partition(".")[0]]).part
 
     def trainer(self, name: str) -> str | None:
-        """The part, as counts call it, of the one that trains the backbone's parameter `name`; None: it is frozen."""
+        """Return the part under which the parameter `name` of the backbone is counted; None: it is frozen."""
         return next((part.part for part in self.parts() if part.trains(name)), None)
 
     def prompts(self, block: int) -> list[Tensor]:
-        """Tokens (n, D) to stand before those of block number `block`."""
-        found = [part.prompts(block) for part in self.parts()]
-        return [tokens for tokens in found if tokens is not None]
+        """Return the prompts (n, D) of each tuning that has some in block number `block`."""
+        prompts = [tuning.prompts(block) for tuning in self.parts()]
+        return [tokens for tokens in prompts if tokens is not None]
 
     def beside(self, block: int) -> list[nn.Module]:
-        """What changes the MLP of block number `block`."""
-        found = [part.beside(block) for part in self.parts()]
-        return [module for module in found if module is not None]
+        """Return the modules that change the output of the MLP in block number `block`."""
+        modules = [tuning.beside(block) for tuning in self.parts()]
+        return [module for module in modules if module is not None]
 
 
 def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tuning]]) -> str | dict[str, Any]:
-    """`tuning` checked and complete: its name alone, or where it takes arguments a table of name and all of them.
+    """Check a tuning and complete its arguments with their defaults.
 
-    >>> from proxymetric.encoders.tuning import TUNINGS
-    >>> completed("bitfit+vpt", TUNINGS)
-    {'name': 'vpt+bitfit', 'prompts': 10, 'depth': None, 'step': 0}
-    >>> completed({"name": "vpt", "promts": 5}, TUNINGS)
-    Traceback (most recent call last):
-    ValueError: tuning 'vpt' has no argument 'promts'; did you mean 'prompts'?
+    Args:
+        tuning: a name such as "vpt+bitfit", or a table of "name" and arguments.
+        known: the classes of all tunings by name.
+
+    Returns:
+        The name alone, or, if the tuning has arguments, a table of "name" and all of them. Joined names are put in the
+        order of `known`.
+
+    Raises:
+        ValueError: a name or an argument is unknown, a value has the wrong type, or the tunings cannot be joined.
+
+    Example:
+        >>> from proxymetric.encoders.tuning import TUNINGS
+        >>> complete_tuning("bitfit+vpt", TUNINGS)
+        {'name': 'vpt+bitfit', 'prompts': 10, 'depth': None, 'step': 0}
+        >>> complete_tuning({"name": "vpt", "promts": 5}, TUNINGS)
+        Traceback (most recent call last):
+        ValueError: tuning: got argument 'promts' for 'vpt', expected one of prompts, ...; did you mean 'prompts'?
     """
     given = {"name": tuning} if isinstance(tuning, str) else dict(tuning)
     name = given.pop("name", None)
     if not isinstance(name, str):
-        raise ValueError(f"tuning={tuning!r}; a name, or a table with a name, is expected: {', '.join(known)}")
+        raise ValueError(f"tuning: got {tuning!r}, expected a name or a table with a name, one of {', '.join(known)}")
     names = _names(name, known)
-    arguments = {key: parameter for each in names for key, parameter in _arguments(known[each]).items()}
+    arguments = {key: parameter for part in names for key, parameter in _arguments(known[part]).items()}
     for key, value in given.items():
         if key not in arguments:
-            takes = f"it has {', '.join(arguments)}" if arguments else "it has none"
-            raise ValueError(f"tuning {'+'.join(names)!r} has no argument {key!r}; {_near(key, arguments) or takes}")
-        given[key] = _fitted(key, value, arguments[key][0])
+            expected = f"one of {', '.join(arguments)}" if arguments else "no arguments"
+            near = did_you_mean(key, arguments)
+            raise ValueError(f"tuning: got argument {key!r} for {'+'.join(names)!r}, expected {expected}{near}")
+        given[key] = fit(f"tuning.{key}", value, arguments[key][0])
     table = {key: given.get(key, default) for key, (_, default) in arguments.items()}
     return {"name": "+".join(names), **table} if table else "+".join(names)
 
@@ -74,65 +88,47 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
 def compose_tuning(
     tuning: str | Mapping[str, Any], backbone: Any, known: Mapping[str, type[Tuning]], blocks: bool
 ) -> ComposedTuning:
-    """The tunings of a completed table, for `backbone`; blocks: it is a timm VisionTransformer."""
+    """Make the tunings of a checked tuning.
+
+    Args:
+        tuning: the result of `complete_tuning`.
+        backbone: the network to adapt.
+        known: the classes of all tunings by name.
+        blocks: whether `backbone` is a timm VisionTransformer.
+
+    Raises:
+        ValueError: a tuning does not suit the backbone.
+    """
     table = {"name": tuning} if isinstance(tuning, str) else tuning
     names = table["name"].split("+")
-    lacking = [name for name in names if known[name].on_blocks and not blocks]
-    if lacking:
-        can = ", ".join(name for name, kind in known.items() if not kind.on_blocks)
+    unsuitable = [name for name in names if known[name].on_blocks and not blocks]
+    if unsuitable:
+        suitable = ", ".join(name for name, kind in known.items() if not kind.on_blocks)
         raise ValueError(
-            f"tuning={table['name']!r}: {lacking[0]} works on the blocks of a timm VisionTransformer, and this "
-            f"backbone is a {type(backbone).__name__}; it can do {can}"
+            f"tuning: got {unsuitable[0]!r} for a {type(backbone).__name__}, expected one of {suitable}; "
+            f"{unsuitable[0]} needs the blocks of a timm VisionTransformer"
         )
-    own = {name: {key: table[key] for key in _arguments(known[name])} for name in names}
-    return ComposedTuning({name: known[name](backbone, **own[name]) for name in names})
+    arguments = {name: {key: table[key] for key in _arguments(known[name])} for name in names}
+    return ComposedTuning({name: known[name](backbone, **arguments[name]) for name in names})
 
 
 def _names(name: str, known: Mapping[str, type[Tuning]]) -> list[str]:
-    """The parts of a name in the order of `known`."""
+    """Return the names that `name` joins by "+", in the order of `known`."""
     names = [part.strip() for part in name.split("+")]
     for part in names:
-        if part not in known:
-            near = _near(part, known)
-            raise ValueError(f"tuning={name!r}: there is no {part!r}; {near or 'there are ' + ', '.join(known)}")
+        one_of("tuning", part, known)
         if names.count(part) > 1:
-            raise ValueError(f"tuning={name!r}: {part} stands there twice")
+            raise ValueError(f"tuning: got {name!r}, expected {part} only once")
         if len(names) > 1 and known[part].alone:
             joinable = ", ".join(key for key, kind in known.items() if not kind.alone)
-            raise ValueError(f"tuning={name!r}: {part} stands alone, {known[part].alone}; {joinable} can be joined")
+            raise ValueError(
+                f"tuning: got {name!r}, expected {part} alone because {known[part].alone}; {joinable} can be joined"
+            )
     return [part for part in known if part in names]
 
 
 def _arguments(kind: type[Tuning]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each argument behind the backbone."""
+    """Return the annotation and the default of each argument after `backbone`."""
     hints = typing.get_type_hints(kind.__init__)
     parameters = inspect.signature(kind).parameters
     return {key: (hints[key], parameter.default) for key, parameter in parameters.items() if key != "backbone"}
-
-
-def _fitted(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotation wants it; a whole number passes for a float."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    words = []
-    for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            choices = typing.get_args(option)
-            if value in choices:
-                return value
-            words.append(f"one of {', '.join(choices)}")
-        elif option is type(None):
-            if value is None or str(value).lower() == "none":
-                return None
-            words.append("none")
-        elif isinstance(value, bool):
-            words.append("a number")
-        elif isinstance(value, option) or (option is float and isinstance(value, int)):
-            return option(value)
-        else:
-            words.append("a whole number" if option is int else "a number")
-    raise ValueError(f"{name}={value!r} of a tuning; {' or '.join(words)} is expected")
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word.lower(), list(known), 1, 0.4)
-    return f"did you mean {near[0]!r}?" if near else ""

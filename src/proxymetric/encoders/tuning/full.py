@@ -1,12 +1,12 @@
-"""Full fine-tuning: the baseline that the others are compared with."""
+"""Full fine-tuning: the baseline for the other tunings."""
 
 from proxymetric.encoders.tuning.base import Tuning
 
 
 class Full(Tuning):
-    """Every parameter of the backbone is trained."""
+    """Trains every parameter of the backbone."""
 
-    alone = "nothing is left to train"
+    alone = "it trains every parameter already"
 
     def trains(self, name: str) -> bool:
         return True

@@ -1,12 +1,13 @@
-"""The linear probe: what the pre-trained features are worth as they are."""
+"""The linear probe: it measures the pre-trained features without changing them."""
 
 from proxymetric.encoders.tuning.base import Tuning
 
 
 class Linear(Tuning):
-    """Nothing but the head is trained (Table 1 of VPTSP, Ren et al. 2024: "Linear Probing").
+    """Trains the head only (Table 1 of VPTSP, Ren et al. 2024: "Linear Probing").
 
-    The backbone still sees augmented images; `--frozen` computes its features once and is many times faster.
+    The backbone runs on augmented images in every step. `--frozen` is many times faster: it computes the features once,
+    without augmentation.
     """
 
-    alone = "the head is trained with all others, too"
+    alone = "every tuning trains the head"

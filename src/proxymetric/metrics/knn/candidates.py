@@ -1,68 +1,69 @@
-"""A pool of results that may still be among the first k of their query."""
+"""A pool of candidates: items that may still be among the first k of their query."""
 
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.knn.topk import above, argsort, kth_largest, places
+from proxymetric.metrics.knn.topk import argsort, indices_above, kth_largest, true_indices
 
-ROOM = 64  # results a query may keep beyond twice those it wants
+SPARE_PER_QUERY = 64
+"""entries that a query may keep beyond 2 k"""
 
 
-class Pool:
-    """Coarse scores of R queries above a bar that rises as more of the items have been seen.
+class CandidatePool:
+    """Coarse scores of R queries above a threshold that rises while more items are seen.
 
-    Let c be the k-th largest coarse score of a query so far, each within `slack` of the exact one. Then k items score
-    at least c - slack exactly, and an item among the first k, a tie included, has a coarse score of at least
-    c - 2 slack: the bar. Queries with too many so near to each other that the bar does not part them are given up
-    and listed in `crowded`, so that the pool stays small.
+    Let c be the k-th highest coarse score of a query so far, and let each coarse score differ by at most `slack` from
+    the exact score. Then k items have an exact score of at least c - slack. So an item among the first k, ties
+    included, has a coarse score of at least c - 2 slack, which is the threshold. Queries with too many items near the
+    threshold are dropped and marked in `crowded`, so that the pool stays small.
 
     Args:
-        k: (R,) results expected, 0 for rows that are no query.
-        slack: (R,) float32.
-        limit: entries held before the pool is cleared of what has fallen below the bar.
+        k: (R,) results of each query, 0 for rows that are no query.
+        slack: (R,) float32, the bound of the error of the coarse scores.
+        limit: entries that are added before the pool is pruned.
     """
 
     def __init__(self, k: Tensor, slack: Tensor, limit: int) -> None:
-        self.k, self.slack, self.limit = k, slack, max(limit, int((2 * k + ROOM).sum()))
-        self.bar = torch.where(k > 0, -torch.inf, torch.inf).to(slack)
+        self.k, self.slack, self.limit = k, slack, max(limit, int((2 * k + SPARE_PER_QUERY).sum()))
+        self.threshold = torch.where(k > 0, -torch.inf, torch.inf).to(slack)
         self.crowded = torch.zeros_like(k, dtype=torch.bool)
-        # One table for all entries (row, item, bits of the score): many small tensors would scatter the memory.
+        # One table for all entries (row, item, bits of the score): many small tensors would fragment the memory.
         self._table = torch.empty(3, 2**12, dtype=torch.int32, device=k.device)
-        self._count = self._cleared = 0
+        self._count = self._pruned = 0
 
     @property
     def rows(self) -> Tensor:
-        """Row of each entry, int32."""
+        """The row of each entry, int32."""
         return self._table[0, : self._count]
 
     @property
     def items(self) -> Tensor:
-        """Item of each entry, int32."""
+        """The item of each entry, int32."""
         return self._table[1, : self._count]
 
     @property
     def values(self) -> Tensor:
-        """Coarse score of each entry."""
+        """The coarse score of each entry."""
         return self._table[2, : self._count].view(torch.float32)
 
     def start(self, scores: Tensor, first_row: int) -> None:
-        """Set the bar of rows that have seen nothing from their first scores (n, C)."""
+        """Set the thresholds of rows that have seen nothing, from their first scores (n, C)."""
         rows = slice(first_row, first_row + len(scores))
-        bar = kth_largest(scores, self.k[rows]) - 2 * self.slack[rows]
-        self.bar[rows] = torch.maximum(self.bar[rows], bar)
+        threshold = kth_largest(scores, self.k[rows]) - 2 * self.slack[rows]
+        self.threshold[rows] = torch.maximum(self.threshold[rows], threshold)
 
     def add(self, scores: Tensor, first_row: int, first_item: int, *, transposed: bool = False) -> None:
-        """Take what is above the bar from a tile (n, C) of rows and items, or (C, n) of items and rows."""
+        """Add the scores above the threshold from a tile (n, C) of rows and items, or (C, n) of items and rows."""
         n, width = scores.shape[int(transposed)], scores.shape[1]
-        bar = self.bar[first_row : first_row + n]
-        flat = above(scores, bar[None] if transposed else bar[:, None])
+        threshold = self.threshold[first_row : first_row + n]
+        flat = indices_above(scores, threshold[None] if transposed else threshold[:, None])
         if len(flat) == 0:
             return
-        y, x = flat.div(width, rounding_mode="floor").int(), flat.remainder(width).int()
-        row, item = (x, y) if transposed else (y, x)
+        tile_row, tile_column = flat.div(width, rounding_mode="floor").int(), flat.remainder(width).int()
+        row, item = (tile_column, tile_row) if transposed else (tile_row, tile_column)
         self._put(row + first_row, item + first_item, scores.flatten()[flat])
-        if self._count - self._cleared > self.limit:
-            self.clear()
+        if self._count - self._pruned > self.limit:
+            self.prune()
 
     def _put(self, rows: Tensor, items: Tensor, values: Tensor) -> None:
         count = self._count + len(rows)
@@ -74,41 +75,41 @@ class Pool:
             line[self._count : count] = part
         self._count = count
 
-    def clear(self) -> None:
-        """Sort by row, best first, raise the bars and drop what is below."""
+    def prune(self) -> None:
+        """Sort by row, best first, raise the thresholds and drop the entries below them."""
         order = argsort((self.rows.long() << 32) + _descending(self.values))
         rows, items, values = (each.index_select(0, order) for each in (self.rows, self.items, self.values))
         counts, starts = self._extent(rows)
         full = (counts >= self.k) & (self.k > 0)
         last = values[(starts + self.k - 1)[full]]
-        self.bar[full] = torch.maximum(self.bar[full], last - 2 * self.slack[full])
-        keep = places(values > self.bar.index_select(0, rows))
+        self.threshold[full] = torch.maximum(self.threshold[full], last - 2 * self.slack[full])
+        keep = true_indices(values > self.threshold.index_select(0, rows))
         rows, items, values = (each.index_select(0, keep) for each in (rows, items, values))
-        crowded = self._extent(rows)[0] > 2 * self.k + ROOM
-        # A row that has not seen k items yet has no bar, however many it holds.
-        crowded &= self.bar > -torch.inf
+        crowded = self._extent(rows)[0] > 2 * self.k + SPARE_PER_QUERY
+        # A row that has not seen k items yet has no threshold, so it is not crowded.
+        crowded &= self.threshold > -torch.inf
         if crowded.any():
             self.crowded |= crowded
-            self.bar[crowded] = torch.inf
+            self.threshold[crowded] = torch.inf
             keep = ~crowded[rows.long()]
             rows, items, values = rows[keep], items[keep], values[keep]
         self._count = 0
         self._put(rows, items, values)
-        self._cleared = self._count
+        self._pruned = self._count
 
     def _extent(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """How many entries each row has and where they start, rows in order."""
+        """The number of entries of each row and where they start, given rows in ascending order."""
         counts = torch.bincount(rows, minlength=len(self.k))
         return counts, counts.cumsum(dim=0) - counts
 
     @property
     def extent(self) -> tuple[Tensor, Tensor]:
-        """How many entries each row has and where they start, after `clear`."""
+        """The number of entries of each row and where they start; valid after `prune`."""
         return self._extent(self.rows)
 
 
 def _descending(values: Tensor) -> Tensor:
-    """Whole numbers in 0..2^32 in the opposite order of float32 values."""
+    """Whole numbers in 0..2^32 whose order is the reverse of that of the float32 values."""
     bits = values.view(torch.int32)
     ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     return 2**31 - 1 - ascending

@@ -1,8 +1,8 @@
-"""Scores as if nothing had been rounded: sums of products as pairs of float64, some 106 bits.
+"""Sums of products without rounding, as pairs of float64 of about 106 bits.
 
-A number is split into slices of `bits` bits each. Products of slices are whole multiples of one power of two and small
-enough that a float64 sum of D of them is exact in any order, so that plain reductions and matrix products can be used.
-The few partial sums are added as pairs (high, low) of float64, some 106 bits.
+A number is split into slices of `bits` bits each. Products of slices are whole multiples of one power of two, and so
+small that a float64 sum of D of them is exact in any order; so ordinary reductions and matrix products can be used.
+The few partial sums are then added as pairs (high, low) of float64.
 """
 
 import math
@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SLICES = 4  # of 22 bits each at 512 dimensions: entries down to 2^-35 of the largest keep all 53 bits
-Pair = tuple[Tensor, Tensor]  # the unrounded sum of the two, the second below half a unit of the first
+SLICES = 4  # 22 bits each at 512 dimensions: entries down to 2^-35 times the largest keep all 53 bits
+Pair = tuple[Tensor, Tensor]  # a number as the exact sum of the two; the second is below half a unit of the first
 
 
 def power_of_two(largest: Tensor) -> Tensor:
-    """The factor, a power of two, that brings `largest` (>= 0) into [1/2, 1); 1 for zero. Multiplying by it is exact.
+    """The power of two that scales `largest` (>= 0) into [1/2, 1); 1 for zero. Multiplying by it is exact.
 
     >>> power_of_two(torch.tensor([3.0, 0.5, 0.0], dtype=torch.float64))
     tensor([0.2500, 1.0000, 1.0000], dtype=torch.float64)
@@ -26,7 +26,7 @@ def power_of_two(largest: Tensor) -> Tensor:
 
 
 def slices(values: Tensor, dim: int) -> list[Tensor]:
-    """Numbers of at most 1 as a sum of slices, coarsest first, for sums of `dim` products."""
+    """Split numbers of at most 1 into a sum of slices, coarsest first, for sums of `dim` products."""
     bits = (53 - math.ceil(math.log2(dim)) if dim > 1 else 53) // 2
     parts: list[Tensor] = []
     rest = values
@@ -39,7 +39,7 @@ def slices(values: Tensor, dim: int) -> list[Tensor]:
 
 
 def sum_of_products(a: list[Tensor], b: list[Tensor], multiply: Callable[[Tensor, Tensor], Tensor]) -> Pair:
-    """The sum of products of two sliced arrays; `multiply` forms it for one slice of each."""
+    """The sum of products of two sliced arrays; `multiply` computes it for one slice of each."""
     high: Tensor | None = None
     low: Tensor | float = 0.0
     for i, left in enumerate(a):
@@ -82,7 +82,7 @@ def squared_distance(a: Tensor, b: Tensor) -> Pair:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of products of rows, (M, D) and (M, D) to (M,)."""
+    """The sum of products of the rows (M, D) and (M, D), shape (M,)."""
     return (a * b).sum(dim=1)
 
 

@@ -1,44 +1,44 @@
-"""Picking entries of score matrices: NumPy where it shares the memory and is several times faster, torch on a GPU."""
+"""Selections from score matrices: NumPy on a CPU, where it is several times faster than torch, and torch on a GPU."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-def in_numpy(values: Tensor) -> bool:
-    """NumPy can work on the memory of these values."""
+def use_numpy(values: Tensor) -> bool:
+    """Whether NumPy can work on the memory of these values."""
     return values.device.type == "cpu"
 
 
-def above(scores: Tensor, bar: Tensor) -> Tensor:
-    """Flat indices, ascending, of the entries of (R, C) above a bar (R, 1) or (1, C).
+def indices_above(scores: Tensor, threshold: Tensor) -> Tensor:
+    """The flat indices, ascending, of the entries of `scores` (R, C) above `threshold` (R, 1) or (1, C).
 
-    >>> above(torch.tensor([[1.0, 5.0], [4.0, 2.0]]), torch.tensor([[2.0], [2.0]]))
+    >>> indices_above(torch.tensor([[1.0, 5.0], [4.0, 2.0]]), torch.tensor([[2.0], [2.0]]))
     tensor([1, 2])
     """
-    if in_numpy(scores):
-        return torch.from_numpy(np.flatnonzero(scores.numpy() > bar.numpy()))
-    return (scores > bar).flatten().nonzero().flatten()
+    if use_numpy(scores):
+        return torch.from_numpy(np.flatnonzero(scores.numpy() > threshold.numpy()))
+    return (scores > threshold).flatten().nonzero().flatten()
 
 
-def places(mask: Tensor) -> Tensor:
-    """Indices, ascending, of what is true in (M,).
+def true_indices(mask: Tensor) -> Tensor:
+    """The indices, ascending, of the true entries of a mask (M,).
 
-    >>> places(torch.tensor([False, True, True]))
+    >>> true_indices(torch.tensor([False, True, True]))
     tensor([1, 2])
     """
-    return torch.from_numpy(np.flatnonzero(mask.numpy())) if in_numpy(mask) else mask.nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if use_numpy(mask) else mask.nonzero().flatten()
 
 
 def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
-    """The k-th largest entry of each row of (R, C), k (R,) from 1; -inf where a row is shorter than that.
+    """The k-th largest entry of each row of `scores` (R, C), for k (R,) from 1; -inf if a row has fewer entries.
 
     >>> kth_largest(torch.tensor([[1.0, 5.0, 3.0], [4.0, 2.0, 0.0]]), torch.tensor([2, 4]))
     tensor([3., -inf])
     """
     width = scores.shape[1]
     place = k.clamp(1, width)
-    if in_numpy(scores):
+    if use_numpy(scores):
         ascending = torch.from_numpy(np.sort(scores.numpy(), axis=1))
         found = ascending.gather(1, width - place[:, None])
     else:
@@ -46,13 +46,13 @@ def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
     return torch.where(k <= width, found.flatten(), -torch.inf)
 
 
-def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries (R, k) of each row, largest first, and their columns; equal ones in any order.
+def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries (R, k) of each row, largest first, and their columns; equal entries in any order.
 
-    >>> largest(torch.tensor([[1.0, 5.0, 3.0]]), 2)[1]
+    >>> topk(torch.tensor([[1.0, 5.0, 3.0]]), 2)[1]
     tensor([[1, 2]])
     """
-    if not in_numpy(scores):
+    if not use_numpy(scores):
         values, columns = scores.topk(k, dim=1)
         return values, columns
     negative = np.negative(scores.numpy())
@@ -66,12 +66,12 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def argsort(keys: Tensor) -> Tensor:
-    """The order that sorts whole numbers, equal ones in any order."""
-    return torch.from_numpy(np.argsort(keys.numpy())) if in_numpy(keys) else keys.argsort()
+    """The order that sorts whole numbers; equal ones in any order."""
+    return torch.from_numpy(np.argsort(keys.numpy())) if use_numpy(keys) else keys.argsort()
 
 
 def lexsort(*keys: Tensor) -> Tensor:
-    """The order that sorts by the first key, then the second, and so on, all ascending.
+    """The order that sorts by the first key, then by the second, and so on, all ascending.
 
     >>> lexsort(torch.tensor([1, 0, 1]), torch.tensor([0.5, 0.0, 0.2]))
     tensor([1, 2, 0])

@@ -1,1 +1,1 @@
-"""The reductions as Triton kernels, for NVIDIA GPUs."""
+"""The reductions with Triton kernels, for NVIDIA GPUs."""

@@ -1,4 +1,4 @@
-"""The batch's classes among all: what pairs of one class need, whatever the number of all classes."""
+"""The classes that occur in the batch, found among all classes of the references."""
 
 from __future__ import annotations
 
@@ -9,90 +9,105 @@ from torch import Tensor
 
 from proxymetric.ops.problem import Problem
 from proxymetric.ops.triton.launch import launch
-from proxymetric.ops.triton.norms import by_tiles, lengths
+from proxymetric.ops.triton.norms import row_norms, tile_shape
 
 ABSENT = -2
-"""the label of a row that stands where the batch has no further class"""
-BLOCK = 1024
-"""classes that a program looks at"""
-TILE = 32
-"""queries that a program finds the place of"""
+"""the label of a row that fills the place of a missing class"""
+CLASSES_PER_PROGRAM = 1024
+QUERIES_PER_PROGRAM = 32
+"""queries whose rank a program computes"""
 
 
-class Present(NamedTuple):
+class SortedBatch(NamedTuple):
     """The batch, sorted by class."""
 
     labels: Tensor
-    """(B,) in order"""
+    """(B,) the sorted labels"""
     order: Tensor
-    """(B,) whose they are"""
+    """(B,) the query of each sorted label"""
     columns: Tensor
-    """(B,) where the first label of a kind stands, which class it is among the references'; -1 elsewhere, or if none"""
-    narrow: Tensor
-    """(B,) the labels as the batch has them, in 32 bits"""
+    """(B,) at the first label of each class: the index of this class among the references, -1 if it is missing; at
+    other labels -1"""
+    labels32: Tensor
+    """(B,) the labels in the order of the batch, in 32 bits"""
 
 
-class Own(NamedTuple):
-    """B K rows of the references, class after class."""
+class BatchRows(NamedTuple):
+    """B K reference rows, class after class."""
 
     rows: Tensor
-    """(B K,) which ones; where a class is missing, any"""
+    """(B K,) indices of the rows; arbitrary rows in place of a missing class"""
     labels: Tensor
-    """(B K,) their classes, each class once; `ABSENT` where one is missing"""
+    """(B K,) their classes, each class once; `ABSENT` in place of a missing class"""
 
 
-def arranged(labels: Tensor) -> Present:
-    """The batch; which classes it has is still to be found. Nothing here waits for a device."""
+def sort_batch(labels: Tensor) -> SortedBatch:
+    """Sort the batch by class, without synchronising with the GPU; `find_columns` fills in the columns."""
     count = len(labels)
-    kept, order, columns = (labels.new_empty(count, dtype=torch.int64) for _ in range(3))
-    found = Present(kept, order, columns, labels.new_empty(count, dtype=torch.int32))
+    sorted_labels, order, columns = (labels.new_empty(count, dtype=torch.int64) for _ in range(3))
+    batch = SortedBatch(sorted_labels, order, columns, labels.new_empty(count, dtype=torch.int32))
     launch(
-        "arrange", (-(-count // TILE),), 4,
-        (labels.contiguous(), found.narrow, found.labels, found.order, found.columns), (count,),
-        {"TILE": TILE, "BLOCK": 128},
-    )  # fmt: skip
-    return found
+        "sort_labels",
+        (-(-count // QUERIES_PER_PROGRAM),),
+        4,
+        (labels.contiguous(), batch.labels32, batch.labels, batch.order, batch.columns),
+        (count,),
+        {"TILE": QUERIES_PER_PROGRAM, "BLOCK": 128},
+    )
+    return batch
 
 
-def measured(vectors: Tensor, task: Problem, at: Present) -> Tensor:
-    """The lengths of all rows; on the way, look the batch's classes up among all."""
+def row_norms_and_columns(vectors: Tensor, problem: Problem, batch: SortedBatch) -> Tensor:
+    """The length of each row of `vectors`; the same launch fills in `batch.columns`."""
     if not vectors.is_contiguous():
-        find(task, at)
-        return lengths(vectors)
-    classes, how = _search(task, at)
-    count, dim, tile, block = by_tiles(vectors)
-    found, tiles = vectors.new_empty(count, dtype=torch.float32), -(-count // tile)
+        find_columns(problem, batch)
+        return row_norms(vectors)
+    classes, constants = _search(problem, batch)
+    count, dim = vectors.shape
+    tile, block = tile_shape(dim)
+    norms, tiles = vectors.new_empty(count, dtype=torch.float32), -(-count // tile)
     launch(
-        "measure_and_find", (tiles + -(-classes // BLOCK),), 4,
-        (vectors, found, task.refs.labels, at.labels, at.columns), (count, dim, classes, len(at.labels), tiles),
-        how | {"TILE": tile, "DIMS": block, "BLOCK": BLOCK},
-    )  # fmt: skip
-    return found
+        "norms_and_columns",
+        (tiles + -(-classes // CLASSES_PER_PROGRAM),),
+        4,
+        (vectors, norms, problem.refs.labels, batch.labels, batch.columns),
+        (count, dim, classes, len(batch.labels), tiles),
+        constants | {"TILE": tile, "DIM_BLOCK": block, "BLOCK": CLASSES_PER_PROGRAM},
+    )
+    return norms
 
 
-def find(task: Problem, at: Present) -> None:
-    """Look the batch's classes up among all."""
-    classes, how = _search(task, at)
+def find_columns(problem: Problem, batch: SortedBatch) -> None:
+    """Fill in `batch.columns`."""
+    classes, constants = _search(problem, batch)
     launch(
-        "find", (-(-classes // BLOCK),), 4, (task.refs.labels, at.labels, at.columns), (classes, len(at.labels)),
-        how | {"BLOCK": BLOCK},
-    )  # fmt: skip
+        "find_columns",
+        (-(-classes // CLASSES_PER_PROGRAM),),
+        4,
+        (problem.refs.labels, batch.labels, batch.columns),
+        (classes, len(batch.labels)),
+        constants | {"BLOCK": CLASSES_PER_PROGRAM},
+    )
 
 
-def _search(task: Problem, at: Present) -> tuple[int, dict[str, int]]:
-    """Among how many, and how."""
-    per_class, of_rows = task.refs.per_class or 1, task.refs.labels
-    how = {"STRIDE": per_class * of_rows.stride(0), "STEPS": len(at.labels).bit_length()}
-    return len(of_rows) // per_class, how
+def _search(problem: Problem, batch: SortedBatch) -> tuple[int, dict[str, int]]:
+    """The number of classes to search, and the constants of the kernel."""
+    per_class, labels = problem.refs.per_class or 1, problem.refs.labels
+    constants = {"LABEL_STRIDE": per_class * labels.stride(0), "SEARCH_STEPS": len(batch.labels).bit_length()}
+    return len(labels) // per_class, constants
 
 
-def own_rows(task: Problem, found: Present) -> Own:
-    """The rows of the batch's classes."""
-    find(task, found)
-    per_class, count = task.refs.per_class or 1, len(found.labels)
-    own = Own(*found.labels.new_empty(2, count * per_class))
+def rows_of_batch(problem: Problem, batch: SortedBatch) -> BatchRows:
+    """The reference rows of the batch's classes; also fills in `batch.columns`."""
+    find_columns(problem, batch)
+    per_class, count = problem.refs.per_class or 1, len(batch.labels)
+    batch_rows = BatchRows(*batch.labels.new_empty(2, count * per_class))
     launch(
-        "place", (-(-count * per_class // BLOCK),), 4, (found.columns, found.labels, *own),
-        (len(task.refs.labels) // per_class, count), {"ABSENT": ABSENT, "K": per_class, "BLOCK": BLOCK},
-    )  # fmt: skip
-    return own
+        "rows_of_batch",
+        (-(-count * per_class // CLASSES_PER_PROGRAM),),
+        4,
+        (batch.columns, batch.labels, *batch_rows),
+        (len(problem.refs.labels) // per_class, count),
+        {"ABSENT": ABSENT, "K": per_class, "BLOCK": CLASSES_PER_PROGRAM},
+    )
+    return batch_rows

@@ -1,4 +1,4 @@
-"""One pass over the references in chunks: buffers that every chunk uses again, its products and its launches."""
+"""One pass over the references in chunks: the buffers that all chunks share, the matrix products and the launches."""
 
 from __future__ import annotations
 
@@ -11,36 +11,42 @@ from torch import Tensor
 
 from proxymetric.core.pieces import LEAST
 from proxymetric.ops.chunked import ChunkPlan
-from proxymetric.ops.triton.batch_classes import Own
+from proxymetric.ops.similarity import KINDS
+from proxymetric.ops.triton.batch_classes import BatchRows
 from proxymetric.ops.triton.launch import interpreting, launch
-from proxymetric.ops.triton.norms import lengths, power
+from proxymetric.ops.triton.norms import next_power_of_two, row_norms
 
-PAIRS = 2**26
-"""numbers of one chunk's similarities: large products, and not so many of them that launching takes the time"""
-SUMS = 2**18
-"""running sums over the classes that are made side by side, of all queries together"""
-TILE = 2**13
-"""numbers that a program holds at most, where a column is several rows or a batch goes over it in blocks"""
-SOME = 2**12
-"""the same over the classes"""
-WARP = 2**10
-"""numbers that 32 threads hold: whose sums need no other threads"""
-ONE = 2**14
-"""numbers of a batch up to which a program holds all of them, and reads them once"""
-SHALLOW = 1024
-"""queries up to which, by the bytes they move, a product with them takes less time than its result to write and read"""
-ROWS_TILE = (128, 128, 64)
-"""rows, dimensions, and queries at once of such a product here"""
-KINDS = ("soft", "max", "mean")
+MAX_PAIRS_PER_CHUNK = 2**26
+"""similarities of one chunk: large matrix products, and so few that launches do not take most of the time"""
+ROW_MULTIPLE = 64
+"""the rows of a chunk are a multiple of this"""
+MAX_INDEX = 2**31 - 1
+"""kernels index in 32 bits"""
+MAX_RUNNING_SUMS = 2**18
+"""running sums over the classes that programs keep side by side, of all queries together"""
+MAX_PARTS = 512
+"""running sums of one query"""
+NUMBERS_PER_TILE = 2**13
+"""numbers that a program holds at most, if a column has several rows or a program reads the batch in blocks"""
+NUMBERS_PER_CLASSES_TILE = 2**12
+"""the same for sums over the classes"""
+NUMBERS_PER_WARP = 2**10
+"""numbers of one warp, 32 for each thread: its sums need no other threads"""
+MAX_NUMBERS_WHOLE_BATCH = 2**14
+"""numbers up to which a program holds the whole batch and reads it once"""
+MAX_FUSED_BATCH = 1024
+"""queries up to which writing and reading the result of a product takes longer than the product itself"""
+FUSED_TILE = (128, 128, 64)
+"""rows, dimensions and queries that a program of a fused product holds"""
 
 
-def rows_of(batch: int, dim: int, wished: int | None) -> int:
-    """How many rows a chunk has."""
-    rows = wished or max(1, PAIRS // batch // 64) * 64
-    return min(rows, (2**31 - 1) // max(batch, dim))  # kernels count in 32 bits
+def rows_per_chunk(batch: int, dim: int, rows: int | None) -> int:
+    """The rows of a chunk: the given number, or a number that suits the GPU."""
+    rows = rows or max(1, MAX_PAIRS_PER_CHUNK // batch // ROW_MULTIPLE) * ROW_MULTIPLE
+    return min(rows, MAX_INDEX // max(batch, dim))
 
 
-class Part(NamedTuple):
+class ColumnChunk(NamedTuple):
     """A chunk of n columns."""
 
     columns: slice
@@ -48,209 +54,290 @@ class Part(NamedTuple):
     n: int
 
 
-class Run:
-    """Queries and references of a task, in the type of their products.
+class ChunkPass:
+    """The queries and references of a problem in the type of their products, with buffers for one chunk.
 
-    For the pairs of two classes; or, of the rows in `own`, for those of one.
+    A pass handles the negative pairs of all references; or, with `batch_rows`, the positive pairs of these rows.
+    Iteration yields the chunks. For each chunk call `compute_similarities`, one of `log_means`, `log_sums` and
+    `shares`, and, for gradients, `backward`.
+
+    Args:
+        queries: (B, D).
+        vectors: (R, D), all references or those of `batch_rows`.
+        plan: the problem and the size of its chunks.
+        labels: (B,) the classes of the queries, in 32 bits.
+        batch_rows: the rows of the batch's classes; None: the pass handles the negatives.
+        norms: (R,) the lengths of the vectors, if they are needed and known.
     """
 
     def __init__(
-        self, queries: Tensor, vectors: Tensor, job: ChunkPlan, labels: Tensor, own: Own | None = None,
-        measured: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """labels: the queries', in 32 bits. measured: the lengths of the vectors, where these count and are known."""
+        self,
+        queries: Tensor,
+        vectors: Tensor,
+        plan: ChunkPlan,
+        labels: Tensor,
+        batch_rows: BatchRows | None = None,
+        norms: Tensor | None = None,
+    ) -> None:
+        problem, positive = plan.problem, batch_rows is not None
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
         self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
         self.batch, self.dim = queries.shape
-        self.K, self.line = job.task.per_column, job.task.negative if own is None else job.task.positive
-        weight = job.task.weight
-        rule = None if weight is None else weight.negative if own is None else weight.positive
+        self.K, self.line = problem.per_column, problem.positive if positive else problem.negative
+        self.padded_K = next_power_of_two(self.K)
         self.columns = len(vectors) // self.K
-        self.chunk = min(max(1, job.rows // self.K), self.columns)
-        self.labels = job.task.refs.labels if own is None else own.labels
-        of_class = job.task.of_class
-        self.least = None if job.task.refs.normalise is None else LEAST[job.task.refs.normalise]
-        self.wants, self.wanted = job.wanted, any(job.wanted)
-        self.none, rows = self.numbers(0), self.chunk * self.K
-        self.lengths = self.none
-        if self.least is not None:
-            self.lengths = lengths(self.vectors) if measured is None else measured
-        rules = [self.none] * 2 if rule is None else [each.float().contiguous() for each in rule]
-        self.given = (labels, *rules)
-        # Half precision has no room for the factors of very short rows, nor for very small shares.
+        self.columns_per_chunk = min(max(1, plan.rows // self.K), self.columns)
+        self.labels = problem.refs.labels if batch_rows is None else batch_rows.labels
+        self.min_length = None if problem.refs.normalise is None else LEAST[problem.refs.normalise]
+        self.needs_grad, self.any_needs_grad = plan.needs_grad, any(plan.needs_grad)
+        self.empty = self.new_float32(0)
+        self.norms = self.empty
+        if self.min_length is not None:
+            self.norms = row_norms(self.vectors) if norms is None else norms
+        rule = None
+        if problem.weight is not None:
+            rule = problem.weight.positive if positive else problem.weight.negative
+        rules = [self.empty] * 2 if rule is None else [each.float().contiguous() for each in rule]
+        self.labels_and_rules = (labels, *rules)
+        # Float16 cannot represent the factors of very short rows, nor very small shares.
         self.fold = self.type != torch.float16
-        self.how = {
+        of_class = problem.of_class
+        self.inverse_gamma = 1.0 if of_class is None else 1.0 / of_class.gamma
+        self.constants = {
             "K": self.K,
             "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
-            "NORMAL": self.least is not None,
+            "NORMALISE": self.min_length is not None,
             "EDGES": -1 if rule is None else rule.edges.shape[1],
-            "OWN": own is not None,
-            "STRIDE": self.K * self.labels.stride(0),
+            "POSITIVE": positive,
+            "LABEL_STRIDE": self.K * self.labels.stride(0),
         }
-        self.exponent = (self.line.slope, self.line.offset, 1.0 if of_class is None else 1.0 / of_class.gamma)
-        self.padded = power(self.K)
-        self.rows = self.similarities = self.none
-        self.own_similarities: Tensor | None = None
-        self.shared = self.empty(rows, self.batch) if self.wanted else self.none
-        self.inwards = self.numbers(rows) if self.wanted else self.none
-        self.factors, self.scaled = self.none, self.none
-        if self.wanted and not self.fold:
-            self.factors, self.scaled = self.numbers(rows), self.empty(rows, self.dim)
-        self.product: Tensor | None = None
-        # Float32 would be rounded on the way into tensor cores.
-        self.shallow = self.batch <= SHALLOW and self.type == torch.bfloat16
-        self.begun = False
+        rows = self.columns_per_chunk * self.K
+        self.rows = self.similarities = self.empty
+        self.similarities_buffer: Tensor | None = None
+        self.shares_buffer = self.new_like_queries(rows, self.batch) if self.any_needs_grad else self.empty
+        self.radials = self.new_float32(rows) if self.any_needs_grad else self.empty
+        self.factors, self.scaled_rows = self.empty, self.empty
+        if self.any_needs_grad and not self.fold:
+            self.factors, self.scaled_rows = self.new_float32(rows), self.new_like_queries(rows, self.dim)
+        self.product_buffer: Tensor | None = None
+        # Only bfloat16: tensor cores would round float32 factors.
+        self.fuses_product = self.batch <= MAX_FUSED_BATCH and self.type == torch.bfloat16
+        self.has_query_gradient = False
 
-    def numbers(self, *shape: int) -> Tensor:
+    def new_float32(self, *shape: int) -> Tensor:
+        """An uninitialised float32 tensor."""
         return self.queries.new_empty(shape, dtype=torch.float32)
 
-    def empty(self, *shape: int) -> Tensor:
+    def new_like_queries(self, *shape: int) -> Tensor:
+        """An uninitialised tensor in the type of the products."""
         return self.queries.new_empty(shape)
 
-    def like(self, vectors: Tensor, kind: torch.dtype) -> Tensor:
-        return vectors.new_empty(vectors.shape, dtype=kind)
+    def __iter__(self) -> Iterator[ColumnChunk]:
+        for start in range(0, self.columns, self.columns_per_chunk):
+            stop = min(start + self.columns_per_chunk, self.columns)
+            yield ColumnChunk(slice(start, stop), slice(start * self.K, stop * self.K), stop - start)
 
-    def __iter__(self) -> Iterator[Part]:
-        for start in range(0, self.columns, self.chunk):
-            stop = min(start + self.chunk, self.columns)
-            yield Part(slice(start, stop), slice(start * self.K, stop * self.K), stop - start)
+    def compute_similarities(self, chunk: ColumnChunk, cache: Tensor | None = None, cached: bool = False) -> None:
+        """Compute the products of a chunk's rows and the queries; kernels divide them by the row lengths.
 
-    def look(self, part: Part, kept: Tensor | None = None, known: bool = False) -> None:
-        """Similarities of a chunk, not yet over lengths. Those of all rows are written to `kept`, or are there."""
-        self.rows = some(self.vectors, part.rows).to(self.type).contiguous()
-        if kept is None:
-            if self.own_similarities is None:
-                self.own_similarities = self.numbers(self.chunk * self.K, self.batch)
-            self.similarities = some(self.own_similarities, slice(0, len(self.rows)))
+        Args:
+            chunk: the chunk.
+            cache: (R, B) holds the products of all rows; those of the chunk are written to it.
+            cached: whether `cache` already contains them; then they are read, not computed.
+        """
+        self.rows = take_rows(self.vectors, chunk.rows).to(self.type).contiguous()
+        if cache is None:
+            if self.similarities_buffer is None:
+                self.similarities_buffer = self.new_float32(self.columns_per_chunk * self.K, self.batch)
+            self.similarities = take_rows(self.similarities_buffer, slice(0, len(self.rows)))
         else:
-            self.similarities = kept[part.rows]
-        if not known:
+            self.similarities = cache[chunk.rows]
+        if not cached:
             write_product(self.similarities, self.rows, self.queries.T)
 
-    def log_means(self, part: Part, found: Tensor, by: float, over: float) -> None:
-        """Of each column `over log(1 + sum exp)`, and its mean weight; shares, and what else gradients are made of."""
-        block = power(self.batch)
-        one = block * self.padded <= (ONE if self.K == 1 else TILE)
-        tile = min(max(1, WARP // block), 16) if self.K == 1 else self.padded
-        if not one:
-            tile, block = (2, TILE // 2) if self.K == 1 else (self.padded, max(16, TILE // self.padded))
+    def log_means(self, chunk: ColumnChunk, means: Tensor, gradient_factor: float, value_factor: float) -> None:
+        """Write `value_factor log(1 + sum exp)` and the mean weight of each column to `means`; prepare gradients."""
+        block = next_power_of_two(self.batch)
+        most = MAX_NUMBERS_WHOLE_BATCH if self.K == 1 else NUMBERS_PER_TILE
+        whole_batch = block * self.padded_K <= most
+        tile = min(max(1, NUMBERS_PER_WARP // block), 16) if self.K == 1 else self.padded_K
+        if not whole_batch:
+            tile, block = (2, NUMBERS_PER_TILE // 2)
+            if self.K > 1:
+                tile, block = self.padded_K, max(16, NUMBERS_PER_TILE // self.padded_K)
+        outputs = (self.shares_buffer, self.factors, self.radials, *means[:, chunk.columns])
+        flags = {"FOLD": self.fold, "NEEDS_GRAD": self.any_needs_grad, "WHOLE_BATCH": whole_batch}
         launch(
-            "log_means", (-(-part.n // tile) if self.K == 1 else part.n,), _warps(tile * block),
-            (self.similarities, self.shared, self.factors, self.inwards, *found[:, part.columns],
-             *self.about(part)), (*self.figures(part), by, over),
-            self.how | {"FOLD": self.fold, "WANTED": self.wanted, "ONE": one} | self.cut(tile, block),
-        )  # fmt: skip
+            "log_means",
+            (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
+            _warps(tile * block),
+            (self.similarities, *outputs, *self._chunk_tensors(chunk)),
+            (*self._chunk_numbers(chunk), gradient_factor, value_factor),
+            self.constants | flags | self._tile_constants(tile, block),
+        )
 
-    def about(self, part: Part) -> tuple[Tensor, ...]:
-        """The tensors that say what a chunk's columns and the queries are."""
-        sizes = self.none if self.least is None else some(self.lengths, part.rows)
-        return sizes, some(self.labels, part.rows), *self.given
+    def _chunk_tensors(self, chunk: ColumnChunk) -> tuple[Tensor, ...]:
+        """The tensors that describe the columns of a chunk and the queries."""
+        norms = self.empty if self.min_length is None else take_rows(self.norms, chunk.rows)
+        return norms, take_rows(self.labels, chunk.rows), *self.labels_and_rules
 
-    def figures(self, part: Part) -> tuple[float, ...]:
-        return part.n, self.batch, *self.exponent, self.least or 1.0
+    def _chunk_numbers(self, chunk: ColumnChunk) -> tuple[float, ...]:
+        exponent = (self.line.slope, self.line.offset, self.inverse_gamma)
+        return chunk.n, self.batch, *exponent, self.min_length or 1.0
 
-    def cut(self, tile: int, block: int) -> dict[str, Any]:
-        """What a program holds."""
-        return {"FULL": self.batch % block == 0, "TILE": tile, "BLOCK": block}
+    def _tile_constants(self, tile: int, block: int) -> dict[str, Any]:
+        return {"NO_TAIL": self.batch % block == 0, "TILE": tile, "BLOCK": block}
 
-    def sums(self) -> Tensor:
-        """(4, parts, B) empty running sums: highest exponents, sums over these, weights, and how many."""
-        parts = min(max(SUMS // power(self.batch), 1), 512, self.columns)
-        sums = self.numbers(4, parts, self.batch).zero_()
+    def new_running_sums(self) -> Tensor:
+        """(4, parts, B) empty running sums: highest exponents, sums of `exp(z - highest)`, weights and pair counts."""
+        parts = min(max(MAX_RUNNING_SUMS // next_power_of_two(self.batch), 1), MAX_PARTS, self.columns)
+        sums = self.new_float32(4, parts, self.batch).zero_()
         sums[0].fill_(float("-inf"))
         return sums
 
-    def tiles(self) -> tuple[int, int]:
-        """Rows and queries that a program over the classes holds.
+    def _classes_tile(self) -> tuple[int, int]:
+        """The rows and queries that a program over the classes holds.
 
-        The same on the way there and back where a column is several rows: the order in which these are summed up is
-        that of the threads, and with a large scale a last bit of the exponent is much of a share.
+        If a column has several rows, the forward and the backward pass use the same tile: it determines the order in
+        which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
+        share.
         """
-        tile, block = (32, 128) if self.K == 1 else (self.padded, max(16, SOME // self.padded))
-        return tile, min(block, power(self.batch))
+        tile, block = (32, 128) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
+        return tile, min(block, next_power_of_two(self.batch))
 
-    def log_sums(self, part: Part, sums: Tensor) -> None:
-        """Add the columns of a chunk to running sums of each query."""
-        tile, block = self.tiles()
+    def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
+        """Add the columns of a chunk to the running sums of each query."""
+        tile, block = self._classes_tile()
         launch(
-            "log_sums", (sums.shape[1], -(-self.batch // block)), _warps(SOME),
-            (self.similarities, *sums, *self.about(part)), self.figures(part), self.how | self.cut(tile, block),
-        )  # fmt: skip
+            "log_sums",
+            (sums.shape[1], -(-self.batch // block)),
+            _warps(NUMBERS_PER_CLASSES_TILE),
+            (self.similarities, *sums, *self._chunk_tensors(chunk)),
+            self._chunk_numbers(chunk),
+            self.constants | self._tile_constants(tile, block),
+        )
 
-    def shares(self, part: Part, sums: Tensor, grads: Tensor, lift: float) -> None:
-        """From the log-sums of each query: shares of a chunk, and what else gradients are made of."""
-        tile, block = (8, min(TILE // 8, power(self.batch))) if self.K == 1 else self.tiles()
+    def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
+        """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""
+        if self.K == 1:
+            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
+        else:
+            tile, block = self._classes_tile()
+        buffers = (self.shares_buffer, self.factors, self.radials)
         launch(
-            "shares", (-(-part.n // tile) if self.K == 1 else part.n,), _warps(TILE if self.K == 1 else SOME),
-            (self.similarities, self.shared, self.factors, self.inwards, sums, grads, *self.about(part)),
-            (*self.figures(part), lift), self.how | {"FOLD": self.fold} | self.cut(tile, block),
-        )  # fmt: skip
+            "shares",
+            (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
+            _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
+            (self.similarities, *buffers, logs, grads, *self._chunk_tensors(chunk)),
+            (*self._chunk_numbers(chunk), lift),
+            self.constants | {"FOLD": self.fold} | self._tile_constants(tile, block),
+        )
 
-    def back(
-        self, part: Part, queries: Tensor, in_queries: Tensor | None, in_vectors: Tensor | None, by: Tensor | None
+    def backward(
+        self,
+        chunk: ColumnChunk,
+        queries: Tensor,
+        in_queries: Tensor | None,
+        in_vectors: Tensor | None,
+        multiplier: Tensor | None,
     ) -> None:
-        """From a chunk's shares: write `by` times the gradient in its rows, add that in the queries without `by`."""
-        if not self.wanted:
+        """Compute the gradients from a chunk's shares.
+
+        Args:
+            chunk: the chunk. queries: (B, D) the queries that the gradient in the rows is made of. in_queries: (B, D)
+            the gradient, without the multiplier, is added to it; None: not needed. in_vectors: (R, D) the gradient of
+            the chunk's rows, times the multiplier, is written to it; None: not needed. multiplier: (1,) on the device;
+            None: 1.
+        """
+        if not self.any_needs_grad:
             return
         size = len(self.rows)
-        shared = some(self.shared, slice(0, size))
-        scales = not self.fold and in_queries is not None
-        if in_vectors is not None and self.shallow and in_vectors.dtype == self.type:
-            self.back_rows(shared, queries, some(in_vectors, part.rows), by)
-        elif in_vectors is not None or scales:
-            self.finish(shared, queries, None if in_vectors is None else some(in_vectors, part.rows), by, scales)
+        shares = take_rows(self.shares_buffer, slice(0, size))
+        scale_rows = not self.fold and in_queries is not None
+        if in_vectors is not None and self.fuses_product and in_vectors.dtype == self.type:
+            self._fused_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows), multiplier)
+        elif in_vectors is not None or scale_rows:
+            in_rows = None if in_vectors is None else take_rows(in_vectors, chunk.rows)
+            self._row_gradients(shares, queries, in_rows, multiplier, scale_rows)
         if in_queries is not None:
-            put = add_product if self.begun else write_product
-            put(in_queries, shared.T, self.scaled[:size] if scales else self.rows)
-            self.begun = True
+            put = add_product if self.has_query_gradient else write_product
+            put(in_queries, shares.T, self.scaled_rows[:size] if scale_rows else self.rows)
+            self.has_query_gradient = True
 
-    def back_rows(self, shared: Tensor, queries: Tensor, out: Tensor, by: Tensor | None) -> None:
-        """Write the gradient in a chunk's rows, in one launch."""
-        tile, block, depth = ROWS_TILE
+    def _fused_row_gradients(self, shares: Tensor, queries: Tensor, out: Tensor, multiplier: Tensor | None) -> None:
+        """Write the gradient of a chunk's rows in one launch that includes the product."""
+        tile, block, query_block = FUSED_TILE
         launch(
-            "back_rows", (-(-self.dim // block) * -(-len(out) // tile),), 4,
-            (shared, queries, self.rows, self.inwards, out, self.none if by is None else by),
+            "fused_row_gradients",
+            (-(-self.dim // block) * -(-len(out) // tile),),
+            4,
+            (shares, queries, self.rows, self.radials, out, self.empty if multiplier is None else multiplier),
             (len(out), self.batch, self.dim),
-            {"BY": by is not None, "NORMAL": self.least is not None, "WIDE": interpreting(),
-             "TILE": tile, "BLOCK": block, "DEPTH": depth},
-        )  # fmt: skip
+            {
+                "MULTIPLY": multiplier is not None,
+                "NORMALISE": self.min_length is not None,
+                "IN_FLOAT32": interpreting(),
+                "TILE": tile,
+                "BLOCK": block,
+                "QUERY_BLOCK": query_block,
+            },
+        )
 
-    def finish(self, shared: Tensor, queries: Tensor, out: Tensor | None, by: Tensor | None, scales: bool) -> None:
-        """The same by a product of the library and what is left to do with it; scales: what the queries' needs, too."""
-        size, made = len(shared), self.similarities
+    def _row_gradients(
+        self, shares: Tensor, queries: Tensor, out: Tensor | None, multiplier: Tensor | None, scale_rows: bool
+    ) -> None:
+        """Write the gradient of a chunk's rows with a library product; `scale_rows` also fills `scaled_rows`."""
+        size, product = len(shares), self.similarities
         if out is not None:
-            made = out
+            product = out
             if out.dtype != torch.float32:
-                self.product = self.numbers(self.chunk * self.K, self.dim) if self.product is None else self.product
-                made = some(self.product, slice(0, size))
-            write_product(made, shared, queries)
-        block = min(power(self.dim), 1024)
+                if self.product_buffer is None:
+                    self.product_buffer = self.new_float32(self.columns_per_chunk * self.K, self.dim)
+                product = take_rows(self.product_buffer, slice(0, size))
+            write_product(product, shares, queries)
+        block = min(next_power_of_two(self.dim), 1024)
         tile = min(max(1, 2048 // block), 64)
+        outputs = (self.scaled_rows, self.scaled_rows if out is None else out)
         launch(
-            "finish", (-(-size // tile), -(-self.dim // block)), 4,
-            (self.rows, made, self.factors, self.inwards, self.scaled, self.scaled if out is None else out,
-             self.none if by is None else by),
+            "row_gradients",
+            (-(-size // tile), -(-self.dim // block)),
+            4,
+            (
+                self.rows,
+                product,
+                self.factors,
+                self.radials,
+                *outputs,
+                self.empty if multiplier is None else multiplier,
+            ),
             (size, self.dim),
-            {"BY": by is not None, "FOLD": self.fold, "SCALED": scales, "WANTED": out is not None,
-             "NORMAL": self.least is not None, "TILE": tile, "BLOCK": block},
-        )  # fmt: skip
+            {
+                "MULTIPLY": multiplier is not None,
+                "FOLD": self.fold,
+                "SCALE_ROWS": scale_rows,
+                "NEEDS_GRAD": out is not None,
+                "NORMALISE": self.min_length is not None,
+                "TILE": tile,
+                "BLOCK": block,
+            },
+        )
 
 
-def some(tensor: Tensor, rows: slice) -> Tensor:
-    """These rows of it; itself, which costs less, if they are all."""
+def take_rows(tensor: Tensor, rows: slice) -> Tensor:
+    """`tensor[rows]`; the tensor itself, which is cheaper, if these are all rows."""
     return tensor if rows.start == 0 and rows.stop == tensor.shape[0] else tensor[rows]
 
 
 def _warps(numbers: int) -> int:
-    """Threads by the 32 that hold some thirty numbers each."""
-    return min(max(numbers // WARP, 1), 16)
+    """The warps of a program that holds so many numbers."""
+    return min(max(numbers // NUMBERS_PER_WARP, 1), 16)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor) -> None:
     """`out = a b`, summed and written in float32."""
     if a.dtype == torch.float32:
         torch.mm(a, b, out=out)
-    elif _widens(a.device, a.dtype):
+    elif _supports_float32_output(a.device, a.dtype):
         torch.mm(a, b, out_dtype=torch.float32, out=out)
     else:
         torch.mm(a.float(), b.float(), out=out)
@@ -260,19 +347,19 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """`total += a b`, in float32."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
-    elif _widens(a.device, a.dtype):
-        # torch.addmm of narrow matrices wants a narrow total, too.
+    elif _supports_float32_output(a.device, a.dtype):
+        # torch.addmm of 16-bit matrices accepts only a 16-bit total.
         total.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
         total.addmm_(a.float(), b.float())
 
 
 @cache
-def _widens(device: torch.device, kind: torch.dtype) -> bool:
-    """Whether this torch multiplies matrices of a narrow type into float32 there: from 2.8, on CUDA."""
-    some = torch.zeros(16, 16, dtype=kind, device=device)
+def _supports_float32_output(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch.mm can write the product of 16-bit matrices in float32: from torch 2.8, on CUDA."""
+    matrix = torch.zeros(16, 16, dtype=dtype, device=device)
     try:
-        torch.mm(some, some, out_dtype=torch.float32, out=torch.empty(16, 16, device=device))
+        torch.mm(matrix, matrix, out_dtype=torch.float32, out=torch.empty(16, 16, device=device))
     except (TypeError, RuntimeError):
         return False
     return True

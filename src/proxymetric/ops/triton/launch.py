@@ -1,4 +1,4 @@
-"""Starting Triton's kernels."""
+"""Launches of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+POINTER_ALIGNMENT = 16
+"""bytes; Triton compiles a faster kernel for pointers that are multiples of it"""
+
 
 @cache
 def kernels() -> Any:
-    """The module of kernels: triton is imported here, and nowhere before."""
+    """The package of kernels. The first call imports triton; nothing before it does."""
     from proxymetric.ops.triton import kernels
 
     return kernels
 
 
-_made: dict[tuple[Any, ...], Any] = {}
-"""what a kernel was compiled for -> the compiled one"""
+INTERFACE = ("run", "function", "packed_metadata")
+"""attributes of a compiled kernel that a direct launch needs; they are private to Triton"""
+_NO_INTERFACE = object()
+_compiled: dict[tuple[Any, ...], Any] = {}
+"""compiled kernels, or `_NO_INTERFACE`, by everything that the kernels were specialised for"""
 
 
 def launch(
@@ -31,65 +37,87 @@ def launch(
     numbers: tuple[float, ...],
     constants: dict[str, Any],
 ) -> None:
-    """Start a kernel; its signature has tensors, numbers and constants in this order.
+    """Start a kernel.
 
-    Triton looks at all arguments of every launch for what it has compiled, and asks the driver about every pointer,
-    which takes longer than most kernels here run. This looks at what can differ, and passes addresses.
+    Triton inspects all arguments at every launch and asks the driver about every pointer, which takes longer than most
+    kernels here run. This function compares only what can differ, and passes addresses to the compiled kernel itself.
+    The interface of a compiled kernel is private to Triton: if it is missing or differs, the public call is used.
+
+    Args:
+        name: of the kernel, in `kernels`.
+        grid: programs along each axis.
+        warps: warps of a program.
+        tensors: the first arguments of the kernel.
+        numbers: the arguments after the tensors.
+        constants: the constexpr arguments by name, in the order of the kernel's signature.
     """
     kernel = getattr(kernels(), name)
-    addresses, odd = [each.data_ptr() for each in tensors], 0
-    for each in addresses:
-        odd |= each
-    # A kernel for tensors at multiples of 16 bytes reads several numbers at once: not for others.
-    if odd & 15 or interpreting() or not _direct():
+    addresses, all_bits = [each.data_ptr() for each in tensors], 0
+    for address in addresses:
+        all_bits |= address
+    # A kernel compiled for aligned tensors reads several numbers at once, so it is wrong for other tensors.
+    if all_bits % POINTER_ALIGNMENT or interpreting() or not direct_launch():
         kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
         return
     values, device = constants.values(), tensors[0].get_device()
-    key = (name, warps, device, *[each.dtype for each in tensors], *map(_kind, numbers), *values)
-    made = _made.get(key)
-    if made is None:
-        _made[key] = kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
-        return
-    about = (_stream()(device), made.function, made.packed_metadata, None, None, None)
-    made.run(*(*grid, 1, 1)[:3], *about, *addresses, *numbers, *values)
+    key = (name, warps, device, *[each.dtype for each in tensors], *map(_specialisation, numbers), *values)
+    compiled = _compiled.get(key)
+    if compiled is not None and compiled is not _NO_INTERFACE:
+        metadata = (_current_stream()(device), compiled.function, compiled.packed_metadata, None, None, None)
+        try:
+            compiled.run(*(*grid, 1, 1)[:3], *metadata, *addresses, *numbers, *values)
+        except TypeError:  # other arguments than expected; raised before anything is launched
+            compiled = _compiled[key] = _NO_INTERFACE
+        else:
+            return
+    launched = kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
+    if compiled is None:
+        _compiled[key] = launched if all(hasattr(launched, each) for each in INTERFACE) else _NO_INTERFACE
 
 
 @cache
-def _direct() -> bool:
-    """Whether compiled kernels take all arguments as they are called with: from Triton 3.3."""
+def direct_launch() -> bool:
+    """Whether this version of Triton has the private interface that `launch` uses.
+
+    From 3.3, compiled kernels take all arguments, constants included. The major version 4 is not known and may differ.
+    """
     import triton
 
-    major, minor, *_ = triton.__version__.split(".")
-    return (int(major), int(minor)) >= (3, 3)
+    try:
+        major, minor = (int(part) for part in triton.__version__.split(".")[:2])
+        _current_stream()
+    except (ValueError, ImportError, AttributeError):
+        return False
+    return (3, 3) <= (major, minor) < (4, 0)
 
 
 @cache
-def _stream() -> Callable[[int], int]:
-    """What tells the stream of a device that work goes to now."""
+def _current_stream() -> Callable[[int], int]:
+    """A function that returns the current CUDA stream of a device."""
     from triton.runtime import driver
 
     return driver.active.get_current_stream
 
 
-def pair(like: Tensor, size: int) -> Tensor:
-    """(2, size) numbers in float32, both at multiples of 16 bytes."""
-    return like.new_empty((2, -(-size // 4) * 4), dtype=torch.float32)[:, :size]
-
-
-def _kind(number: float) -> Any:
-    """What Triton compiles for: nothing about a float; of a whole number whether it is 1, divisible or large."""
+def _specialisation(number: float) -> Any:
+    """What Triton specialises a kernel for: of an integer, whether it is 1, divisible by 16, or large."""
     return None if isinstance(number, float) else (number == 1, number % 16, number >= 2**31)
+
+
+def aligned_pair(like: Tensor, size: int) -> Tensor:
+    """An empty float32 tensor (2, size) whose two rows are both aligned to `POINTER_ALIGNMENT`."""
+    return like.new_empty((2, -(-size // 4) * 4), dtype=torch.float32)[:, :size]
 
 
 @cache
 def installed() -> bool:
-    """Whether there is a triton to import."""
+    """Whether triton can be imported."""
     return find_spec("triton") is not None
 
 
 @cache
 def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when they were imported."""
+    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
     import triton
 
-    return not isinstance(kernels().finish, triton.JITFunction)
+    return not isinstance(kernels().row_gradients, triton.JITFunction)

@@ -1,8 +1,8 @@
-"""The reductions on an accelerator: the library's matrix products, and Triton's kernels between them.
+"""The reductions on a GPU: library matrix products, with Triton kernels between them.
 
-Products are of the type that queries and references have in common, narrow ones included, with sums in float32; so are
-the shares that the gradient is made of. All else is float32. Values and gradients are those of the plain definition
-but for the rounding of the shares; there is no second derivative.
+Products have the common type of queries and references, 16-bit types included, and are summed in float32. The shares
+that the gradient is made of have the same type; everything else is float32. Values and gradients equal those of the
+plain definition up to the rounding of the shares; there is no second derivative.
 """
 
 from __future__ import annotations
@@ -13,217 +13,255 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops import chunked
-from proxymetric.ops.problem import LEAST_WEIGHT, NONE, Count, Problem, Reduced, Settings, Totals
-from proxymetric.ops.triton.batch_classes import Own, arranged, find, measured, own_rows
-from proxymetric.ops.triton.chunk_pass import Run, rows_of
-from proxymetric.ops.triton.launch import interpreting, launch, pair
-from proxymetric.ops.triton.positives import few
-from proxymetric.ops.triton.totals import totals
+from proxymetric.ops.chunked import ChunkPlan
+from proxymetric.ops.problem import MIN_WEIGHT_SUM, NONE, Count, Problem, Reduced, Settings, Totals
+from proxymetric.ops.triton.batch_classes import (
+    BatchRows,
+    find_columns,
+    row_norms_and_columns,
+    rows_of_batch,
+    sort_batch,
+)
+from proxymetric.ops.triton.chunk_pass import ChunkPass, rows_per_chunk
+from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
+from proxymetric.ops.triton.positives import positive_means
+from proxymetric.ops.triton.totals import compute_totals
 
 LIFT = 2.0**12
-"""by what float16 shares of a sum over very many classes are multiplied, or the small ones would be lost"""
-BLOCK = 1024
-"""numbers of a gradient that a program adds"""
+"""factor of float16 shares over the classes, without which small shares would be rounded to 0"""
+NUMBERS_PER_ADD = 1024
+"""numbers of a gradient that a program adds at once"""
+NUMBERS_PER_RESCALE = 4096
+MAX_RESCALE_PROGRAMS = 2048
 
 
-def takes(queries: Tensor, task: Problem) -> bool:
-    """Whether these can be reduced here: classes side by side, numbers that kernels know. Others go to chunked."""
-    types = {queries.dtype, task.refs.vectors.dtype}
+def is_supported(queries: Tensor, problem: Problem) -> bool:
+    """Whether the kernels can reduce this problem; if not, the chunked implementation does.
+
+    They need references class after class, none of them the query itself, and float32 or 16-bit types.
+    """
+    types = {queries.dtype, problem.refs.vectors.dtype}
     return (
-        task.refs.per_class is not None and task.refs.same is None
+        problem.refs.per_class is not None
+        and problem.refs.same is None
         and types <= {torch.float32, torch.bfloat16, torch.float16}
-    )  # fmt: skip
+    )
 
 
 def mean_over_batch(
-    queries: Tensor, task: Problem, positive_count: Count, negative_count: Count, setting: Settings
+    queries: Tensor, problem: Problem, positive_count: Count, negative_count: Count, settings: Settings
 ) -> Totals:
-    """As in chunks, a chunk's gradient is made in the forward pass; the pairs of one class are taken apart from it."""
-    _check(queries, task)
-    if not takes(queries, task):
-        return chunked.mean_over_batch(queries, task, positive_count, negative_count, setting)
-    job = _job(0, queries, task, setting)._replace(
+    """See `reductions.mean_over_batch`.
+
+    As in the chunked implementation, the forward pass computes the gradient of each chunk. Positive pairs are handled
+    separately from the chunks.
+    """
+    _check_devices(queries, problem)
+    if not is_supported(queries, problem):
+        return chunked.mean_over_batch(queries, problem, positive_count, negative_count, settings)
+    plan = _plan(queries, problem, settings)._replace(
         counts=(positive_count or 1, negative_count or 1),
         over_weights=(positive_count is None, negative_count is None),
     )
     with torch.cuda.device_of(queries):
-        return Totals(*chunked.MeanOverBatch.apply(queries, task.refs.vectors, job, _means))
+        return Totals(*chunked.MeanOverBatch.apply(queries, problem.refs.vectors, plan, _totals))
 
 
-def over_batch(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
-    _check(queries, task)
-    return chunked.over_batch(queries, task, setting)
-
-
-def over_classes(queries: Tensor, task: Problem, setting: Settings) -> Reduced:
-    _check(queries, task)
-    if not takes(queries, task):
-        return chunked.over_classes(queries, task, setting)
+def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduced:
+    """See `reductions.over_classes`."""
+    _check_devices(queries, problem)
+    if not is_supported(queries, problem):
+        return chunked.over_classes(queries, problem, settings)
     with torch.cuda.device_of(queries):
-        return Reduced(*_OverClasses.apply(queries, task.refs.vectors, _job(1, queries, task, setting)))
+        return Reduced(*_OverClasses.apply(queries, problem.refs.vectors, _plan(queries, problem, settings)))
 
 
-def _check(queries: Tensor, task: Problem) -> None:
-    """Kernels are given addresses: what lies elsewhere would end the process, or worse."""
+def _check_devices(queries: Tensor, problem: Problem) -> None:
+    """Refuse tensors on other devices: kernels receive addresses, and a wrong one can end the process."""
     if not queries.is_cuda and not interpreting():
-        raise ValueError(
-            f"impl: 'triton' wants tensors on cuda, got some on {queries.device}; expected 'chunked' there"
-        )
-    rules = () if task.weight is None else (*task.weight.positive, *task.weight.negative)
-    for each in (task.labels, task.refs.labels, task.refs.vectors, *rules):
+        raise ValueError(f"impl: got 'triton' for tensors on {queries.device}, expected 'chunked', or tensors on cuda")
+    rules = () if problem.weight is None else (*problem.weight.positive, *problem.weight.negative)
+    for each in (problem.labels, problem.refs.labels, problem.refs.vectors, *rules):
         if each.device != queries.device:
             raise ValueError(
-                f"device: queries are on {queries.device}, their labels, references or weights on {each.device}; "
-                "expected all on one"
+                f"device: got queries on {queries.device} and labels, references or weights on {each.device}, "
+                "expected all on one device"
             )
 
 
-def _job(dim: int, queries: Tensor, task: Problem, setting: Settings) -> chunked.ChunkPlan:
-    batch, width = queries.shape
-    return chunked.job_of(dim, queries, task, rows_of(batch, width, setting.rows), setting.budget)
+def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
+    batch, dim = queries.shape
+    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows), settings.budget)
 
 
-class Made(NamedTuple):
-    """The gradients that the forward pass of the means leaves."""
+class TritonGradients(NamedTuple):
+    """The `TotalsGradients` of the Triton implementation."""
 
     in_queries: tuple[Tensor, Tensor] | None
-    """those of the positives' and of the negatives' total, (B, D) each"""
+    """(B, D) each: the gradient of the positive and of the negative total"""
     in_vectors: Tensor | None
-    """(R, D) that of the negatives' total"""
+    """(R, D) the gradient of the negative total"""
     columns: Tensor
-    """(B,) the classes in whose rows the positives' total has one; -1: none"""
-    in_own: Tensor
-    """(B K, D) which it is"""
+    """(B,) the classes whose rows have a gradient of the positive total; -1: none"""
+    in_batch_rows: Tensor
+    """(B K, D) that gradient"""
     weights: Tensor
-    """(2,) the summed weights"""
+    """(2,) the sums of the weights"""
     over_weights: tuple[bool, bool]
-    """by which of them the total was divided, but not these gradients"""
+    """which totals were divided by their weights; the gradients here were not"""
     type: torch.dtype
     """of the queries"""
 
-    def added(self, up: Tensor, down: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """As `chunked.Made.added`, in few launches."""
-        (queries_up, queries_down), vectors = self.in_queries or (self.in_own, self.in_own), self.in_vectors
-        in_queries = None if self.in_queries is None else torch.empty_like(queries_up, dtype=self.type)
-        size, blocks, (count, dim) = 0, 0, self.in_own.shape
-        up, down = up.contiguous(), down.contiguous()
+    def combined(self, positive: Tensor, negative: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """See `TotalsGradients.combined`; two launches."""
+        batch_rows, in_vectors = self.in_batch_rows, self.in_vectors
+        queries_positive, queries_negative = self.in_queries or (batch_rows, batch_rows)
+        in_queries = None if self.in_queries is None else torch.empty_like(queries_positive, dtype=self.type)
+        size, blocks, (row_count, dim) = 0, 0, batch_rows.shape
+        positive, negative = positive.contiguous(), negative.contiguous()
         if in_queries is not None:
             size = in_queries.numel()
-            blocks = -(-size // BLOCK)
-        if vectors is not None:
-            many = vectors.numel()
+            blocks = -(-size // NUMBERS_PER_ADD)
+        if in_vectors is not None:
+            numbers = in_vectors.numel()
             launch(
-                "rescale", (min(-(-many // 4096), 2048),), 4, (vectors, down, self.weights), (many, LEAST_WEIGHT),
-                {"DIVIDED": self.over_weights[1], "BLOCK": 4096},
-            )  # fmt: skip
+                "rescale",
+                (min(-(-numbers // NUMBERS_PER_RESCALE), MAX_RESCALE_PROGRAMS),),
+                4,
+                (in_vectors, negative, self.weights),
+                (numbers, MIN_WEIGHT_SUM),
+                {"DIVIDED": self.over_weights[1], "BLOCK": NUMBERS_PER_RESCALE},
+            )
+        outputs = (batch_rows if in_queries is None else in_queries, batch_rows if in_vectors is None else in_vectors)
         launch(
-            "add", (blocks + (0 if vectors is None else count),), 4,
-            (queries_up, queries_down, self.in_own if in_queries is None else in_queries,
-             self.in_own if vectors is None else vectors, self.columns, self.in_own, up, down, self.weights),
-            (blocks, size, dim, LEAST_WEIGHT),
-            {"UP": self.over_weights[0], "DOWN": self.over_weights[1], "K": count // len(self.columns), "BLOCK": BLOCK},
-        )  # fmt: skip
-        return in_queries, vectors
+            "add_gradients",
+            (blocks + (0 if in_vectors is None else row_count),),
+            4,
+            (queries_positive, queries_negative, *outputs, self.columns, batch_rows, positive, negative, self.weights),
+            (blocks, size, dim, MIN_WEIGHT_SUM),
+            {
+                "DIVIDE_POSITIVE": self.over_weights[0],
+                "DIVIDE_NEGATIVE": self.over_weights[1],
+                "K": row_count // len(self.columns),
+                "BLOCK": NUMBERS_PER_ADD,
+            },
+        )
+        return in_queries, in_vectors
 
 
-def _means(
-    queries: Tensor, vectors: Tensor, job: chunked.ChunkPlan
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Made]:
-    """Totals of the positives and the negatives, their summed weights, and the gradients of the totals."""
-    at, known = arranged(job.task.labels), None
-    if job.task.refs.normalise is None:
-        find(job.task, at)
+def _totals(
+    queries: Tensor, vectors: Tensor, plan: ChunkPlan
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], TritonGradients]:
+    """A `ComputeTotals`."""
+    batch, norms = sort_batch(plan.problem.labels), None
+    if plan.problem.refs.normalise is None:
+        find_columns(plan.problem, batch)
     else:
-        known = measured(vectors, job.task, at)
-    run = Run(queries, vectors, job, at.narrow, measured=known)
-    # The many rows first: while a device is busy with them, the few of the batch's classes are prepared.
-    down, down_queries, in_vectors = _many(run, job.counts[1])
-    up, up_queries, in_own = few(run, job.task, at, job.counts[0])
-    in_queries = None if down_queries is None else (up_queries, down_queries)
-    *found, weights = totals(up, down, job.over_weights)
-    made = Made(in_queries, in_vectors, at.columns, in_own, weights, job.over_weights, queries.dtype)
-    return tuple(found), weights.unbind(), made
+        norms = row_norms_and_columns(vectors, plan.problem, batch)
+    chunk_pass = ChunkPass(queries, vectors, plan, batch.labels32, norms=norms)
+    # The negatives come first: while the GPU works on their many rows, the host prepares the few positives.
+    negative, negative_queries, in_vectors = _negative_means(chunk_pass, plan.counts[1])
+    positive, positive_queries, in_batch_rows = positive_means(chunk_pass, plan.problem, batch, plan.counts[0])
+    in_queries = None if negative_queries is None else (positive_queries, negative_queries)
+    *totals, weights = compute_totals(positive, negative, plan.over_weights)
+    gradients = TritonGradients(
+        in_queries, in_vectors, batch.columns, in_batch_rows, weights, plan.over_weights, queries.dtype
+    )
+    return tuple(totals), weights.unbind(), gradients
 
 
-def _many(run: Run, count: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of the pairs of two classes the logarithms and weights of the columns, and the gradients of their sum."""
-    found, by = pair(run.queries, run.columns), run.line.slope / count
-    in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
-    # Half precision would lose small gradients before a loss scale, which comes later, can save them.
-    wide = run.vectors.dtype == torch.float16
-    in_vectors = run.like(run.vectors, torch.float32 if wide else run.vectors.dtype) if run.wants[1] else None
-    left = None if run.fold else run.numbers(1).fill_(by)
-    for part in run:
-        run.look(part)
-        run.log_means(part, found, by, 1.0 / count)
-        run.back(part, run.queries, in_queries, in_vectors, left)
-    if in_queries is not None and left is not None:
-        in_queries.mul_(left)
-    return found, in_queries, in_vectors
+def _negative_means(chunk_pass: ChunkPass, count: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The logarithms and mean weights of the negatives' columns, and the gradients in the queries and the vectors."""
+    means, factor = aligned_pair(chunk_pass.queries, chunk_pass.columns), chunk_pass.line.slope / count
+    in_queries = chunk_pass.new_float32(*chunk_pass.queries.shape) if chunk_pass.needs_grad[0] else None
+    # A loss scale is applied only in the backward pass: until then float16 would round small gradients to 0.
+    dtype = torch.float32 if chunk_pass.vectors.dtype == torch.float16 else chunk_pass.vectors.dtype
+    in_vectors = _empty_like(chunk_pass.vectors, dtype) if chunk_pass.needs_grad[1] else None
+    multiplier = None if chunk_pass.fold else chunk_pass.new_float32(1).fill_(factor)
+    for chunk in chunk_pass:
+        chunk_pass.compute_similarities(chunk)
+        chunk_pass.log_means(chunk, means, factor, 1.0 / count)
+        chunk_pass.backward(chunk, chunk_pass.queries, in_queries, in_vectors, multiplier)
+    if in_queries is not None and multiplier is not None:
+        in_queries.mul_(multiplier)
+    return means, in_queries, in_vectors
+
+
+def _empty_like(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous uninitialised tensor in the shape of `vectors`, whatever the strides of these."""
+    return vectors.new_empty(vectors.shape, dtype=dtype)
 
 
 class _OverClasses(torch.autograd.Function):
-    """queries, vectors -> the four parts of `Reduced`."""
+    """queries, vectors, plan -> the four fields of `Reduced`."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, vectors: Tensor, job: chunked.ChunkPlan) -> tuple[Tensor, ...]:
-        at = arranged(job.task.labels)
-        run = Run(queries, vectors, job, at.narrow)
-        ctx.kept = run.numbers(len(vectors), len(queries)) if job.keep else None
-        # The many rows first, as in `_means`.
-        down, down_weight = _sums(run, ctx.kept)
-        own = own_rows(job.task, at)
-        up, up_weight = _sums(Run(queries, vectors.detach()[own.rows], job, at.narrow, own), None)
-        ctx.job = job
-        ctx.save_for_backward(queries, vectors, up, down, at.narrow, run.lengths, *own)
-        ctx.mark_non_differentiable(up_weight, down_weight)
-        return up, down, up_weight, down_weight
+    def forward(ctx: Any, queries: Tensor, vectors: Tensor, plan: ChunkPlan) -> tuple[Tensor, ...]:
+        batch = sort_batch(plan.problem.labels)
+        negatives = ChunkPass(queries, vectors, plan, batch.labels32)
+        ctx.cache = negatives.new_float32(len(vectors), len(queries)) if plan.keep_similarities else None
+        # The negatives come first, as in `_totals`.
+        negative, negative_weight = _log_sums(negatives, ctx.cache)
+        batch_rows = rows_of_batch(plan.problem, batch)
+        positives = ChunkPass(queries, vectors.detach()[batch_rows.rows], plan, batch.labels32, batch_rows)
+        positive, positive_weight = _log_sums(positives, None)
+        ctx.plan = plan
+        ctx.save_for_backward(queries, vectors, positive, negative, batch.labels32, negatives.norms, *batch_rows)
+        ctx.mark_non_differentiable(positive_weight, negative_weight)
+        return positive, negative, positive_weight, negative_weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        chunked.once()
-        queries, vectors, up, down, labels, lengths, *rows = ctx.saved_tensors
-        job, own = ctx.job, Own(*rows)
-        in_queries, in_vectors = _back(Run(queries, vectors, job, labels, measured=lengths), down, grads[1], ctx.kept)
-        up_queries, up_rows = _back(Run(queries, vectors[own.rows], job, labels, own), up, grads[0], None)
+        chunked.refuse_second_derivative()
+        queries, vectors, positive, negative, labels, norms, *rows = ctx.saved_tensors
+        plan, batch_rows = ctx.plan, BatchRows(*rows)
+        negatives = ChunkPass(queries, vectors, plan, labels, norms=norms)
+        in_queries, in_vectors = _gradients(negatives, negative, grads[1], ctx.cache)
+        positives = ChunkPass(queries, vectors[batch_rows.rows], plan, labels, batch_rows)
+        positive_queries, in_batch_rows = _gradients(positives, positive, grads[0], None)
         if in_queries is not None:
-            assert up_queries is not None
-            in_queries = in_queries.add_(up_queries).to(queries.dtype)
+            assert positive_queries is not None
+            in_queries = in_queries.add_(positive_queries).to(queries.dtype)
         if in_vectors is not None:
-            assert up_rows is not None
-            in_vectors.index_add_(0, own.rows, up_rows.to(in_vectors))
+            assert in_batch_rows is not None
+            in_vectors.index_add_(0, batch_rows.rows, in_batch_rows.to(in_vectors))
         return in_queries, in_vectors, None
 
 
-def _sums(run: Run, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of each query the log-sum over the columns, and their mean weight."""
-    sums = run.sums()
-    for part in run:
-        run.look(part, kept)
-        run.log_sums(part, sums)
+def _log_sums(chunk_pass: ChunkPass, cache: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The log-sum of each query over the columns, and the mean weight of its pairs."""
+    sums = chunk_pass.new_running_sums()
+    for chunk in chunk_pass:
+        chunk_pass.compute_similarities(chunk, cache)
+        chunk_pass.log_sums(chunk, sums)
     highest = sums[0].amax(0)
     highest.masked_fill_(highest == NONE, 0.0)
     logs = highest + ((sums[0] - highest).exp() * sums[1]).sum(0).log()
-    return logs, (logs != NONE).to(logs) if run.how["EDGES"] < 0 else sums[2].sum(0) / sums[3].sum(0).clamp(min=1)
+    if chunk_pass.constants["EDGES"] < 0:
+        return logs, (logs != NONE).to(logs)
+    return logs, sums[2].sum(0) / sums[3].sum(0).clamp(min=1)
 
 
-def _back(run: Run, logs: Tensor, grads: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """From the gradient in the log-sums: that in the queries and in the rows."""
-    empty = logs == NONE
-    shares, by, lift = grads.masked_fill(empty, 0.0).mul_(run.line.slope), None, 1.0
-    if run.type == torch.float16:
-        # A mean over a batch makes all of them small, which half precision feels; their shares of the largest are not.
-        lift, most = LIFT, shares.abs().amax()
-        most = most.where(most > 0, 1.0)
-        shares, by = shares / most, (most / LIFT).view(1)
-    scaled = (run.queries * shares[:, None]).to(run.type)
-    in_queries = run.numbers(*run.queries.shape) if run.wants[0] else None
-    in_vectors = run.like(run.vectors, torch.float32 if run.how["OWN"] else run.vectors.dtype) if run.wants[1] else None
-    logs = logs.masked_fill(empty, 0.0)
-    for part in run:
-        run.look(part, kept, known=kept is not None)
-        run.shares(part, logs, shares, lift)
-        run.back(part, scaled, in_queries, in_vectors, by)
+def _gradients(
+    chunk_pass: ChunkPass, logs: Tensor, grads: Tensor, cache: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients in the queries and in the rows, from the gradient in the log-sums."""
+    is_empty = logs == NONE
+    factors, multiplier, lift = grads.masked_fill(is_empty, 0.0).mul_(chunk_pass.line.slope), None, 1.0
+    if chunk_pass.type == torch.float16:
+        # A mean over the batch makes all factors small, too small for float16; relative to the largest they are not.
+        lift, largest = LIFT, factors.abs().amax()
+        largest = largest.where(largest > 0, 1.0)
+        factors, multiplier = factors / largest, (largest / LIFT).view(1)
+    scaled_queries = (chunk_pass.queries * factors[:, None]).to(chunk_pass.type)
+    in_queries = chunk_pass.new_float32(*chunk_pass.queries.shape) if chunk_pass.needs_grad[0] else None
+    dtype = torch.float32 if chunk_pass.constants["POSITIVE"] else chunk_pass.vectors.dtype
+    in_vectors = _empty_like(chunk_pass.vectors, dtype) if chunk_pass.needs_grad[1] else None
+    logs = logs.masked_fill(is_empty, 0.0)
+    for chunk in chunk_pass:
+        chunk_pass.compute_similarities(chunk, cache, cached=cache is not None)
+        chunk_pass.shares(chunk, logs, factors, lift)
+        chunk_pass.backward(chunk, scaled_queries, in_queries, in_vectors, multiplier)
     if in_queries is not None:
-        in_queries.mul_(shares[:, None] if by is None else shares[:, None] * by)
+        in_queries.mul_(factors[:, None] if multiplier is None else factors[:, None] * multiplier)
     return in_queries, in_vectors

@@ -1,19 +1,37 @@
-"""Triton kernels between the products of `fused`: from the similarities of a chunk to sums, shares and gradients.
+"""The Triton kernels between the matrix products: from the similarities of a chunk to sums, shares and gradients.
 
-A chunk is n columns of K rows each against B queries; its similarities S lie row after row, (n K, B), as the product
-of rows and queries gave them: lengths are folded in here. A program sees a tile of `TILE` rows: several columns where a
-column is one row, else the K rows of one column, padded to a power of two. All numbers are float32 but the shares,
-which are of the products' type. Signatures have tensors first, then numbers, then constants. This package imports
-triton: only `launches` imports it, when it is about to launch. Triton reads annotations as code, so there are none but
-its own.
+A chunk is n columns of K rows each against B queries. Its similarities S (n K, B) are the product of rows and queries;
+the kernels apply the row lengths. A program handles a tile of `TILE` rows: several columns if a column is one row,
+otherwise the K rows of one column, padded to a power of two. All numbers are float32 except the shares, which have the
+type of the products. Signatures list tensors first, then numbers, then constants. This package imports triton, so only
+`launch` imports it, when the first kernel starts. Triton evaluates annotations, so the only annotations are its own.
 """
 
-from proxymetric.ops.triton.kernels.batch_classes import arrange, find, measure_and_find, own_means, place
-from proxymetric.ops.triton.kernels.rows import add, back_rows, finish, measure, rescale
+from proxymetric.ops.triton.kernels.batch_classes import (
+    find_columns,
+    norms_and_columns,
+    positive_means,
+    rows_of_batch,
+    sort_labels,
+)
+from proxymetric.ops.triton.kernels.rows import add_gradients, fused_row_gradients, rescale, row_gradients, row_norms
 from proxymetric.ops.triton.kernels.sums import log_means, log_sums, shares
-from proxymetric.ops.triton.kernels.totals import total, total_parts
+from proxymetric.ops.triton.kernels.totals import partial_totals, totals
 
 __all__ = [
-    "add", "arrange", "back_rows", "find", "finish", "log_means", "log_sums", "measure", "measure_and_find",
-    "own_means", "place", "rescale", "shares", "total", "total_parts",
-]  # fmt: skip
+    "add_gradients",
+    "find_columns",
+    "fused_row_gradients",
+    "log_means",
+    "log_sums",
+    "norms_and_columns",
+    "partial_totals",
+    "positive_means",
+    "rescale",
+    "row_gradients",
+    "row_norms",
+    "rows_of_batch",
+    "shares",
+    "sort_labels",
+    "totals",
+]

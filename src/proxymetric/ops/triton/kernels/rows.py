@@ -7,93 +7,99 @@ import triton.language as tl
 
 
 @triton.jit
-def measure(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
-    """The lengths of R rows."""
-    measure_tile(tl.program_id(0), rows, lengths, R, D, TILE, BLOCK)
+def row_norms(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the lengths of R rows."""
+    row_norms_tile(tl.program_id(0), rows, lengths, R, D, TILE, BLOCK)
 
 
 @triton.jit
-def measure_tile(tile, rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+def row_norms_tile(tile, rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the lengths of one tile of rows."""
     row = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
-        there = (row < R)[:, None] & (d < D)[None, :]
-        p = tl.load(rows + row[:, None] * D + d[None, :], mask=there, other=0.0).to(tl.float32)
+        is_inside = (row < R)[:, None] & (d < D)[None, :]
+        p = tl.load(rows + row[:, None] * D + d[None, :], mask=is_inside, other=0.0).to(tl.float32)
         total += tl.sum(p * p, 1)
     tl.store(lengths + row, tl.sqrt_rn(total), mask=row < R)
 
 
 @triton.jit(do_not_specialize=["n"])
-def finish(
-    rows, product, factors, inwards, scaled, grads, by, n, D,
-    BY: tl.constexpr, FOLD: tl.constexpr, SCALED: tl.constexpr, WANTED: tl.constexpr, NORMAL: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+def row_gradients(
+    rows, product, factors, radials, scaled, grads, multiplier, n, D,
+    MULTIPLY: tl.constexpr, FOLD: tl.constexpr, SCALE_ROWS: tl.constexpr, NEEDS_GRAD: tl.constexpr,
+    NORMALISE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of n rows the gradient `by (product - inward p)`; where not BY that is in both.
+    """Write the gradient `multiplier (product - radial p)` of n rows p.
 
-    Without FOLD the product is still to be multiplied by a factor, and so is p, for the queries: `scaled`.
+    Without MULTIPLY, `product` and `radial` already contain the multiplier. Without FOLD, the product still lacks the
+    factor of its row. SCALE_ROWS writes `factor p` to `scaled`, which the gradient in the queries needs.
     """
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at, there = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    at, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
     factor = 1.0
     if not FOLD:
         factor = tl.load(factors + row, mask=row < n, other=0.0)[:, None]
-    if SCALED or NORMAL:
-        p = tl.load(rows + at, mask=there, other=0.0).to(tl.float32)
-    if SCALED:
-        tl.store(scaled + at, (factor * p).to(scaled.dtype.element_ty), mask=there)
-    if WANTED:
-        grad = factor * tl.load(product + at, mask=there, other=0.0)
-        if NORMAL:
-            grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
-        if BY:
-            grad *= tl.load(by)
-        tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
+    if SCALE_ROWS or NORMALISE:
+        p = tl.load(rows + at, mask=is_inside, other=0.0).to(tl.float32)
+    if SCALE_ROWS:
+        tl.store(scaled + at, (factor * p).to(scaled.dtype.element_ty), mask=is_inside)
+    if NEEDS_GRAD:
+        grad = factor * tl.load(product + at, mask=is_inside, other=0.0)
+        if NORMALISE:
+            grad -= tl.load(radials + row, mask=row < n, other=0.0)[:, None] * p
+        if MULTIPLY:
+            grad *= tl.load(multiplier)
+        tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["n"])
-def back_rows(
-    W, queries, rows, inwards, grads, by, n, B, D,
-    BY: tl.constexpr, NORMAL: tl.constexpr, WIDE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+def fused_row_gradients(
+    W, queries, rows, radials, grads, multiplier, n, B, D,
+    MULTIPLY: tl.constexpr, NORMALISE: tl.constexpr, IN_FLOAT32: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, QUERY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`finish` with its product W x in one: for batches so small that writing and reading that takes the time.
+    """`row_gradients` together with its product W x.
 
-    WIDE: make float32 of all first, for the interpreter, which would multiply the bits of narrower numbers.
+    It is faster for batches so small that writing and reading the product would take most of the time. IN_FLOAT32
+    converts the factors first: Triton's interpreter would multiply the bits of narrower numbers.
     """
-    blocks = tl.cdiv(D, BLOCK)  # those of the same rows run side by side
+    blocks = tl.cdiv(D, BLOCK)  # blocks of the same rows run next to each other
     d = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(0) // blocks * TILE + tl.arange(0, TILE)
     grad = tl.zeros([TILE, BLOCK], tl.float32)
-    for start in range(0, B, DEPTH):
-        i = start + tl.arange(0, DEPTH)
+    for start in range(0, B, QUERY_BLOCK):
+        i = start + tl.arange(0, QUERY_BLOCK)
         w = tl.load(W + row[:, None] * B + i[None, :], mask=(row < n)[:, None] & (i < B)[None, :], other=0.0)
         x = tl.load(queries + i[:, None] * D + d[None, :], mask=(i < B)[:, None] & (d < D)[None, :], other=0.0)
-        grad = tl.dot(w.to(tl.float32), x.to(tl.float32), grad) if WIDE else tl.dot(w, x, grad)
-    at, there = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
-    if NORMAL:
-        p = tl.load(rows + at, mask=there, other=0.0).to(tl.float32)
-        grad -= tl.load(inwards + row, mask=row < n, other=0.0)[:, None] * p
-    if BY:
-        grad *= tl.load(by)
-    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=there)
+        grad = tl.dot(w.to(tl.float32), x.to(tl.float32), grad) if IN_FLOAT32 else tl.dot(w, x, grad)
+    at, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    if NORMALISE:
+        p = tl.load(rows + at, mask=is_inside, other=0.0).to(tl.float32)
+        grad -= tl.load(radials + row, mask=row < n, other=0.0)[:, None] * p
+    if MULTIPLY:
+        grad *= tl.load(multiplier)
+    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
-def _factor(by, weights, AT: tl.constexpr, least, DIVIDED: tl.constexpr):
-    """What gradients are multiplied with: what comes from above, over the weights that the total was divided by."""
-    factor = tl.load(by).to(tl.float32)
+def _factor(multiplier, weights, AT: tl.constexpr, min_weight_sum, DIVIDED: tl.constexpr):
+    """The incoming gradient; with DIVIDED, divided by the sum of weights that the total was divided by."""
+    factor = tl.load(multiplier).to(tl.float32)
     if DIVIDED:
-        factor = tl.div_rn(factor, tl.maximum(tl.load(weights + AT), least))
+        factor = tl.div_rn(factor, tl.maximum(tl.load(weights + AT), min_weight_sum))
     return factor
 
 
 @triton.jit
-def rescale(values, by, weights, size, least, DIVIDED: tl.constexpr, BLOCK: tl.constexpr):
-    """Multiply all values, of the negatives' total, by one that lies on the device; none is touched where that is 1."""
-    factor = _factor(by, weights, 1, least, DIVIDED)
+def rescale(values, multiplier, weights, size, min_weight_sum, DIVIDED: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply the gradient of the negative total by a factor that lies on the device.
+
+    A factor of 1 writes nothing.
+    """
+    factor = _factor(multiplier, weights, 1, min_weight_sum, DIVIDED)
     if factor != 1.0:
         start = tl.program_id(0).to(tl.int64) * BLOCK
         step = tl.num_programs(0).to(tl.int64) * BLOCK
@@ -104,23 +110,26 @@ def rescale(values, by, weights, size, least, DIVIDED: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def add(
-    ups, downs, out, grads, columns, in_rows, up, down, weights,
-    blocks, size, D, least,
-    UP: tl.constexpr, DOWN: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+def add_gradients(
+    in_queries_positive, in_queries_negative, out, grads, columns, in_rows, positive, negative, weights,
+    blocks, size, D, min_weight_sum,
+    DIVIDE_POSITIVE: tl.constexpr, DIVIDE_NEGATIVE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of both totals, times `up` and `down`: programs up to `blocks` those in the queries, in `out`.
+    """Add the gradients of both totals, times the incoming gradients `positive` and `negative`.
 
-    Each further one adds to a row of `grads`, which are times `down` already, what `own_means` wrote for it; a class
-    is one of the batch's once at most. UP, DOWN: that total was divided by the weights.
+    The first `blocks` programs write the gradients in the queries to `out`. Each further program adds the gradient that
+    `positive_means` wrote for one row to that row of `grads`, which already contains the factor `negative`. No two
+    programs share a row, because each class of the batch is listed once. DIVIDE_POSITIVE and DIVIDE_NEGATIVE say which
+    totals were divided by their weights.
     """
     program = tl.program_id(0)
-    by_up = _factor(up, weights, 0, least, UP)
+    positive_factor = _factor(positive, weights, 0, min_weight_sum, DIVIDE_POSITIVE)
     if program < blocks:
         at = program * BLOCK + tl.arange(0, BLOCK)
-        one = by_up * tl.load(ups + at, mask=at < size, other=0.0)
-        two = _factor(down, weights, 1, least, DOWN) * tl.load(downs + at, mask=at < size, other=0.0)
-        tl.store(out + at, (one + two).to(out.dtype.element_ty), mask=at < size)
+        positive_part = positive_factor * tl.load(in_queries_positive + at, mask=at < size, other=0.0)
+        negative_factor = _factor(negative, weights, 1, min_weight_sum, DIVIDE_NEGATIVE)
+        negative_part = negative_factor * tl.load(in_queries_negative + at, mask=at < size, other=0.0)
+        tl.store(out + at, (positive_part + negative_part).to(out.dtype.element_ty), mask=at < size)
     else:
         row = program - blocks
         column = tl.load(columns + row // K)
@@ -128,6 +137,6 @@ def add(
             for start in range(0, D, BLOCK):
                 d = start + tl.arange(0, BLOCK)
                 at = grads + (column * K + row % K) * D + d
-                more = by_up * tl.load(in_rows + row.to(tl.int64) * D + d, mask=d < D, other=0.0)
-                value = tl.load(at, mask=d < D, other=0.0).to(tl.float32) + more
+                update = positive_factor * tl.load(in_rows + row.to(tl.int64) * D + d, mask=d < D, other=0.0)
+                value = tl.load(at, mask=d < D, other=0.0).to(tl.float32) + update
                 tl.store(at, value.to(grads.dtype.element_ty), mask=d < D)

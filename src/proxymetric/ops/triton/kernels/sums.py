@@ -1,4 +1,4 @@
-"""From the similarities of a chunk to sums over the batch or the classes, and to shares of them."""
+"""From the similarities of a chunk to sums over the batch or over the classes, and to shares of these sums."""
 
 from __future__ import annotations
 
@@ -6,243 +6,338 @@ import triton
 import triton.language as tl
 
 from proxymetric.ops.triton.kernels.exponents import (
+    column_similarities,
     exponents,
-    log_mean,
-    of_columns,
-    of_rows,
-    rounded,
-    shrink_of,
-    weights_at,
+    load_row_scales,
+    log1p_and_mean_weight,
+    pair_weights,
+    rounded_product,
+    row_slopes,
 )
 
 
 @triton.jit
 def _tile(tile, n, K: tl.constexpr, TILE: tl.constexpr):
-    """Of the tile'th tile: its columns, which of them there are, its rows, which of them there are, and their k."""
+    """The columns and rows of one tile.
+
+    Returns the columns, a mask of those that exist, the rows, a mask of those that exist, and the k of each row.
+    """
     if K == 1:
         k = tl.zeros([TILE], tl.int32)
         column = tile * TILE + tl.arange(0, TILE)
         row = column
-        real = row < n
+        is_row = row < n
     else:
         k = tl.arange(0, TILE)
         column = tile + tl.zeros([1], tl.int32)
         row = tile * K + k
-        real = k < K
-    return column, column < n, row, real, k
+        is_row = k < K
+    return column, column < n, row, is_row, k
 
 
 @triton.jit
-def _look(
-    S, shrink, row, real, k, label, of_queries, i, edges, levels, B, slope, offset, steep,
-    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr, FULL: tl.constexpr,
+def _load_pairs(
+    S, row_scale, row, is_row, k, label, query_labels, i, edges, levels, B, slope, offset, inverse_gamma,
+    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr, NO_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """A tile at the queries i: similarities of rows and of columns, which pairs are meant, their weights and exponents.
+    """Load a tile at the queries i.
 
-    Meant are pairs of one class (OWN), or of two; exponents of others are -inf. Without a weighting (EDGES < 0) a
-    weight is 1. A label below 0 is no class: it has no rule, and no query is of it. FULL: there are as many queries.
+    Returns row similarities, column similarities, the mask of the pairs, their weights and their exponents. Pairs are
+    the positives (POSITIVE) or the negatives; other exponents are -inf. Without a weighting (EDGES < 0) all weights are
+    1. A label below 0 marks a missing class: it has no weights, and no query belongs to it. NO_TAIL: B is a multiple of
+    the block, so that no query needs a mask.
 
-    Similarities of rows are over lengths only where something but the exponent depends on them: see `_over_lengths`.
+    With K = 1 and no weighting, row similarities are not yet divided by the row lengths: see `_times_row_scale`.
     """
-    if FULL:
-        query = tl.load(of_queries + i)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=real[:, None], other=0.0)
+    if NO_TAIL:
+        query = tl.load(query_labels + i)
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None], other=0.0)
     else:
-        query = tl.load(of_queries + i, mask=i < B, other=-1)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=real[:, None] & (i < B)[None, :], other=0.0)
+        query = tl.load(query_labels + i, mask=i < B, other=-1)
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None] & (i < B)[None, :], other=0.0)
     same = label.to(tl.int32)[:, None] == query[None, :]
-    there = same if OWN else ~same
-    if not FULL:
-        there = there & (i < B)[None, :]
+    is_pair = same if POSITIVE else ~same
+    if not NO_TAIL:
+        is_pair = is_pair & (i < B)[None, :]
     weight = 1.0
     if K == 1 and EDGES < 0:
-        found = s
-        z = exponents(s, (slope * shrink)[:, None], offset)
+        similarity = s
+        z = exponents(s, (slope * row_scale)[:, None], offset)
     else:
-        s = rounded(s, shrink[:, None])
-        found = of_columns(s, k, K, KIND, steep)
-        z = exponents(found, slope, offset)
+        s = rounded_product(s, row_scale[:, None])
+        similarity = column_similarities(s, k, K, KIND, inverse_gamma)
+        z = exponents(similarity, slope, offset)
         if EDGES >= 0:
-            weight = weights_at(found, edges, levels, label, label >= 0, EDGES)
-            z = rounded(z, weight)
-    return s, found, there, weight, tl.where(there, z, float("-inf"))
+            weight = pair_weights(similarity, edges, levels, label, label >= 0, EDGES)
+            z = rounded_product(z, weight)
+    return s, similarity, is_pair, weight, tl.where(is_pair, z, float("-inf"))
 
 
 @triton.jit
-def _over_lengths(inner, shrink, K: tl.constexpr, EDGES: tl.constexpr):
-    """A sum that was made of similarities as `_look` gives them."""
+def _times_row_scale(inner, row_scale, K: tl.constexpr, EDGES: tl.constexpr):
+    """Apply the row scale to a sum over similarities from `_load_pairs`, where these lack it."""
     if K == 1 and EDGES < 0:
-        inner = inner * shrink
+        inner = inner * row_scale
     return inner
 
 
 @triton.jit
-def _write(W, w, s, row, real, i, B, FULL: tl.constexpr):
-    """Write shares as their type rounds them; what was written, times the similarity."""
-    narrow = w.to(W.dtype.element_ty)
-    if FULL:
-        tl.store(W + row[:, None] * B + i[None, :], narrow, mask=real[:, None])
+def _store_shares(W, w, s, row, is_row, i, B, NO_TAIL: tl.constexpr):
+    """Store shares in the type of W; return the rounded shares times the similarities."""
+    rounded = w.to(W.dtype.element_ty)
+    if NO_TAIL:
+        tl.store(W + row[:, None] * B + i[None, :], rounded, mask=is_row[:, None])
     else:
-        tl.store(W + row[:, None] * B + i[None, :], narrow, mask=real[:, None] & (i < B)[None, :])
-    return narrow.to(tl.float32) * s
+        tl.store(W + row[:, None] * B + i[None, :], rounded, mask=is_row[:, None] & (i < B)[None, :])
+    return rounded.to(tl.float32) * s
 
 
 @triton.jit
-def _leave(factors, inwards, row, real, factor, inner, bend, FOLD: tl.constexpr):
-    """Of each row, what its gradient is made of beside W: see `log_means`."""
+def _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope, FOLD: tl.constexpr):
+    """Store what the gradient of each row needs besides W: see `log_means`."""
     if FOLD:
-        tl.store(inwards + row, inner * bend, mask=real)
+        tl.store(radials + row, inner * scale_slope, mask=is_row)
     else:
-        tl.store(factors + row, factor, mask=real)
-        tl.store(inwards + row, factor * inner * bend, mask=real)
+        tl.store(factors + row, factor, mask=is_row)
+        tl.store(radials + row, factor * inner * scale_slope, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["n"])
 def log_means(
-    S, W, factors, inwards, logs, means, lengths, labels, of_queries, edges, levels,
-    n, B, slope, offset, steep, least, times, over,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
-    STRIDE: tl.constexpr, FOLD: tl.constexpr, WANTED: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, W, factors, radials, logs, means, lengths, labels, query_labels, edges, levels,
+    n, B, slope, offset, inverse_gamma, min_length, gradient_factor, value_factor,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr, WHOLE_BATCH: tl.constexpr,
+    NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each column `over log(1 + sum exp z)`, of the queries that are meant, its mean weight, its gradient's parts.
+    """For each column: `log(1 + sum exp z)` over its pairs, its mean weight, and the parts of its gradient.
 
-    That in the row r is `(W x)_r - inward p_r`, that in the queries `W^T p`, `times` each. Where the type of W has too
-    narrow a range (not FOLD), W are shares of the largest of their column, and to be multiplied by the row's factor and
-    by `times`. EDGES < 0: no weighting. ONE: one block is all. FULL: blocks hold nothing but queries.
+    The logarithm is multiplied by `value_factor`. The gradient is `(W x)_r - radial p_r` in row r and `W^T p` in the
+    queries, both including `gradient_factor`. If the range of W's type is too narrow for that (not FOLD), W holds
+    shares relative to the largest of their column, and still has to be multiplied by the row's factor and by
+    `gradient_factor`. EDGES < 0: no weighting. WHOLE_BATCH: one block holds the whole batch. NO_TAIL: B is a multiple
+    of BLOCK.
     """
-    column, is_column, row, real, k = _tile(tl.program_id(0), n, K, TILE)
-    shrink, bend = shrink_of(lengths, row, real, least, NORMAL)
-    label = tl.load(labels + column * STRIDE, mask=is_column, other=-1)
+    column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
+    row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
     count = tl.zeros([COLUMNS], tl.float32)
-    weighed = tl.zeros([COLUMNS], tl.float32)
-    if ONE:
+    weight_sum = tl.zeros([COLUMNS], tl.float32)
+    if WHOLE_BATCH:
         j = tl.arange(0, BLOCK)
-        s, found, there, weight, z = _look(
-            S, shrink, row, real, k, label, of_queries, j, edges, levels, B, slope, offset, steep,
-            K, KIND, EDGES, OWN, FULL,
-        )  # fmt: skip
+        s, similarity, is_pair, weight, z = _load_pairs(
+            S,
+            row_scale,
+            row,
+            is_row,
+            k,
+            label,
+            query_labels,
+            j,
+            edges,
+            levels,
+            B,
+            slope,
+            offset,
+            inverse_gamma,
+            K,
+            KIND,
+            EDGES,
+            POSITIVE,
+            NO_TAIL,
+        )
         if EDGES >= 0:
-            count = tl.sum(tl.where(there, 1.0, 0.0), 1)
-            weighed = tl.sum(tl.where(there, weight, 0.0), 1)
+            count = tl.sum(tl.where(is_pair, 1.0, 0.0), 1)
+            weight_sum = tl.sum(tl.where(is_pair, weight, 0.0), 1)
         highest = tl.max(z, 1)
         share = tl.exp(z - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
         total = tl.sum(share, 1)
     else:
         for start in range(0, B, BLOCK):
             i = start + tl.arange(0, BLOCK)
-            _, _, there_i, weight_i, z_i = _look(
-                S, shrink, row, real, k, label, of_queries, i, edges, levels, B, slope, offset, steep,
-                K, KIND, EDGES, OWN, FULL,
-            )  # fmt: skip
+            _, _, is_pair_i, weight_i, z_i = _load_pairs(
+                S,
+                row_scale,
+                row,
+                is_row,
+                k,
+                label,
+                query_labels,
+                i,
+                edges,
+                levels,
+                B,
+                slope,
+                offset,
+                inverse_gamma,
+                K,
+                KIND,
+                EDGES,
+                POSITIVE,
+                NO_TAIL,
+            )
             if EDGES >= 0:
-                count += tl.sum(tl.where(there_i, 1.0, 0.0), 1)
-                weighed += tl.sum(tl.where(there_i, weight_i, 0.0), 1)
+                count += tl.sum(tl.where(is_pair_i, 1.0, 0.0), 1)
+                weight_sum += tl.sum(tl.where(is_pair_i, weight_i, 0.0), 1)
             higher = tl.maximum(highest, tl.max(z_i, 1))
-            # Of a column without pairs nothing is subtracted: -inf less -inf is no number.
+            # In a column without pairs 0 is subtracted, because -inf minus -inf is NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
             total = total * tl.exp(highest - base) + tl.sum(tl.exp(z_i - base[:, None]), 1)
             highest = higher
-    log, mean, bottom, part = log_mean(highest, total, weighed, count, EDGES)
-    tl.store(logs + column, over * log, mask=is_column)
+    log, mean, bottom, part = log1p_and_mean_weight(highest, total, weight_sum, count, EDGES)
+    tl.store(logs + column, value_factor * log, mask=is_column)
     tl.store(means + column, mean, mask=is_column)
-    if WANTED:
-        factor = shrink * part
+    if NEEDS_GRAD:
+        factor = row_scale * part
         if FOLD:
-            factor = times * factor
-        if ONE:
-            w = share * weight * of_rows(s, found, k, K, KIND, steep)
+            factor = gradient_factor * factor
+        if WHOLE_BATCH:
+            w = share * weight * row_slopes(s, similarity, k, K, KIND, inverse_gamma)
             if FOLD:
                 w = w * factor[:, None]
-            inner = tl.sum(_write(W, w, s, row, real, j, B, FULL), 1)
+            inner = tl.sum(_store_shares(W, w, s, row, is_row, j, B, NO_TAIL), 1)
         else:
             inner = tl.zeros([TILE], tl.float32)
             for start in range(0, B, BLOCK):
                 i = start + tl.arange(0, BLOCK)
-                s_i, found_i, _, weight_i, z_i = _look(
-                    S, shrink, row, real, k, label, of_queries, i, edges, levels, B, slope, offset, steep,
-                    K, KIND, EDGES, OWN, FULL,
-                )  # fmt: skip
-                w_i = tl.exp(z_i - bottom[:, None]) * weight_i * of_rows(s_i, found_i, k, K, KIND, steep)
+                s_i, similarity_i, _, weight_i, z_i = _load_pairs(
+                    S,
+                    row_scale,
+                    row,
+                    is_row,
+                    k,
+                    label,
+                    query_labels,
+                    i,
+                    edges,
+                    levels,
+                    B,
+                    slope,
+                    offset,
+                    inverse_gamma,
+                    K,
+                    KIND,
+                    EDGES,
+                    POSITIVE,
+                    NO_TAIL,
+                )
+                slopes_i = row_slopes(s_i, similarity_i, k, K, KIND, inverse_gamma)
+                w_i = tl.exp(z_i - bottom[:, None]) * weight_i * slopes_i
                 if FOLD:
                     w_i = w_i * factor[:, None]
-                inner += tl.sum(_write(W, w_i, s_i, row, real, i, B, FULL), 1)
-        _leave(factors, inwards, row, real, factor, _over_lengths(inner, shrink, K, EDGES), bend, FOLD)
+                inner += tl.sum(_store_shares(W, w_i, s_i, row, is_row, i, B, NO_TAIL), 1)
+        inner = _times_row_scale(inner, row_scale, K, EDGES)
+        _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope, FOLD)
 
 
 @triton.jit(do_not_specialize=["n"])
 def log_sums(
-    S, highests, totals, weigheds, counts, lengths, labels, of_queries, edges, levels,
-    n, B, slope, offset, steep, least,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
-    STRIDE: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, highests, totals, weight_sums, counts, lengths, labels, query_labels, edges, levels,
+    n, B, slope, offset, inverse_gamma, min_length,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For each query, add the columns that are meant to running sums: the highest exponent, `sum exp(z - highest)`.
+    """For each query, add the pairs of a chunk to running sums: the highest exponent and `sum exp(z - highest)`.
 
-    Programs along the first axis take the tiles of columns in turns, and each has sums of its own, (parts, B).
+    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B).
     """
     part, parts = tl.program_id(0), tl.num_programs(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = part * B + i
-    highest = tl.load(highests + place, mask=i < B, other=float("-inf"))
-    total = tl.load(totals + place, mask=i < B, other=0.0)
+    position = part * B + i
+    highest = tl.load(highests + position, mask=i < B, other=float("-inf"))
+    total = tl.load(totals + position, mask=i < B, other=0.0)
     if EDGES >= 0:
-        weighed = tl.load(weigheds + place, mask=i < B, other=0.0)
-        count = tl.load(counts + place, mask=i < B, other=0.0)
+        weight_sum = tl.load(weight_sums + position, mask=i < B, other=0.0)
+        count = tl.load(counts + position, mask=i < B, other=0.0)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     for tile in range(part, tl.cdiv(n, COLUMNS), parts):
-        column, is_column, row, real, k = _tile(tile, n, K, TILE)
-        shrink, _ = shrink_of(lengths, row, real, least, NORMAL)
-        label = tl.load(labels + column * STRIDE, mask=is_column, other=-1)
-        _, _, there, weight, z = _look(
-            S, shrink, row, real, k, label, of_queries, i, edges, levels, B, slope, offset, steep,
-            K, KIND, EDGES, OWN, FULL,
-        )  # fmt: skip
-        there = there & is_column[:, None]
+        column, is_column, row, is_row, k = _tile(tile, n, K, TILE)
+        row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+        label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
+        _, _, is_pair, weight, z = _load_pairs(
+            S,
+            row_scale,
+            row,
+            is_row,
+            k,
+            label,
+            query_labels,
+            i,
+            edges,
+            levels,
+            B,
+            slope,
+            offset,
+            inverse_gamma,
+            K,
+            KIND,
+            EDGES,
+            POSITIVE,
+            NO_TAIL,
+        )
+        is_pair = is_pair & is_column[:, None]
         z = tl.where(is_column[:, None], z, float("-inf"))
         if EDGES >= 0:
-            weighed += tl.sum(tl.where(there, weight, 0.0), 0)
-            count += tl.sum(tl.where(there, 1.0, 0.0), 0)
+            weight_sum += tl.sum(tl.where(is_pair, weight, 0.0), 0)
+            count += tl.sum(tl.where(is_pair, 1.0, 0.0), 0)
         higher = tl.maximum(highest, tl.max(z, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(highest - base) + tl.sum(tl.exp(z - base[None, :]), 0)
         highest = higher
-    tl.store(highests + place, highest, mask=i < B)
-    tl.store(totals + place, total, mask=i < B)
+    tl.store(highests + position, highest, mask=i < B)
+    tl.store(totals + position, total, mask=i < B)
     if EDGES >= 0:
-        tl.store(weigheds + place, weighed, mask=i < B)
-        tl.store(counts + place, count, mask=i < B)
+        tl.store(weight_sums + position, weight_sum, mask=i < B)
+        tl.store(counts + position, count, mask=i < B)
 
 
 @triton.jit(do_not_specialize=["n"])
 def shares(
-    S, W, factors, inwards, sums, grads, lengths, labels, of_queries, edges, levels,
-    n, B, slope, offset, steep, least, lift,
-    K: tl.constexpr, KIND: tl.constexpr, NORMAL: tl.constexpr, EDGES: tl.constexpr, OWN: tl.constexpr,
-    STRIDE: tl.constexpr, FOLD: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    S, W, factors, radials, sums, grads, lengths, labels, query_labels, edges, levels,
+    n, B, slope, offset, inverse_gamma, min_length, lift,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The slopes of each query's log-sum, in the form that `log_means` has; `lift` times too large in W.
+    """The derivatives of each query's log-sum, in the form that `log_means` has, with W multiplied by `lift`.
 
-    The gradient in the log-sums is left to the products, whose queries are multiplied with it; only `inwards` have it.
+    The gradient in the log-sums is not in W, only in `radials`: the products use queries multiplied by it.
     """
-    column, is_column, row, real, k = _tile(tl.program_id(0), n, K, TILE)
-    shrink, bend = shrink_of(lengths, row, real, least, NORMAL)
-    label = tl.load(labels + column * STRIDE, mask=is_column, other=-1)
+    column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
+    row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     inner = tl.zeros([TILE], tl.float32)
     for start in range(0, B, BLOCK):
         i = start + tl.arange(0, BLOCK)
         log = tl.load(sums + i, mask=i < B, other=0.0)
         grad = tl.load(grads + i, mask=i < B, other=0.0)
-        s, found, _, weight, z = _look(
-            S, shrink, row, real, k, label, of_queries, i, edges, levels, B, slope, offset, steep,
-            K, KIND, EDGES, OWN, FULL,
-        )  # fmt: skip
+        s, similarity, _, weight, z = _load_pairs(
+            S,
+            row_scale,
+            row,
+            is_row,
+            k,
+            label,
+            query_labels,
+            i,
+            edges,
+            levels,
+            B,
+            slope,
+            offset,
+            inverse_gamma,
+            K,
+            KIND,
+            EDGES,
+            POSITIVE,
+            NO_TAIL,
+        )
         z = tl.where(is_column[:, None], z, float("-inf"))
-        w = tl.exp(z - log[None, :]) * lift * weight * of_rows(s, found, k, K, KIND, steep)
+        w = tl.exp(z - log[None, :]) * lift * weight * row_slopes(s, similarity, k, K, KIND, inverse_gamma)
         if FOLD:
-            w = w * shrink[:, None]
-        inner += tl.sum(_write(W, w, s, row, real, i, B, FULL) * grad[None, :], 1)
-    _leave(factors, inwards, row, real, shrink, _over_lengths(inner, shrink, K, EDGES), bend, FOLD)
+            w = w * row_scale[:, None]
+        inner += tl.sum(_store_shares(W, w, s, row, is_row, i, B, NO_TAIL) * grad[None, :], 1)
+    inner = _times_row_scale(inner, row_scale, K, EDGES)
+    _store_row_factors(factors, radials, row, is_row, row_scale, inner, scale_slope, FOLD)

@@ -1,4 +1,4 @@
-"""From what each column has to sums over all of them."""
+"""Sums over all columns of the logarithms and mean weights of each."""
 
 from __future__ import annotations
 
@@ -8,37 +8,42 @@ import triton.language as tl
 
 @triton.jit
 def _sum(values, start, stop, BLOCK: tl.constexpr):
-    total = tl.zeros([BLOCK], tl.float32)
+    """The sum of `values` from `start` to `stop`."""
+    totals = tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        total += tl.load(values + at, mask=at < stop, other=0.0)
-    return tl.sum(total, 0)
+        totals += tl.load(values + at, mask=at < stop, other=0.0)
+    return tl.sum(totals, 0)
 
 
 @triton.jit
-def total_parts(logs, means, parts, more_parts, n, MANY: tl.constexpr, BLOCK: tl.constexpr):
-    """Of every MANY columns the summed logarithms and the summed weights."""
+def partial_totals(logs, means, log_parts, mean_parts, n, PART: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum the logarithms and the mean weights of every PART columns."""
     part = tl.program_id(0)
-    stop = tl.minimum((part + 1) * MANY, n)
-    tl.store(parts + part, _sum(logs, part * MANY, stop, BLOCK))
-    tl.store(more_parts + part, _sum(means, part * MANY, stop, BLOCK))
+    stop = tl.minimum((part + 1) * PART, n)
+    tl.store(log_parts + part, _sum(logs, part * PART, stop, BLOCK))
+    tl.store(mean_parts + part, _sum(means, part * PART, stop, BLOCK))
 
 
 @triton.jit
-def total(
-    up_logs, up_means, down_logs, down_means, up, down, weights, m, n, least,
-    UP: tl.constexpr, DOWN: tl.constexpr, BLOCK: tl.constexpr,
+def totals(
+    positive_logs, positive_means, negative_logs, negative_means, positive, negative, weights, m, n, min_weight_sum,
+    DIVIDE_POSITIVE: tl.constexpr, DIVIDE_NEGATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`up`, `down`: sums of m and of n logarithms, if UP, DOWN over that of their weights; `weights` (2,): these."""
+    """Write the totals of m positive and n negative columns; program 0 the positive, program 1 the negative one.
+
+    `positive` and `negative` receive the sums of the logarithms, `weights` (2,) the sums of the mean weights. With
+    DIVIDE_POSITIVE or DIVIDE_NEGATIVE the sum of the logarithms is divided by the sum of the weights.
+    """
     if tl.program_id(0) == 0:
-        log, weight = _sum(up_logs, 0, m, BLOCK), _sum(up_means, 0, m, BLOCK)
-        if UP:
-            log = tl.div_rn(log, tl.maximum(weight, least))
-        tl.store(up, log)
+        log, weight = _sum(positive_logs, 0, m, BLOCK), _sum(positive_means, 0, m, BLOCK)
+        if DIVIDE_POSITIVE:
+            log = tl.div_rn(log, tl.maximum(weight, min_weight_sum))
+        tl.store(positive, log)
         tl.store(weights, weight)
     else:
-        log, weight = _sum(down_logs, 0, n, BLOCK), _sum(down_means, 0, n, BLOCK)
-        if DOWN:
-            log = tl.div_rn(log, tl.maximum(weight, least))
-        tl.store(down, log)
+        log, weight = _sum(negative_logs, 0, n, BLOCK), _sum(negative_means, 0, n, BLOCK)
+        if DIVIDE_NEGATIVE:
+            log = tl.div_rn(log, tl.maximum(weight, min_weight_sum))
+        tl.store(negative, log)
         tl.store(weights + 1, weight)

@@ -1,0 +1,52 @@
+"""Optional protocols: what a piece may offer beyond its base class.
+
+`Criterion` looks for these protocols among its modules. A piece that has nothing to offer defines nothing.
+`NeedsSecondPass` (in `core.second_pass`) is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Prefetches(Protocol):
+    """A source that can copy what it needs for the next batch to the device while the current step runs."""
+
+    def prefetch_batch(self, labels: Tensor) -> None:
+        """Start the copies. The results of training do not depend on this call.
+
+        Args:
+            labels: (B,) labels of the next batch.
+        """
+
+
+@runtime_checkable
+class NamesParts(Protocol):
+    """A source that names its trained parts for reports."""
+
+    part_names: Mapping[str, str]
+    """attribute that holds parameters or a row table -> the name of this part in a report"""
+
+
+@runtime_checkable
+class ReportsFigures(Protocol):
+    """A piece that reports numbers about its memory."""
+
+    def figures(self) -> dict[str, float]:
+        """The numbers by name, for the log and the report."""
+
+
+@runtime_checkable
+class EstimatesUncertainty(Protocol):
+    """A source that estimates how uncertain it is about each class."""
+
+    def uncertainty(self, draws: int = 1000) -> Tensor:
+        """The uncertainty of each class, (C,).
+
+        Args:
+            draws: random vectors drawn for each proxy, at least 2.
+        """
