@@ -14,7 +14,8 @@ from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve
 from proxymetric.studies.inference import paired, power, seeds_needed, student
-from proxymetric.studies.tables import Results, Table, write_tables
+from proxymetric.studies.scores import Results
+from proxymetric.studies.tables import Table, write_tables
 
 SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
 
