@@ -1,13 +1,13 @@
-# Everything a newcomer needs: `make demo` and `make test`. Both set the environment up first.
+# Everything a newcomer needs: `make demo`, `make test` and `make docs`. Each sets the environment up first.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,track,export]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,track,export,docs]'
 	@touch $@
 
 demo: $(READY)
@@ -21,5 +21,9 @@ lint: $(READY)
 test: lint
 	$(BIN)/pytest
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html; its search needs a server: python3 -m http.server -d site"
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -1,9 +1,10 @@
-"""CCP in a training loop of your own: `python examples/ccp.py`.
+"""CCP in your own training loop: `python examples/ccp.py`.
 
-A loss against a few proxies a class; when a score on held-out classes stops improving, new proxies are picked among
-training images that the old ones cover badly, and training goes on. That takes two calls more than other methods do:
-`bind(net)` before the first step, and `boundary(score, pool)` before it and after each evaluation. Of the characters of
-an embedded data set, half are unseen to the end; of the others every fifth decides when to pick, the rest train.
+CCP compares a batch with a few proxies of each class. When the score on held-out classes stops improving, it picks new
+proxies among training images that the old proxies cover badly, and training continues. CCP needs two calls more than
+other methods: `bind(net)` before the first step, and `boundary(score, pool)` before the first step and after each
+evaluation. The data are drawn characters: half of them are never seen in training, every fifth of the others is held
+out and decides when to pick, and the rest is trained on.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 
-DIM, CLASSES, EACH = 64, 8, 4  # a batch is 8 classes x 4 images
+DIM = 64
+CLASSES, IMAGES_PER_CLASS = 8, 4
+"""of a batch"""
 
 
 def network() -> nn.Module:
@@ -24,13 +27,13 @@ def network() -> nn.Module:
 
 
 def three_parts(name: str) -> list[tuple[Tensor, Tensor]]:
-    """Images (N, 1, 32, 32) in [-1, 1] and labels 0, 1, ... to train on, to validate on, and of unseen classes."""
+    """Images (N, 1, 32, 32) in [-1, 1] and labels of the training classes, the held-out classes, the unseen classes."""
     data = pm.open_data(name)
     seen = [c for c in range(len(data.classes)) if c not in data.test_classes]
     held_out = seen[::5]
     classes = ([c for c in seen if c not in held_out], held_out, data.test_classes)
-    parts = [data.of_classes(some) for some in classes]
-    return [(torch.tensor(p.arrays)[:, None] / 127.5 - 1, torch.tensor(p.labels)) for p in parts]
+    parts = [data.of_classes(group) for group in classes]
+    return [(torch.tensor(part.arrays)[:, None] / 127.5 - 1, torch.tensor(part.labels)) for part in parts]
 
 
 @torch.no_grad()
@@ -53,26 +56,27 @@ def train(
     groups = [{"params": net.parameters(), "lr": 1e-3}, *criterion.param_groups(lr=1e-3)]
     optimizer = torch.optim.Adam(groups, weight_decay=1e-4)
 
-    def drawn(count: int, classes: Tensor) -> Tensor:
+    def draw(count: int, classes: Tensor) -> Tensor:
+        """Rows of `count` random images of each class."""
         return torch.cat([members[c][torch.randperm(len(members[c]))[:count]] for c in classes])
 
     def pool(count: int) -> tuple[Tensor, Tensor]:
-        """`count` random training images of each class, by the network as it is: asked for only when picking."""
-        rows = drawn(count, torch.arange(len(members)))
+        """Embeddings and labels of `count` random training images of each class; called only when CCP picks proxies."""
+        rows = draw(count, torch.arange(len(members)))
         return embed(net, images[rows]), labels[rows]
 
     criterion.boundary(score(net, *held_out), pool)  # the first proxies
     for epoch in range(epochs):
         net.train()
-        for _ in range(len(images) // (CLASSES * EACH)):
-            rows = drawn(EACH, torch.randperm(len(members))[:CLASSES])
+        for _ in range(len(images) // (CLASSES * IMAGES_PER_CLASS)):
+            rows = draw(IMAGES_PER_CLASS, torch.randperm(len(members))[:CLASSES])
             loss = criterion(net(images[rows]), labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             criterion.commit()
         value = score(net, *held_out)
-        criterion.boundary(value, pool)  # perhaps the next problem begins
+        criterion.boundary(value, pool)  # CCP may start its next problem here
         problem = criterion.figures()["problem"]
         print(f"epoch {epoch + 1:2d}  last loss {loss.item():.3f}  held out {value:.3f}  problem {problem:.0f}")
 

@@ -1,17 +1,19 @@
-"""What alternating projections do to an embedding, drawn: `python examples/ccp_mnist.py --data MNIST --out FOLDER`.
+"""Draw the effect of alternating projections: `python examples/ccp_mnist.py --data MNIST --out FOLDER`.
 
-The CCP paper's proof of the concept (Gürbüz et al. 2023, Sec. V-B, Fig. 2): digits in a plane, 4 proxies a class picked
-from a pool of 16. "Before" is where the first proxy problem ends; four projections follow, each a problem with proxies
-picked anew. The last panel is a control that the paper does not have: the first problem trained on for as many steps as
-the four took. FOLDER gets ccp-mnist.png and ccp-mnist.json.
+This is the proof of concept of the CCP paper (Gürbüz et al. 2023, Sec. V-B, Fig. 2): digits in a plane, 4 proxies for
+each class, picked from a pool of 16. The panel "before" shows the end of the first proxy problem. Four projections
+follow; each is a problem with newly picked proxies. The last panel is a control that the paper does not have: the first
+problem, trained for as many more steps as the four projections took. The script writes ccp-mnist.png and ccp-mnist.json
+into FOLDER.
 
-As in the paper all ten digits are trained on and the figures are of images that were not: nothing here is about unseen
-classes (examples/ccp.py is). Three sets of images: some train; MAP@R of other training images decides when a problem
-has converged; covering radius, MAP@R and the dots are of test images. The paper names no margin and no rates for MNIST.
-Ours: margin 0.8, with which ten classes fill the disc (with 0.38 they overlap); one rate for all, but a tenth of it for
-the proxies once the first problem has put them in their places, or they would run together again in every problem.
+As in the paper, all ten digits are trained on, and the scores are of other images of these digits. The example does not
+measure unseen classes (examples/ccp.py does). There are three sets of images: one is trained on; MAP@R of the second
+decides when a problem has converged; covering radius, MAP@R and the dots are of the third, the test images. The paper
+names no margin and no learning rates for MNIST. Here the margin is 0.8, with which ten classes fill the disc (with 0.38
+they overlap). The learning rate is the same for all parameters, but the proxies get a tenth of it after the first
+problem; otherwise the proxies of a class would coincide again in every problem.
 
-MNIST takes 3 minutes on one core; without --data, scikit-learn's small digits.
+MNIST takes 3 minutes on one core. Without --data, the example uses the small digits of scikit-learn.
 """
 
 import argparse
@@ -67,7 +69,7 @@ def network() -> nn.Module:
 
 
 def three_parts(data: str, count: int, held_out: int) -> dict[str, Images]:
-    """`count` images to train on, `held_out` of the same side to validate on, and `held_out` of the test."""
+    """`count` training images, `held_out` other training images to validate on, and `held_out` test images."""
     images = pm.open_data(data)
     test = images.test_images
     if test is None and data == "digits":
@@ -109,8 +111,8 @@ class Training:
         """`count` batches of 8 classes x 4 images."""
         self.net.train()
         for _ in range(count):
-            some = [self.members[c] for c in torch.randperm(self.classes)[:8]]
-            rows = torch.cat([of[torch.randint(len(of), (4,))] for of in some])
+            members = [self.members[c] for c in torch.randperm(self.classes)[:8]]
+            rows = torch.cat([images[torch.randint(len(images), (4,))] for images in members])
             loss = self.criterion(self.net(self.data.pixels[rows]), self.data.labels[rows])
             self.optimizer.zero_grad()
             loss.backward()
@@ -123,8 +125,8 @@ class Training:
         return torch.cat([self.net(part) for part in pixels.split(500)])
 
     def pool(self, count: int) -> tuple[Tensor, Tensor]:
-        """`count` random training images of each class, embedded: what new proxies are picked from."""
-        rows = torch.cat([of[torch.randperm(len(of))[:count]] for of in self.members])
+        """Embeddings and labels of `count` random training images of each class; new proxies are picked from them."""
+        rows = torch.cat([images[torch.randperm(len(images))[:count]] for images in self.members])
         return self.embed(self.data.pixels[rows]), self.data.labels[rows]
 
     def score(self, images: Images) -> float:
@@ -132,11 +134,11 @@ class Training:
         return pm.evaluate(points, images.labels, "MAP@R", distance="euclidean")["MAP@R"]
 
     def plane(self, proxies: Tensor) -> np.ndarray:
-        """Proxies (C, K, 2) as they are compared."""
+        """Normalised proxies (C, K, 2)."""
         return self.criterion.normalised(proxies).view(self.classes, PER_CLASS, DIM).numpy()
 
     def stage(self, title: str, test: Images, converged: Tensor, picked: Tensor | None) -> CcpStage:
-        """How it looks now."""
+        """A panel of the picture: test images and proxies at this step."""
         points = self.criterion.normalised(self.embed(test.pixels))
         radius = covering_radius(points, test.labels, distance="euclidean")
         picks = None if picked is None else self.plane(picked)
@@ -148,17 +150,17 @@ class Training:
 def alternate(
     training: Training, validation: Images, test: Images, projections: int, every: int, slower: float
 ) -> tuple[list[CcpStage], list[dict[str, object]]]:
-    """Train until the first problem and `projections` more have converged, then the control; how each looks."""
+    """Train until the first problem and `projections` more have converged, then train the control; record each."""
     criterion, stages, rows = training.criterion, list[CcpStage](), list[dict[str, object]]()
     criterion.boundary(score=training.score(validation), pool=training.pool)  # the first proxies are picked here
     control = training
 
-    def record(title: str, of: Training, converged: Tensor, picked: Tensor | None) -> None:
-        stage = of.stage(title, test, converged, picked)
+    def record(title: str, side: Training, converged: Tensor, picked: Tensor | None) -> None:
+        stage = side.stage(title, test, converged, picked)
         boxes = torch.from_numpy(stage.proxies)
         row = {
             "stage": title,
-            "step": of.criterion.step,
+            "step": side.criterion.step,
             "covering_radius": stage.radius,
             "MAP@R": stage.score,
             "inter_class_distance": inter_class_distance(stage.points, stage.labels, distance="euclidean"),
@@ -180,7 +182,7 @@ def alternate(
                 control.slow_proxies(slower)
             title = f"projection {len(stages)}" if stages else "before: one problem"
             record(title, training, converged, training.proxies.detach().clone())
-    # No boundary, no projection: the first problem's loss and proxies for as many steps.
+    # Without a boundary there is no projection: the control keeps the loss and the proxies of the first problem.
     control.steps(criterion.step - control.criterion.step)
     record("control: no projections", control, control.proxies.detach(), None)
     return stages, rows
@@ -191,12 +193,14 @@ def main() -> None:
     parser.add_argument("--data", default="digits", help="a folder with MNIST's files; default: scikit-learn's digits")
     parser.add_argument("--out", type=Path, default=Path("runs/ccp-mnist"), help="folder for the picture and the JSON")
     parser.add_argument("--images", type=int, default=12_000, help="training images")
-    parser.add_argument("--held-out", type=int, default=2_000, help="images to validate on, and of the test")
+    parser.add_argument("--held-out", type=int, default=2_000, help="images to validate on, and as many test images")
     parser.add_argument("--projections", type=int, default=4)
     parser.add_argument("--every", type=int, default=100, help="steps from one evaluation to the next")
-    parser.add_argument("--patience", type=int, default=3, help="evaluations without a better one that end a problem")
+    parser.add_argument("--patience", type=int, default=3, help="evaluations without a better score that end a problem")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--slower", type=float, default=0.1, help="of the proxies' rate after the first problem")
+    parser.add_argument(
+        "--slower", type=float, default=0.1, help="factor of the learning rate of the proxies after the first problem"
+    )
     parser.add_argument("--margin", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -205,7 +209,7 @@ def main() -> None:
         images = three_parts(arguments.data, arguments.images, arguments.held_out)
     except ValueError as error:
         sys.exit(str(error))
-    began = time.time()
+    start = time.time()
     training = Training(images["train"], arguments.lr, arguments.margin, arguments.patience)
     stages, rows = alternate(
         training, images["validation"], images["test"], arguments.projections, arguments.every, arguments.slower
@@ -217,7 +221,7 @@ def main() -> None:
         "images": {name: len(part.labels) for name, part in images.items()},
         "settings": {name: value for name, value in vars(arguments).items() if name not in ("data", "out")},
         "torch": torch.__version__,
-        "seconds": round(time.time() - began),
+        "seconds": round(time.time() - start),
         "stages": rows,
     }
     write_json(arguments.out / "ccp-mnist.json", content)

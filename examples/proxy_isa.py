@@ -1,9 +1,10 @@
-"""Proxy-ISA in a training loop of your own: `python examples/proxy_isa.py`.
+"""Proxy-ISA in your own training loop: `python examples/proxy_isa.py`.
 
-Informative samples count more, easy ones and outliers less. All it asks of the loop is `criterion(embeddings, labels)`,
-`commit()` after the optimiser has moved, and how many steps an epoch has: its memory of past embeddings begins with the
-second epoch, its filter of outliers with the third. Trained on half of the characters of an embedded data set, scored
-by retrieval among the other half. Lift `train` and swap in your own network and batches.
+Proxy-ISA gives informative samples more weight, and easy samples and outliers less. The loop calls
+`criterion(embeddings, labels)`, and `commit()` after the optimiser's step. The criterion must know the number of steps
+in an epoch, because its memory of past embeddings starts with the second epoch and its filter of outliers with the
+third. The example trains on half of the characters of an embedded data set and searches among the other half. To use it
+for your data, copy `train` and replace network and batches.
 """
 
 import argparse
@@ -24,11 +25,11 @@ def network() -> nn.Module:
 
 
 def halves(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images (N, 1, 32, 32) in [-1, 1] and labels 0, 1, ... of the classes to train on, and of the unseen ones."""
+    """Images (N, 1, 32, 32) in [-1, 1] and labels of the training classes, and of the unseen classes."""
     data = pm.open_data(name)
     seen = [c for c in range(len(data.classes)) if c not in data.test_classes]
     parts = (data.of_classes(seen), data.of_classes(data.test_classes))
-    first, second = ((torch.tensor(p.arrays)[:, None] / 127.5 - 1, torch.tensor(p.labels)) for p in parts)
+    first, second = ((torch.tensor(part.arrays)[:, None] / 127.5 - 1, torch.tensor(part.labels)) for part in parts)
     return first, second
 
 
@@ -41,9 +42,12 @@ def score(net: nn.Module, images: Tensor, labels: Tensor) -> float:
 def train(net: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
     steps = len(images) // BATCH
     classes = int(labels.max()) + 1
-    # From random weights embeddings age fast: the memory holds one epoch of them.
+    # A network that starts from random weights changes quickly, so the memory holds the embeddings of one epoch only.
     criterion = pm.method("proxy-isa", classes=classes, dim=DIM, memory=len(images), steps_per_epoch=steps)
-    groups = [{"params": net.parameters(), "lr": 2e-3}, *criterion.param_groups(lr=2e-2)]  # proxies learn faster
+    groups = [
+        {"params": net.parameters(), "lr": 2e-3},
+        *criterion.param_groups(lr=2e-2),
+    ]  # a higher rate for the proxies
     optimizer = torch.optim.AdamW(groups, weight_decay=1e-4)
     for epoch in range(epochs):
         net.train()
@@ -53,10 +57,10 @@ def train(net: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            criterion.commit()  # the memory takes in this batch here; `discard()` for a step you skip
+            criterion.commit()  # adds the batch to the memory; call `discard()` for a step you skip
             losses.append(loss.item())
-        known = ", ".join(f"{name} {value:.2f}" for name, value in criterion.figures().items())
-        print(f"epoch {epoch + 1:2d}  loss {sum(losses) / steps:.3f}  {known}")
+        figures = ", ".join(f"{name} {value:.2f}" for name, value in criterion.figures().items())
+        print(f"epoch {epoch + 1:2d}  loss {sum(losses) / steps:.3f}  {figures}")
 
 
 def main() -> None:

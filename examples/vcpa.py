@@ -1,9 +1,9 @@
-"""VCPA in a training loop of your own: `python examples/vcpa.py`.
+"""VCPA in your own training loop: `python examples/vcpa.py`.
 
-Each class has a Gaussian instead of a proxy. It settles on every batch by ten Newton steps before the network moves;
-what it has become is kept in `commit()`. All else the loop has to know is `criterion(embeddings, labels)`. At the end
-the spread of the Gaussians says which training classes it is sure of, which no point proxy can say. Trained on half of
-the characters of an embedded data set, scored by retrieval among the other half.
+Each class has a Gaussian instead of a proxy. Ten Newton steps fit the Gaussians to each batch before the network moves,
+and `commit()` stores the new Gaussians. The rest of the loop is the same as for other methods. At the end, the spread
+of a Gaussian tells how certain the method is of a training class; a proxy that is a point cannot tell that. The example
+trains on half of the characters of an embedded data set and searches among the other half.
 """
 
 import argparse
@@ -24,11 +24,13 @@ def network() -> nn.Module:
 
 
 def halves(name: str) -> tuple[tuple[Tensor, Tensor, list[str]], tuple[Tensor, Tensor, list[str]]]:
-    """Images (N, 1, 32, 32) in [-1, 1], labels and class names of the classes to train on, and of the unseen ones."""
+    """Images (N, 1, 32, 32) in [-1, 1], labels and class names of the training classes, and of the unseen classes."""
     data = pm.open_data(name)
     seen = [c for c in range(len(data.classes)) if c not in data.test_classes]
     parts = (data.of_classes(seen), data.of_classes(data.test_classes))
-    first, second = ((torch.tensor(p.arrays)[:, None] / 127.5 - 1, torch.tensor(p.labels), p.classes) for p in parts)
+    first, second = (
+        (torch.tensor(part.arrays)[:, None] / 127.5 - 1, torch.tensor(part.labels), part.classes) for part in parts
+    )
     return first, second
 
 
@@ -39,7 +41,7 @@ def score(net: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def train(net: nn.Module, criterion: pm.Criterion, images: Tensor, labels: Tensor, epochs: int) -> None:
-    # No group for the proxies: they are no parameters, Newton's steps move them.
+    # The optimiser has no group for the proxies: Newton steps move them.
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=1e-4)
     for epoch in range(epochs):
         net.train()
@@ -49,7 +51,7 @@ def train(net: nn.Module, criterion: pm.Criterion, images: Tensor, labels: Tenso
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            criterion.commit()  # the Gaussians become what they settled on; `discard()` for a step you skip
+            criterion.commit()  # stores the new Gaussians; call `discard()` for a step you skip
             losses.append(loss.item())
         sigma = criterion.figures()["mean sigma"]
         print(f"epoch {epoch + 1:2d}  loss {sum(losses) / len(losses):.3f}  mean sigma {sigma:.4f}")
@@ -63,7 +65,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     (images, labels, names), unseen = halves("glyphs:60")
     net = network()
-    # In few dimensions sigmas fall to their floor, which criterion.figures() counts; halving holds them up.
+    # In few dimensions the sigmas fall to their smallest value (criterion.figures() counts that); halving prevents it.
     criterion = pm.method("vcpa", classes=len(names), dim=DIM, halving=True)
     before = score(net, *unseen[:2])
     train(net, criterion, images, labels, arguments.epochs)

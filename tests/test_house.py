@@ -1,4 +1,4 @@
-"""The house rules: who may import whom, what is documented, and that the README tells the truth."""
+"""The house rules: who may import whom, and what is documented."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import doctest
 import importlib
 import inspect
 import re
-import shlex
 import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 import proxymetric as pm
-from proxymetric.cli import app
 from proxymetric.papers import CATALOGUE
-from terminal import TINY, proxymetric
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "proxymetric"
@@ -187,72 +183,3 @@ def test_every_method_cites_and_advises(name):
 def test_the_version_is_written_once_more():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == pm.__version__
-
-
-# The README
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str, text: str = README) -> list[str]:
-    """The code blocks of a language, without those that follow a line `<!-- skip: reason -->`."""
-    fence = re.compile(rf"^(<!-- skip: [^\n]+ -->\n)?^```{language}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    return [code for skip, code in fence.findall(text) if not skip]
-
-
-def test_blocks_are_found_and_skipped():
-    text = "a\n```python\nx = 1\n```\n<!-- skip: needs photos -->\n```python\ny\n```\n```bash\nls\n```\n"
-    assert blocks("python", text) == ["x = 1\n"]
-    assert blocks("bash", text) == ["ls\n"]
-
-
-def test_the_readmes_python_runs(photos, tmp_path, monkeypatch):
-    """In one namespace, where `make demo` has been (a small one)."""
-    assert blocks("python")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
-    size = ("--size", 32, "--set", "view.resize=32")
-    answer = proxymetric("train", "--data", photos, *TINY, *size, "--out", "runs/demo")
-    assert answer.code == 0, answer
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for number, code in enumerate(blocks("python"), 1):
-        exec(compile(code, f"README.md, python block {number}", "exec"), namespace)
-
-
-def commands(text: str) -> list[list[str]]:
-    """The words of every `proxymetric VERB ...` of a shell text, continued lines joined."""
-    lines = text.replace("\\\n", " ").splitlines()
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [line[line.index("proxymetric") + 1 :] for line in words if "proxymetric" in line]
-
-
-SAID = [words for code in blocks("bash") for words in commands(code)]
-SAID += [words for span in re.findall(r"`(proxymetric [^`]+)`", README) for words in commands(span)]
-"""every command of the README, in blocks and in sentences"""
-
-
-def test_the_readme_shows_commands():
-    assert len(SAID) >= 4
-
-
-@pytest.mark.parametrize("words", SAID, ids=" ".join)
-def test_the_readmes_commands_exist(words):
-    verbs = typer.main.get_command(app).commands
-    verb, *rest = words
-    assert verb in verbs
-    known = {flag for option in verbs[verb].params for flag in (*option.opts, *option.secondary_opts)}
-    for flag in (word.split("=")[0] for word in rest if word.startswith("-")):
-        assert flag in known, f"proxymetric {verb} has no {flag}"
-
-
-def test_flags_in_the_readmes_sentences_exist():
-    verbs = typer.main.get_command(app).commands.values()
-    known = {flag for verb in verbs for option in verb.params for flag in (*option.opts, *option.secondary_opts)}
-    mentioned = set(re.findall(r"`(--[a-z][a-z-]*)", README))
-    assert mentioned
-    assert mentioned <= known
-
-
-def test_the_recipes_and_files_of_the_readme_exist():
-    for name in set(re.findall(r"recipes/[\w/.+-]+\.toml|src/[\w/]+\.py", README)):
-        assert (ROOT / name).is_file(), name

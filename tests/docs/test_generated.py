@@ -1,16 +1,108 @@
-"""What is generated is what would be generated now."""
+"""What is generated is what would be generated now, and the site has pages for all methods, studies and packages."""
 
-import importlib.util
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
 from pathlib import Path
 
+import pytest
+
+import proxymetric as pm
+from proxymetric.papers import CATALOGUE
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generator import equations, methods, parts, reference, scores, study_pages  # noqa: E402
 
 
-def test_tables_of_the_readme_are_up_to_date():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert generate.filled(readme) == readme, "run: python docs/generate.py"
+@pytest.mark.parametrize("page", parts.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_generated_parts_are_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert parts.filled(text) == text, "run: python docs/generate.py"
+
+
+def test_every_part_is_on_a_page_once():
+    names = [match[2] for page in parts.pages() for match in parts.MARKS.finditer(page.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(parts.PARTS)
+
+
+def test_a_part_without_results_says_so():
+    part = parts.Part(lambda: "a table", (ROOT / "results" / "nowhere",))
+    assert part.text() == "No results are stored in `results/nowhere`."
+    assert parts.Part(lambda: "a table", (ROOT / "results",)).text() == "a table"
+
+
+@pytest.mark.parametrize("name", pm.losses.__all__)
+def test_the_equation_of_a_loss_is_drawn(name):
+    doc = getattr(pm.losses, name).__doc__
+    drawn = equations.drawn("\n".join(line.strip() for line in doc.splitlines()))
+    assert "<pre>" not in drawn
+    assert "<svg" in drawn or name == "ArcFace", "ArcFace refers to the equation of CosFace"
+
+
+def test_an_equation_that_cannot_be_drawn_stays_code():
+    assert equations.picture("1/B sum_i (x") == "<pre><code>1/B sum_i (x</code></pre>"
+    assert equations.picture("a + b").count("<svg") == 1
+    assert equations.picture("a\n+ b").count("<svg") == 2
+
+
+def test_every_method_has_a_page_with_its_pieces():
+    pages = methods.method_pages()
+    assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE} | {"methods/index.md"}
+    isa = pages["methods/proxy-isa.md"]
+    for kind, piece in (("Loss", "ProxyAnchor"), ("Weighting", "InformativeSamples"), ("Source", "LearnedProxies")):
+        assert re.search(rf"## {kind}\n\n::: [\w.]+\.{piece}\n", isa)
+    assert CATALOGUE["proxy-isa"].about.paper in isa
+    assert ".AlternatingProjections\n" in pages["methods/ccp.md"]
+    assert "No results of this method" in pages["methods/moco.md"]
+
+
+def test_stored_runs_are_found_by_method(tmp_path):
+    source = ROOT / "results" / "cub-160" / "vcpa-seed0.json"
+    for seed in (0, 1):
+        target = tmp_path / "new-study" / f"vcpa-cub-seed{seed}.json"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(source, target)
+    runs = methods.stored_runs(tmp_path)
+    assert {method: {group: len(each) for group, each in groups.items()} for method, groups in runs.items()} == {
+        "vcpa": {"new-study/vcpa-cub": 2}
+    }
+    value = 100 * json.loads(source.read_text())["rows"]["trained encoder"]["R@1"]
+    assert f"| 2 | 42.0 | {value:.1f} |" in methods.results_text(runs["vcpa"])
+
+
+def test_a_study_has_a_page_with_and_without_results(tmp_path):
+    pages, pictures = study_pages.study_pages(tmp_path)
+    assert {f"studies/{file.stem}.md" for file in (ROOT / "studies").glob("*.toml")} < set(pages)
+    assert not pictures
+    assert "No results are stored in `results/cub-wave1/` yet." in pages["studies/cub-wave1.md"]
+    source = ROOT / "results" / "cub-160" / "proxy-anchor-seed0.json"
+    folder = tmp_path / "cub-wave1"
+    folder.mkdir()
+    for row in ("proxy-anchor", "vcpa"):
+        for seed in (0, 1):
+            shutil.copy(source, folder / f"{row}-cub-resnet50-held-out-seed{seed}.json")
+    pages, pictures = study_pages.study_pages(tmp_path)
+    text = pages["studies/cub-wave1.md"]
+    assert "No results are stored" not in text
+    value = 100 * scores.score(scores.read(source), "R@1")
+    assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
+    assert "4 of 70" in pages["studies/index.md"]
+    assert set(pictures) == {
+        f"studies/cub-wave1/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
+    }
+    for picture in pictures:
+        assert f"]({picture.removeprefix('studies/')})" in text
+
+
+def test_every_package_has_a_page():
+    pages = reference.reference_pages()
+    for name in ("losses", "core", "criterion", "recipe", "proxymetric", "command-line"):
+        assert f"reference/{name}.md" in pages
+    for loss in pm.losses.__all__:
+        assert f"::: proxymetric.losses.{loss}\n" in pages["reference/losses.md"]
+    assert "## proxymetric query" in pages["reference/command-line.md"]

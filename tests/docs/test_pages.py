@@ -13,7 +13,7 @@ from proxymetric import _torchvision  # noqa: F401  (timm needs it where torchvi
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))
 DEVIATIONS = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
-WEIGHTS = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
+WEIGHTS = (ROOT / "docs" / "how-to" / "weights.md").read_text(encoding="utf-8")
 
 
 def test_every_deviation_has_one_complete_row():

@@ -1,0 +1,145 @@
+"""A page for each method of the catalogue, made from its row, its pieces and the stored results."""
+
+from __future__ import annotations
+
+import html
+import inspect
+from pathlib import Path
+from typing import Any
+
+from generator.scores import RESULTS, interval, read, score, table
+
+EXCLUDED = ("figures", "mlrc")
+"""folders of results/ without results of single runs"""
+
+
+def method_pages() -> dict[str, str]:
+    """The pages of all methods and their index, by their place in the site."""
+    from proxymetric.papers import CATALOGUE
+
+    results = stored_runs()
+    pages = {f"methods/{slug(name)}.md": method_page(name, results.get(name, {})) for name in CATALOGUE}
+    rows = [
+        [f"[`{name}`]({slug(name)}.md)", row.about.paper, row.about.choose, "yes" if name in results else ""]
+        for name, row in CATALOGUE.items()
+    ]
+    index = table(["method", "paper", "choose it", "measured here"], rows)
+    text = (
+        "A method assembles a loss, a source of references and, for some methods, a weighting or a scheme, with the "
+        "numbers of its paper. `proxymetric methods NAME` prints the arguments of a method; "
+        "[Which backbone and method tonight](../choose.md) helps to choose."
+    )
+    return pages | {"methods/index.md": f"# Methods\n\n{text}\n\n{index}\n"}
+
+
+def slug(name: str) -> str:
+    """The file name of a method's page.
+
+    >>> slug("proxy-nca++")
+    'proxy-nca-pp'
+    """
+    return name.replace("++", "-pp")
+
+
+def method_page(name: str, results: dict[str, list[dict]]) -> str:
+    """One page: row, function, pieces, measured results."""
+    from proxymetric.criterion import NEEDS
+    from proxymetric.papers import CATALOGUE
+
+    row = CATALOGUE[name]
+    facts = [f"**Paper:** {row.about.paper}", f"**Choose it:** {row.about.choose}"]
+    if row.about.samples_per_class:
+        facts.append(f"**Batches:** {row.about.samples_per_class} images of a class in each batch")
+    facts += [f"**Needs** in your own loop: {_code(NEEDS[need])}" for need in row.about.needs]
+    call = f'criterion = pm.method("{name}", classes=100, dim=512{_steps(row)})'
+    usage = (
+        f"```python\nimport proxymetric as pm\n\n{call}\n```\n\n"
+        f"```bash\nproxymetric train --data PHOTOS --method {name}\n```"
+    )
+    options = "    options:\n      heading_level: 3\n      members: false\n      skip_local_inventory: true\n"
+    directive = f"::: {row.__module__}.{row.__name__}\n{options}"
+    parts = [f"# `{name}`", "\n".join(f"- {fact}" for fact in facts), "## Use it", usage, "## Arguments", directive]
+    for kind, piece in pieces(name):
+        parts.append(f"## {kind}")
+        parts.append(f"::: {piece.__module__}.{piece.__qualname__}\n{options}")
+    parts += ["## Measured here", results_text(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _steps(row: Any) -> str:
+    return ", steps_per_epoch=46" if "epochs" in row.about.needs else ""
+
+
+def _code(text: str) -> str:
+    """The call of a need as code: everything up to its first space outside of brackets."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and character in " :":
+            return f"`{text[:place]}`{html.escape(text[place:])}"
+    return f"`{text}`"
+
+
+def pieces(name: str) -> list[tuple[str, type]]:
+    """The classes that a method is assembled from, with the kind of each."""
+    from proxymetric.core.pieces import Compare, Objective, Source, Sum, Weighting
+    from proxymetric.papers import CATALOGUE
+
+    objective = CATALOGUE[name](4, 8)
+    found: dict[type, str] = {}
+    for module in objective.modules():
+        if isinstance(module, Compare):
+            for kind, piece in (("Loss", module.loss), ("Regulariser", module.regulariser)):
+                if piece is not None and inspect.isclass(type(piece)) and not inspect.isroutine(piece):
+                    found.setdefault(type(piece), kind)
+        elif isinstance(module, Source):
+            found.setdefault(type(module), "Source")
+        elif isinstance(module, Weighting):
+            found.setdefault(type(module), "Weighting")
+        elif isinstance(module, Objective) and not isinstance(module, Sum):
+            found.setdefault(type(module), "Scheme")
+    order = ("Scheme", "Loss", "Regulariser", "Weighting", "Source")
+    return sorted(((kind, piece) for piece, kind in found.items()), key=lambda item: order.index(item[0]))
+
+
+def stored_runs(folder: Path = RESULTS) -> dict[str, dict[str, list[dict]]]:
+    """All stored results of runs, by method and by the group of seeds that they belong to."""
+    runs: dict[str, dict[str, list[dict]]] = {}
+    for file in sorted(folder.rglob("*-seed*.json")):
+        group = file.relative_to(folder).with_suffix("").as_posix().rsplit("-seed", 1)[0]
+        if group.split("/")[0] in EXCLUDED:
+            continue
+        result = read(file)
+        if "trained encoder" in result.get("rows", {}):
+            runs.setdefault(result["recipe"]["method"], {}).setdefault(group, []).append(result)
+    return runs
+
+
+def results_text(groups: dict[str, list[dict]]) -> str:
+    """A table of the stored results of a method, one row for each group of seeds."""
+    if not groups:
+        return "No results of this method are stored in `results/` yet."
+    rows = []
+    for group, results in groups.items():
+        recipe = results[0]["recipe"]
+        tuning = recipe["encoder"].get("tuning") or "full"
+        tuning = tuning if isinstance(tuning, str) else tuning["name"]
+        backbone = recipe["encoder"]["backbone"] + ("" if tuning == "full" else f" ({tuning})")
+        scores = [interval([score(run, metric) for run in results]) for metric in ("R@1", "MAP@R")]
+        untrained = interval([run["rows"]["untrained encoder"]["R@1"] for run in results[:1]])
+        protocol = results[0].get("protocol", "held-out")
+        size = str(recipe["view"]["size"])
+        rows.append([f"`{group}`", data_name(recipe), backbone, size, protocol, str(len(results)), untrained, *scores])
+    columns = ["results", "data", "backbone", "px", "protocol", "seeds", "untrained R@1", "R@1", "MAP@R"]
+    note = (
+        "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
+        "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "
+        "`vit-s-128` and `cub-proxy-anchor-*` are the [history](../studies/history.md) of 0.1.0, with other settings "
+        "than the papers'."
+    )
+    return f"{table(columns, rows)}\n\n{note}"
+
+
+def data_name(recipe: dict) -> str:
+    """The name of a recipe's data set."""
+    return Path(str(recipe["data"]["path"])).name

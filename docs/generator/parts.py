@@ -1,0 +1,70 @@
+"""Fills the generated parts of hand-written pages: the text between `<!-- generated: NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from generator.history import compare_table, first_table, mlrc_table
+from generator.performance import losses_table, metrics_table, rates_table, step_table
+from generator.scores import BENCHMARKS, RESULTS, ROOT, table
+from generator.tunings import alike_table, parameters_table, released_table, tuned_table, tuning_table
+
+
+class Part(NamedTuple):
+    """A generated part of a page."""
+
+    make: Callable[[], str]
+    sources: tuple[Path, ...] = ()
+    """files or folders of results that it is made from"""
+
+    def text(self) -> str:
+        """The part, or a sentence if its results are not stored here."""
+        missing = [path for path in self.sources if not path.exists()]
+        if missing:
+            return f"No results are stored in `{missing[0].relative_to(ROOT).as_posix()}`."
+        return self.make()
+
+
+def methods_table() -> str:
+    """The catalogue: method, paper, and when to choose it."""
+    from proxymetric.papers import CATALOGUE
+
+    rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in CATALOGUE.items()]
+    return table(["method", "paper", "choose it"], rows)
+
+
+def benchmark(*names: str) -> tuple[Path, ...]:
+    """Files of recorded benchmarks."""
+    return tuple(BENCHMARKS / f"{name}.json" for name in names)
+
+
+PARTS = {
+    "methods": Part(methods_table),
+    "parameters": Part(parameters_table),
+    "first": Part(first_table, (RESULTS,)),
+    "compare": Part(compare_table, (RESULTS / "cub-160",)),
+    "mlrc": Part(mlrc_table, (RESULTS / "mlrc",)),
+    "tuned": Part(tuned_table, (RESULTS / "vit-s-128",)),
+    "alike": Part(alike_table, (RESULTS / "vit-s-128",)),
+    "released": Part(released_table, (RESULTS / "vit-s-128",)),
+    "tuning": Part(tuning_table, benchmark("tuning-cuda")),
+    "step": Part(step_table, benchmark("step-cuda", "step-cpu")),
+    "metrics": Part(metrics_table, benchmark("metrics-cpu", "metrics-cuda")),
+    "losses": Part(losses_table, benchmark("losses-cpu")),
+    "rates": Part(rates_table, benchmark("losses-cuda")),
+}
+MARKS = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The README and the pages of docs/ that have generated parts."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [file for file in files if MARKS.search(file.read_text(encoding="utf-8"))]
+
+
+def filled(text: str) -> str:
+    """The text of a page with its generated parts made anew."""
+    return MARKS.sub(lambda match: f"{match[1]}{PARTS[match[2]].text()}\n{match[3]}", text)

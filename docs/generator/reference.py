@@ -1,0 +1,85 @@
+"""Pages of the API reference and of the command line, made from the package."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from generator.scores import ROOT, table
+
+PACKAGE = ROOT / "src" / "proxymetric"
+HIDDEN = {
+    "__init__", "__main__", "_torchvision", "checkpoint", "checks", "cli", "device", "files", "precision", "signatures",
+}  # fmt: skip
+"""modules without a page: helpers of the package, and the command line, which has a page of another kind"""
+FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
+"""the order of the first pages; the others follow by name"""
+
+
+def reference_pages() -> dict[str, str]:
+    """All pages, by their place in the site."""
+    pages = {"reference/proxymetric.md": top_page(), "reference/command-line.md": command_page()}
+    for name in parts():
+        pages[f"reference/{name}.md"] = part_page(name)
+    return pages
+
+
+def parts() -> list[str]:
+    """The packages and modules of proxymetric that have a page."""
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    names -= HIDDEN
+    return [name for name in FIRST if name in names] + sorted(names - set(FIRST))
+
+
+def top_page() -> str:
+    """The names of `import proxymetric as pm`."""
+    import proxymetric
+
+    rows = []
+    for name in proxymetric.__all__:
+        value = getattr(proxymetric, name)
+        summary = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+        is_module = inspect.ismodule(value)
+        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
+        rows.append([link, summary])
+    return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{table(['name', 'what it is'], rows)}\n"
+
+
+def part_page(name: str) -> str:
+    """One package or module: the names of `__all__`, or all public names of its modules."""
+    module = importlib.import_module(f"proxymetric.{name}")
+    title = f"# proxymetric.{name}\n\n"
+    if not hasattr(module, "__path__"):
+        return title + _directive(module.__name__, toplevel=True)
+    intro = (module.__doc__ or "").strip()
+    listed = getattr(module, "__all__", None)
+    if listed:
+        names = [f"{module.__name__}.{member}" for member in listed]
+        return f"{title}{intro}\n\n" + "\n".join(_directive(member) for member in names)
+    files = sorted(path.stem for path in (PACKAGE / name).glob("*.py") if not path.stem.startswith("_"))
+    blocks = [f"## {file}\n\n" + _directive(f"{module.__name__}.{file}", toplevel=True, level=3) for file in files]
+    return f"{title}{intro}\n\n" + "\n".join(blocks)
+
+
+def _directive(identifier: str, toplevel: bool = False, level: int = 2) -> str:
+    options = f"    options:\n      heading_level: {level}\n"
+    if toplevel:
+        options += "      show_root_heading: false\n      show_root_toc_entry: false\n"
+    return f"::: {identifier}\n{options}"
+
+
+def command_page() -> str:
+    """The help texts of all commands."""
+    import typer
+    from typer.testing import CliRunner
+
+    from proxymetric.cli import app
+
+    runner = CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"})
+    verbs = typer.main.get_command(app).commands
+    blocks = ["# Command line\n\nThe help texts of `proxymetric`."]
+    for verb in ("", *verbs):
+        words = [verb, "--help"] if verb else ["--help"]
+        text = runner.invoke(app, words, prog_name="proxymetric").output.strip()
+        blocks.append(f"## proxymetric {verb}".rstrip() + f"\n\n```text\n{text}\n```")
+    return "\n\n".join(blocks) + "\n"

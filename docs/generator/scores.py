@@ -1,0 +1,84 @@
+"""Stored results of runs, and how tables write their scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "results"
+BENCHMARKS = ROOT / "benchmarks" / "results"
+MIN_INTERVAL_SEEDS = 3
+"""with fewer seeds an interval says nothing"""
+
+
+def read(file: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def seeds(folder: Path, name: str) -> dict[str, dict]:
+    """The results `<name>-seed<seed>.json` of a folder, by seed; empty where there are none."""
+    files = sorted(folder.glob(f"{name}-seed*.json"))
+    return {file.stem.rsplit("-seed", 1)[1]: read(file) for file in files}
+
+
+def groups(folder: Path) -> dict[str, dict[str, dict]]:
+    """All results `<name>-seed<seed>.json` below a folder, by name (with its subfolder) and seed."""
+    results: dict[str, dict[str, dict]] = {}
+    for file in sorted(folder.rglob("*.json")):
+        match = re.fullmatch(r"(.+)-seed(\d+)", file.relative_to(folder).with_suffix("").as_posix())
+        if match:
+            results.setdefault(match[1], {})[match[2]] = read(file)
+    return results
+
+
+def score(run: dict, metric: str) -> float:
+    """A score of the trained encoder, as a fraction."""
+    return run["rows"]["trained encoder"][metric]
+
+
+def interval(values: list[float], sign: str = "") -> str:
+    """The mean of fractions in per cent, with half the 95 % Student interval where there are three values or more.
+
+    >>> interval([0.5, 0.52, 0.51])
+    '51.0 ± 2.5'
+    >>> interval([0.01], sign="+")
+    '+1.0'
+    """
+    from proxymetric.studies.inference import student
+
+    mean = f"{100 * statistics.mean(values):{sign}.1f}"
+    if len(values) < MIN_INTERVAL_SEEDS:
+        return mean
+    half = student(values).half
+    assert half is not None
+    return f"{mean} ± {100 * half:.1f}"
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    lines.insert(1, "|" + "---|" * len(columns))
+    return "\n".join(lines)
+
+
+def paragraph(text: str) -> str:
+    """Text in lines of at most 118 characters."""
+    return textwrap.fill(text, 118, break_on_hyphens=False)
+
+
+def machine(result: dict) -> str:
+    """The GPU that a result was made on, or the number of cores."""
+    about = result["machine"]
+    return about.get("gpu") or f"{about['cores']} cores, {about['processor']}"

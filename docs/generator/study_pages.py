@@ -1,0 +1,74 @@
+"""A page for each study of studies/*.toml: its design, and tables and plots where results are stored."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from generator.scores import RESULTS, ROOT, table
+
+
+def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The pages of all studies and their index, by their place in the site, and the pictures on them."""
+    from proxymetric.studies import load_study
+    from proxymetric.studies.results import stored
+
+    pages: dict[str, str] = {}
+    pictures: dict[str, bytes] = {}
+    rows = []
+    for file in sorted((ROOT / "studies").glob("*.toml")):
+        study = load_study(file)
+        folder = results / study.name
+        try:
+            runs = stored(study, folder)
+        except ValueError:
+            runs = {}
+        text, images = measured(study, runs) if runs else (f"No results are stored in `results/{study.name}/` yet.", {})
+        comment = "\n".join(re.findall(r"^# ?(.*)$", file.read_text(encoding="utf-8").split("\n\n")[0], re.MULTILINE))
+        parts = [f"# {study.title}", comment, design(study), text, "## Run it", command(file, study.name)]
+        pages[f"studies/{study.name}.md"] = "\n\n".join(part for part in parts if part) + "\n"
+        pictures |= {f"studies/{study.name}/{name}": content for name, content in images.items()}
+        rows.append([f"[{study.title}]({study.name}.md)", str(len(study.rows)), f"{len(runs)} of {len(study.tasks())}"])
+    index = (
+        "# Studies\n\nA study compares methods over data sets, backbones, protocols and seeds; "
+        "[Run a study](../how-to/studies.md) explains how. Tables and plots are made from the files in `results/` when "
+        f"this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n"
+        "[History](history.md) has the results of 0.1.0, which were made with other settings.\n"
+    )
+    return pages | {"studies/index.md": index}, pictures
+
+
+def design(study) -> str:
+    """What a study compares, in a table."""
+    rows = [
+        [row.title, f"`{row.recipe}`" if row.recipe else "", study.rows[row.baseline].title if row.baseline else "",
+         ", ".join(row.protocols), str(len(row.seeds))]
+        for row in study.rows.values()
+    ]  # fmt: skip
+    data = ", ".join(data.title for data in study.data.values())
+    backbones = ", ".join(filter(None, (backbone.title for backbone in study.backbones.values()))) or "of the recipes"
+    heading = f"**Data:** {data}. **Backbones:** {backbones}. **Metrics:** {', '.join(study.metrics)}."
+    return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}"
+
+
+def command(file: Path, name: str) -> str:
+    """How to run a study and how to store its results."""
+    study = f"studies/{file.name}"
+    return (
+        f"```bash\nproxymetric study {study} --data-root DATA --archive {name}.tar.gz\n"
+        f"proxymetric study {study} --collect {name}.tar.gz --results results/{name}\n```"
+    )
+
+
+def measured(study, runs: dict[str, dict]) -> tuple[str, dict[str, bytes]]:
+    """The tables of a study and its pictures."""
+    from proxymetric.studies.tables import write_tables
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_tables(study, runs, folder)
+        text = (folder / "tables.md").read_text(encoding="utf-8").split("\n", 1)[1].strip()
+        text = re.sub(r"\]\(([\w.+-]+\.png)\)", rf"]({study.name}/\1)", text)
+        pictures = {file.name: file.read_bytes() for file in folder.glob("*.png")}
+    return text, pictures
