@@ -458,7 +458,7 @@ class Criterion(nn.Module):
         if self._pending and missing and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.name}: the optimizer stepped, but commit() was not called; "
+                f"{self.name}: a training step ended, but commit() was not called; "
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
                 stacklevel=5,  # skips forward and two calls of nn.Module: the warning names the line of the loop
             )

@@ -55,19 +55,19 @@ def test_what_is_no_memory_is_refused(text):
         (("--dim", "0"), ("dim: got '0'", "whole number")),
         (("--per-class", "1.5"), ("per_class: got '1.5'",)),
         (("--memory", "lots"), ("memory: got 'lots'", "GB above 0")),
-        (("--dtype", "bfloat"), ("dtype: got 'bfloat'", "float32, bfloat16", "nearest is 'bfloat16'")),
-        (("--optimizer", "adagrad"), ("optimizer: got 'adagrad'", "nearest is 'rowwise-adagrad'")),
-        (("--implementation", "Triton"), ("implementation: got 'Triton'", "nearest is 'triton'")),
+        (("--dtype", "bfloat"), ("dtype: got 'bfloat'", "float32, bfloat16", "did you mean 'bfloat16'?")),
+        (("--optimizer", "adagrad"), ("optimizer: got 'adagrad'", "did you mean 'rowwise-adagrad'?")),
+        (("--implementation", "Triton"), ("implementation: got 'Triton'", "did you mean 'triton'?")),
         (("--touched", "some"), ("touched: got 'some'", "all, batch, a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
-        (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "cannot be divided")),
+        (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "expected 1, or touched all")),
         (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
         (("--method", "triplet"), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
         (("--method", "proxy-isa"), ("method: got 'proxy-isa'", "plan its base")),
         (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
         (
             ("--device", "NVIDIA H20"),
-            ("device: got 'NVIDIA H20'", "expected one of H200, cpu", "nearest is 'NVIDIA H200'"),
+            ("device: got 'NVIDIA H20'", "expected one of H200, cpu", "did you mean 'NVIDIA H200'?"),
         ),
         (("--devices", "2000"), ("devices: got 2000", "1000 classes")),
         (("--devices", "8", "--batch", "4"), ("batch: got 4", "each of the 8 devices")),
@@ -112,7 +112,7 @@ def test_the_plan_as_people_read_it():
 def test_what_does_not_fit_as_people_read_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     answer = proxymetric("plan", "--classes", "10M", "--memory", "80", "--device", "H200")
-    assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too many" in answer.out
+    assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too much" in answer.out
     assert re.search(r"--optimizer rowwise-adagrad\W+41\.85\W+yes", answer.out)
     assert re.search(r"--devices 2\W+41\.71\W+yes", answer.out)
 

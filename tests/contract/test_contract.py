@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import proxymetric as pm
+from catalogue import BUILT_AROUND, RE_PICKED, REDUCTIONS, WEIGHTED, refusal
 from proxymetric.core.pieces import Compare, Outcome
 from proxymetric.core.surrogate import held
 from proxymetric.papers import CATALOGUE, options
@@ -11,23 +12,6 @@ from proxymetric.testing import CHECKS, Subject, builder, check_method
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
 CCP = {"per_class": 2, "pool": 4}
-
-
-def refusal(name: str, **arguments: object) -> str:
-    """The sentence with which a method refuses its arguments; empty where it is built."""
-    try:
-        pm.method(name, classes=4, dim=3, **arguments)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-BUILT_AROUND = [name for name in CATALOGUE if "Base" in str(getattr(options(name).get("base"), "annotation", ""))]
-"""the methods that are built around another one"""
-WEIGHTED = [name for name in CATALOGUE if not refusal("proxy-isa", base=name)]
-RE_PICKED = [name for name in CATALOGUE if not refusal("ccp", base=name)]
-REDUCTIONS = {(row.about.sums_over, row.about.grouped): name for name, row in CATALOGUE.items() if name in WEIGHTED}
-"""one method for each kind of reduction"""
 VARIANTS = {name: (name, {}) for name in CATALOGUE}
 VARIANTS |= {
     f"{name} (rows of the batch)": (name, {"touched": "batch"}) for name in CATALOGUE if "touched" in options(name)

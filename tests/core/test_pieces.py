@@ -92,7 +92,11 @@ def test_picks_forget_the_moments_of_first_order_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("ccp", {"base": {"method": "margin-contrastive", "normalise": "l2"}}, "normalise='l2' there and 'ball' here"),
+        (
+            "ccp",
+            {"base": {"method": "margin-contrastive", "normalise": "l2"}},
+            "normalise='l2' in its table and 'ball' beside it",
+        ),
         ("ccp", {"in_batch": -1.0}, "in_batch: got -1.0"),
         ("ccp", {"pool": 12.5}, "pool: got 12.5, expected a whole number"),
         ("ccp", {"base": 5}, "base: got 5"),

@@ -104,8 +104,8 @@ def agrees(loss, arrays, leaves, reference):
     """Value and gradient, the gradient by the oracle's finite differences."""
     np.testing.assert_allclose(loss.item(), reference(*arrays), rtol=1e-10)
     loss.backward()
-    for leaf, wanted in zip(leaves, oracle.gradient(reference, list(arrays)), strict=True):
-        np.testing.assert_allclose(leaf.grad.numpy(), wanted, rtol=2e-5, atol=2e-7)
+    for leaf, expected in zip(leaves, oracle.gradient(reference, list(arrays)), strict=True):
+        np.testing.assert_allclose(leaf.grad.numpy(), expected, rtol=2e-5, atol=2e-7)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -251,7 +251,7 @@ def test_huge_scale_does_not_overflow():
 
 def test_a_loss_that_needs_classes_refuses_an_unstructured_source():
     criterion = pm.Criterion(Compare(MPA(), pm.sources.InBatch()))
-    with pytest.raises(ValueError, match="K references each"):
+    with pytest.raises(ValueError, match="expected K rows for each class"):
         criterion(torch.randn(4, D), torch.tensor([0, 0, 1, 1]))
 
 

@@ -110,22 +110,22 @@ def _remember(
 ) -> State:
     """The rest of Algorithm 1 after the loss; ``compare`` gives rows their similarity to each class, (n, C)."""
     similarity = compare(embeddings)
-    kept = []
+    counted = []
     for i, own in enumerate(labels):
         learned = float(state.hardness[own])
         outlier = learned - search_length(float(state.effective[own]), learned, k, lam)
         if not (filter_on and similarity[i, own] < outlier):
-            kept.append(i)
+            counted.append(i)
 
     vectors, stored = state.vectors.copy(), state.labels.copy()
     if memory_on:
-        vectors = np.concatenate([vectors, unit(embeddings)[kept]])
-        stored = np.concatenate([stored, labels[kept]])
+        vectors = np.concatenate([vectors, unit(embeddings)[counted]])
+        stored = np.concatenate([stored, labels[counted]])
         surplus = max(len(stored) - size, 0)
         vectors, stored = vectors[surplus:], stored[surplus:]
 
     count, effective = state.count.copy(), state.effective.copy()
-    for i in kept:
+    for i in counted:
         count[labels[i]] += 1
         effective[labels[i]] = effective_number(int(count[labels[i]]), volume)
 

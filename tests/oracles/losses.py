@@ -46,12 +46,12 @@ def gradient(f: Callable[..., float], arrays: Sequence[Array], h: float = 1e-6) 
     slopes = [np.zeros_like(a) for a in arrays]
     for a, slope in zip(arrays, slopes):
         for at in np.ndindex(*a.shape):
-            kept = a[at]
-            a[at] = kept + h
+            value = a[at]
+            a[at] = value + h
             above = f(*arrays)
-            a[at] = kept - h
+            a[at] = value - h
             below = f(*arrays)
-            a[at] = kept
+            a[at] = value
             slope[at] = (above - below) / (2 * h)
     return slopes
 
@@ -251,11 +251,11 @@ def _pairs(
 ) -> list[tuple[list[float], list[float]]]:
     """For each query the measures of its positives and of its negatives; in the batch, without itself."""
     r, ry = (x, y) if refs is None else refs
-    found = []
+    pairs = []
     for i, row in enumerate(measure(x, r).tolist()):
         seen = [(v, y[i] == ry[j]) for j, v in enumerate(row) if refs is not None or i != j]
-        found.append(([v for v, same in seen if same], [v for v, same in seen if not same]))
-    return found
+        pairs.append(([v for v, same in seen if same], [v for v, same in seen if not same]))
+    return pairs
 
 
 def contrastive(x: Array, y: Labels, threshold: float = 0.5, refs: References | None = None) -> float:

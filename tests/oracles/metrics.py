@@ -77,8 +77,8 @@ def all_queries(
     item_labels = labels if gallery_labels is None else gallery_labels
     values: dict[str, list[float]] = {name: [] for name in names}
     left_out = 0
-    for q, found in enumerate(lists):
-        hits = [item_labels[j] == labels[q] for j in found]
+    for q, ranked in enumerate(lists):
+        hits = [item_labels[j] == labels[q] for j in ranked]
         relevant = sum(hits)
         if relevant == 0:
             left_out += 1
@@ -129,11 +129,11 @@ def inter_class_distance(points: np.ndarray, labels: np.ndarray, distance: str) 
 
 def confusions(lists: list[list[int]], labels: np.ndarray, item_labels: np.ndarray) -> dict[tuple[int, int], int]:
     """How often the first R results of class a's queries are of another class b."""
-    found: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     for query, items in enumerate(lists):
         relevant = sum(item_labels[j] == labels[query] for j in items)
         for j in items[:relevant]:
             if item_labels[j] != labels[query]:
                 pair = (int(labels[query]), int(item_labels[j]))
-                found[pair] = found.get(pair, 0) + 1
-    return found
+                counts[pair] = counts.get(pair, 0) + 1
+    return counts

@@ -221,9 +221,9 @@ def test_closed_slopes_in_the_similarities(
     S = np.random.default_rng(1).uniform(-0.6, 0.6, (8, 5))
     y = np.zeros(8, dtype=np.int64) if one_class else np.arange(8) % 4  # class 4 absent
     (slope,) = oracle.gradient(lambda s: loss(s, y, 6.0, 0.1, *extra), [S])
-    found = closed(S, y, 6.0, 0.1, *extra)
-    assert np.abs(found).max() > 0.05
-    assert found == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    gradient = closed(S, y, 6.0, 0.1, *extra)
+    assert np.abs(gradient).max() > 0.05
+    assert gradient == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -124,12 +124,12 @@ def patches(image: Array, weights: Weights) -> list[Array]:
     """The embedded patches of an image (3, S, S), row by row."""
     kernel, shift = weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"]
     side = kernel.shape[-1]
-    found = []
+    tokens = []
     for top in range(0, image.shape[1], side):
         for left in range(0, image.shape[2], side):
             piece = image[:, top : top + side, left : left + side]
-            found.append(np.array([float((filter_ * piece).sum()) for filter_ in kernel]) + shift)
-    return found
+            tokens.append(np.array([float((filter_ * piece).sum()) for filter_ in kernel]) + shift)
+    return tokens
 
 
 def vit(

@@ -11,6 +11,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 import proxymetric as pm
+from catalogue import IN_BATCH, PLANNED, REDUCTIONS, WEIGHTED
 from groups import together
 from oracles import isa as oracle
 from oracles import losses
@@ -33,12 +34,11 @@ def isa(base: object) -> tuple[str, dict[str, Any]]:
 
 
 COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"proxy-isa on {name}": isa(name)
-    for name in ("proxy-nca", "proxy-nca++", "norm-softmax", "cosface", "soft-triple", "mpa", "mpa-dw", "mpa-ap")
+    f"proxy-isa on {name}": isa(name) for name in PLANNED if name in WEIGHTED
 }
 COMBINATIONS |= {
     f"ccp on {name}": ("ccp", CCP | {"base": name})
-    for name in ("contrastive", "margin-contrastive", "multi-similarity", "proxy-anchor", "mpa")
+    for name in (*IN_BATCH, REDUCTIONS["batch", False], REDUCTIONS["batch", True])
 }
 COMBINATIONS |= {
     "proxy-isa on vcpa": isa(VCPA),
@@ -90,7 +90,7 @@ class Loop:
 
     def go(self, steps: range) -> list[Tensor]:
         """The losses of these steps, the main term of each first."""
-        found = []
+        values = []
         for number in steps:
             if number % 6 == 0 and "pool" in self.criterion.needs:
                 self.evaluate(number)
@@ -100,8 +100,8 @@ class Loop:
             loss.backward()
             self.optimizer.step()
             self.criterion.commit(self.optimizer)
-            found.append(torch.stack([next(iter(self.criterion.terms.values())), loss.detach()]))
-        return found
+            values.append(torch.stack([next(iter(self.criterion.terms.values())), loss.detach()]))
+        return values
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
@@ -109,7 +109,7 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
     name, arguments = COMBINATIONS[combination]
     straight = Loop(name, arguments)
     before = straight.go(range(20))
-    kept = [load(save(snapshot(module))) for module in (straight.encoder, straight.criterion)]
+    states = [load(save(snapshot(module))) for module in (straight.encoder, straight.criterion)]
     moments, random = copy.deepcopy(straight.optimizer.state_dict()), torch.get_rng_state()
     after = straight.go(range(20, 40))
     late = before[14:18] if name == "ccp" else after[-4:]  # the last steps of its first problem
@@ -117,8 +117,8 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
     assert last < 0.9 * first, (first, last)
 
     again = Loop(name, arguments, seed=5)
-    again.encoder.load_state_dict(kept[0])
-    again.criterion.load_state_dict(kept[1])
+    again.encoder.load_state_dict(states[0])
+    again.criterion.load_state_dict(states[1])
     again.optimizer.load_state_dict(moments)
     torch.set_rng_state(random)
     for number, (one, other) in enumerate(zip(again.go(range(20, 40)), after, strict=True)):
@@ -160,8 +160,12 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
             {"base": {"method": "proxy-anchor", "touched": "batch"}},
             "cannot be re-picked; expected touched='all'",
         ),
-        ("ccp", {"base": "mpa", "in_batch": 0.1}, "compares with classes of K references each"),
-        ("ccp", {"base": ISA | {"base": "soft-triple"}, "memory": 9}, "compares with classes of K references each"),
+        ("ccp", {"base": "mpa", "in_batch": 0.1}, "references: got single rows, expected K rows for each class"),
+        (
+            "ccp",
+            {"base": ISA | {"base": "soft-triple"}, "memory": 9},
+            "references: got single rows, expected K rows for each class",
+        ),
         ("ccp", {"base": "xbm"}, "base: got 'xbm', which is built around another method; expected"),
         (
             "ccp",
@@ -171,7 +175,7 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
         ("moco", {"base": "proxy-isa"}, "whose weighting would count the samples of the queue again at every step"),
         ("moco", {"base": "ccp"}, "base: got 'ccp', which is built around another method; expected"),
         ("moco", {"momentum": 1.5}, "momentum: got 1.5, expected at most 1"),
-        ("xbm", {"base": ISA | {"base": "mpa-ap"}}, "compares with classes of K references each"),
+        ("xbm", {"base": ISA | {"base": "mpa-ap"}}, "references: got single rows, expected K rows for each class"),
     ],
 )
 def test_what_cannot_make_sense_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:
@@ -217,13 +221,13 @@ def test_a_query_wise_loss_keeps_its_own_mean_and_has_its_exponents_weighted(nam
     margin = 0.1 if K > 1 else 0.0
     pull, push = np.exp(5 * w * (margin - s)), np.exp(5 * w * (s + margin))
     positive, negative = (pull * own).sum(1), (push * ~own).sum(1)
-    wanted = {
+    expected = {
         "proxy-nca": np.log(positive * negative),
         "proxy-nca++": np.log1p(positive * negative),
         "mpa-dw": np.log1p(positive) + np.log1p(negative),
         "mpa-ap": np.log1p(positive + negative),
     }[name].mean()
-    assert criterion(torch.from_numpy(x), torch.from_numpy(y)).item() == pytest.approx(wanted, rel=1e-10)
+    assert criterion(torch.from_numpy(x), torch.from_numpy(y)).item() == pytest.approx(expected, rel=1e-10)
 
 
 def test_moco_is_the_base_on_the_batch_and_a_list_of_what_a_slow_copy_saw() -> None:
@@ -234,11 +238,11 @@ def test_moco_is_the_base_on_the_batch_and_a_list_of_what_a_slow_copy_saw() -> N
         x, y = loop.batch(number, 12)
         plain.objective.source.vectors.data.copy_(loop.criterion.objective.objective.source.vectors)
         embeddings = loop.encoder(x)
-        wanted = plain(torch.cat([embeddings, past]), torch.cat([y, labels]))
+        expected = plain(torch.cat([embeddings, past]), torch.cat([y, labels]))
         loop.optimizer.zero_grad()
         loss = loop.criterion(embeddings, y, images=x)
-        torch.testing.assert_close(loss, wanted)
-        (slope,) = torch.autograd.grad(wanted, embeddings, retain_graph=True)
+        torch.testing.assert_close(loss, expected)
+        (slope,) = torch.autograd.grad(expected, embeddings, retain_graph=True)
         torch.testing.assert_close(torch.autograd.grad(loss, embeddings, retain_graph=True)[0], slope)
         with torch.no_grad():
             keys = slow(x)

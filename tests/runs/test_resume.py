@@ -201,7 +201,7 @@ def test_other_images_are_refused(stopped: Path, few: Path, tmp_path: Path) -> N
 
 
 def test_a_run_is_not_overwritten_by_mistake(again: Path, few: Path) -> None:
-    with pytest.raises(ValueError, match="--resume to go on with it, --overwrite to start anew"):
+    with pytest.raises(ValueError, match="expected --resume to continue it, --overwrite to replace it"):
         run(few, again, **SHORT)
 
 

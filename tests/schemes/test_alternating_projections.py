@@ -39,8 +39,8 @@ class Toy:
         torch.manual_seed(seed)
         self.encoder = nn.Linear(F, D, bias=False).double()
         self.encoder.weight.data *= 2  # embeddings inside the unit ball and outside of it
-        told = {"base": BASE, "per_class": K, "pool": 5, "patience": 2, "lam": 0.3} | arguments
-        self.criterion = pm.method("ccp", classes=C, dim=D, steps_per_epoch=4, **told).double()
+        complete = {"base": BASE, "per_class": K, "pool": 5, "patience": 2, "lam": 0.3} | arguments
+        self.criterion = pm.method("ccp", classes=C, dim=D, steps_per_epoch=4, **complete).double()
         if bound:
             self.criterion.bind(self.encoder)
         groups = [{"params": self.encoder.parameters()}, *self.criterion.param_groups(lr=0.1)]
@@ -59,8 +59,8 @@ class Toy:
         return self.encoder.weight.detach().clone()
 
     def star(self) -> Tensor:
-        (kept,) = self.scheme.theta.buffers()
-        return kept.clone()
+        (theta,) = self.scheme.theta.buffers()
+        return theta.clone()
 
     def rho(self) -> Tensor:
         return self.scheme._source[0].seated()
@@ -116,9 +116,9 @@ def test_k_center_is_algorithm_2(kind: str, seed: int) -> None:
         pool[:, 8] = converged[:, 0]
     if kind == "one point":
         pool[:] = converged[:, :1]
-    found = k_center(torch.from_numpy(pool), torch.from_numpy(converged), picks)
-    assert found.tolist() == [oracle.k_center(p, c, picks) for p, c in zip(pool, converged, strict=True)]
-    assert all(len(set(row)) == picks for row in found.tolist())
+    picked = k_center(torch.from_numpy(pool), torch.from_numpy(converged), picks)
+    assert picked.tolist() == [oracle.k_center(p, c, picks) for p, c in zip(pool, converged, strict=True)]
+    assert all(len(set(row)) == picks for row in picked.tolist())
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -129,9 +129,9 @@ def test_every_step_is_the_oracles(lam: float) -> None:
     for number in range(5):
         x, y = samples(number, 12)
         theta, rho = toy.theta().T.numpy(), toy.rho().numpy()
-        wanted, slope, slope_rho = oracle.step(theta, anchor, x.numpy(), y.numpy(), rho, rows, lam=lam, **MARGINS)
+        expected, slope, slope_rho = oracle.step(theta, anchor, x.numpy(), y.numpy(), rho, rows, lam=lam, **MARGINS)
         loss = toy.step(number)
-        np.testing.assert_allclose(loss.item(), wanted, rtol=1e-10)
+        np.testing.assert_allclose(loss.item(), expected, rtol=1e-10)
         np.testing.assert_allclose(toy.encoder.weight.grad.T.numpy(), slope, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(toy.scheme._source[0].vectors.grad.numpy(), slope_rho, rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(toy.star().T.numpy(), anchor)
@@ -144,11 +144,11 @@ def test_proximal_term_is_plain_autograds() -> None:
     parameters = [torch.randn(shape).double().requires_grad_() for shape in ((3, 4), (5,), (), (2, 1, 2))]
     anchors = [torch.randn_like(p) for p in parameters]
     anchors[1] = parameters[1].detach().clone()  # where nothing moved the gradient is 0
-    wanted = 0.7 / 2 * sum((p - a).square().sum() for p, a in zip(parameters, anchors, strict=True))
-    found = proximal(parameters, anchors, 0.7)
-    torch.testing.assert_close(found, wanted)
-    slopes = torch.autograd.grad(3 * wanted, parameters)
-    for one, other in zip(torch.autograd.grad(3 * found, parameters), slopes, strict=True):
+    expected = 0.7 / 2 * sum((p - a).square().sum() for p, a in zip(parameters, anchors, strict=True))
+    actual = proximal(parameters, anchors, 0.7)
+    torch.testing.assert_close(actual, expected)
+    slopes = torch.autograd.grad(3 * expected, parameters)
+    for one, other in zip(torch.autograd.grad(3 * actual, parameters), slopes, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -156,9 +156,9 @@ def test_proximal_term_is_plain_autograds() -> None:
 def test_a_problem_ends_when_the_oracle_says_so(patience: int) -> None:
     toy = Toy(patience=patience)
     toy.criterion.boundary(0.0, toy.pool)
-    wanted, problem = oracle.Problems(patience), 1
+    problems, problem = oracle.Problems(patience), 1
     for score in np.random.default_rng(patience).choice([0.5, 0.5 + 9e-6, 0.5 + 1.8e-5, 0.6, 0.7, -1.0, 0.0], 60):
-        problem += wanted.evaluated(float(score))
+        problem += problems.evaluated(float(score))
         toy.criterion.boundary(float(score), toy.pool)
         assert toy.criterion.figures()["problem"] == problem
         assert len(toy.asked) == problem, "a pool is asked for when it is needed, and only then"
@@ -222,10 +222,10 @@ def test_the_first_problem_may_go_without_the_proximal_term() -> None:
 def test_without_alternation_the_first_picks_stay() -> None:
     toy = Toy(alternate=False)
     toy.criterion.boundary(0.0, toy.pool)
-    kept = toy.rho()
+    proxies = toy.rho()
     for _ in range(6):
         toy.criterion.boundary(0.1, toy.pool)
-    assert torch.equal(toy.rho(), kept)
+    assert torch.equal(toy.rho(), proxies)
     assert toy.asked == [5 + K]
     assert toy.criterion.figures()["problem"] == 1
 
@@ -258,14 +258,14 @@ def test_all_training_embeddings_serve_as_a_pool() -> None:
     toy = Toy(pool=1, start="zero")
     x, y = samples(5, 40)
     assert pool_from(x[:18], y[:18])(5)[1].bincount().tolist() == y[:18].bincount().clamp(max=5).tolist()
-    found = set()
+    drawn = set()
     for _ in range(4):
         toy.criterion.boundary(0.0, (x[:, :D], y))
         rows = [[int((x[:, :D] == p).all(1).nonzero()) for p in own] for own in toy.rho().view(C, K, D)]
         assert all(y[row] == c for c in range(C) for row in rows[c])
         assert all(len(set(own)) == K for own in rows)
-        found.add(str(rows))
-    assert len(found) == 2, "picked at the start and after two evaluations without gain"
+        drawn.add(str(rows))
+    assert len(drawn) == 2, "picked at the start and after two evaluations without gain"
 
 
 def test_figures_are_the_geometry_of_the_pool() -> None:
@@ -274,13 +274,13 @@ def test_figures_are_the_geometry_of_the_pool() -> None:
     vectors = torch.from_numpy(np.concatenate([oracle.normal(own) for own in groups(toy, 5)]))
     labels = torch.arange(C).repeat_interleave(5)
     radius = covering_radius(vectors, labels, distance="euclidean")
-    apart = inter_class_distance(vectors, labels, distance="euclidean")
+    distance = inter_class_distance(vectors, labels, distance="euclidean")
     assert toy.criterion.figures() == {
         "problem": 1,
         "problems solved": 0,
         "covering radius": pytest.approx(radius),
-        "inter-class distance": pytest.approx(apart),
-        "radius over distance": pytest.approx(radius / apart),
+        "inter-class distance": pytest.approx(distance),
+        "radius over distance": pytest.approx(radius / distance),
         "proxies moved": 0,
     }
 
@@ -346,17 +346,17 @@ def test_resumes_to_the_bit_in_the_third_projection() -> None:
     go(straight, range(22))
     assert straight.scheme.problem == 3
     assert straight.scheme.stale == 1
-    kept = [load(save(state)) for state in (straight.encoder.state_dict(), snapshot(straight.criterion))]
+    states = [load(save(state)) for state in (straight.encoder.state_dict(), snapshot(straight.criterion))]
     moments, random = copy.deepcopy(straight.optimizer.state_dict()), torch.get_rng_state()
-    wanted = go(straight, range(22, 44))
+    expected = go(straight, range(22, 44))
     assert straight.scheme.problem > 4
 
     again = made(9)
-    again.encoder.load_state_dict(kept[0])
-    again.criterion.load_state_dict(kept[1])
+    again.encoder.load_state_dict(states[0])
+    again.criterion.load_state_dict(states[1])
     again.optimizer.load_state_dict(moments)
     torch.set_rng_state(random)
-    for one, other in zip(go(again, range(22, 44)), wanted, strict=True):
+    for one, other in zip(go(again, range(22, 44)), expected, strict=True):
         assert torch.equal(one, other)
     assert same(snapshot(straight.criterion), snapshot(again.criterion))
     assert torch.equal(straight.theta(), again.theta())

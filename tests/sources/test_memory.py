@@ -61,7 +61,7 @@ def test_backward_after_commit_still_sees_what_was_compared_with():
 
 
 def test_a_loss_of_structured_classes_is_refused_as_base():
-    with pytest.raises(ValueError, match="K references each"):
+    with pytest.raises(ValueError, match="expected K rows for each class"):
         pm.method("xbm", classes=3, dim=4, base="mpa")
 
 

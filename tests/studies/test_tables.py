@@ -14,7 +14,8 @@ from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve
 from proxymetric.studies.inference import paired, power, seeds_needed, student
-from proxymetric.studies.tables import Results, Table, write_tables
+from proxymetric.studies.scores import Results
+from proxymetric.studies.tables import Table, write_tables
 
 SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
 
@@ -135,7 +136,7 @@ def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
     text = write_tables(made, found, tmp_path)[0].read_text()
     title = "Glyphs: epoch chosen on held-out training classes, differences, points"
     assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "no"
-    found["new-g-held-out-seed0"]["rows"]["trained encoder"]["R@1"] = 0.30
+    found["new-g-held-out-seed0"].rows["trained encoder"]["R@1"] = 0.30
     text = write_tables(made, found, tmp_path)[0].read_text()
     assert dict(zip(cells(text, title)[0], cells(text, title)[2]))["same sign"] == "yes, not resolved"
 
@@ -160,7 +161,7 @@ def test_latex_is_escaped():
 
 def test_curves_are_means_over_epochs_that_all_seeds_have():
     made = study()
-    runs = [run["curve"] for run in Results(made, results(made)).runs[made.cells()[0]].values()]
+    runs = [run.curve for run in Results(made, results(made)).runs[made.cells()[0]].values()]
     epochs, means, halves = mean_curve(runs, "R@1")
     assert epochs == [0, 1, 2]
     assert means == pytest.approx([42.0, 47.0, 52.0])

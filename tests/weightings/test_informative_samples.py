@@ -50,9 +50,9 @@ def build(base: object = None, seed: int = 0, **arguments: object) -> Criterion:
 
 
 def weighting(criterion: Criterion) -> InformativeSamples:
-    found = criterion.objective.weighting
-    assert isinstance(found, InformativeSamples)
-    return found
+    piece = criterion.objective.weighting
+    assert isinstance(piece, InformativeSamples)
+    return piece
 
 
 def state(criterion: Criterion) -> oracle.State:
@@ -65,11 +65,11 @@ def state(criterion: Criterion) -> oracle.State:
     return oracle.State(*numbers)
 
 
-def agree(found: oracle.State, wanted: oracle.State) -> None:
-    np.testing.assert_array_equal(found.count, wanted.count)
-    np.testing.assert_array_equal(found.labels, wanted.labels)
+def agree(actual: oracle.State, expected: oracle.State) -> None:
+    np.testing.assert_array_equal(actual.count, expected.count)
+    np.testing.assert_array_equal(actual.labels, expected.labels)
     for name in ("effective", "hardness", "vectors"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-11, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(getattr(actual, name), getattr(expected, name), rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 def taken(criterion: Criterion, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
@@ -95,18 +95,18 @@ def test_every_step_is_the_oracles(name: str) -> None:
     criterion = build(**arguments)
     proxies = criterion.objective.source.vectors
     optimizer = torch.optim.SGD(criterion.param_groups(lr=1.0), lr=1.0)
-    told = {"scale": SCALE, "margin": MARGIN, "size": arguments["memory"], **NUMBERS}
+    numbers = {"scale": SCALE, "margin": MARGIN, "size": arguments["memory"], **NUMBERS}
     before, levels = state(criterion), set()
     for step in range(9):
         x, y = batch(step)
         p, on = proxies.detach().numpy().copy(), schedule(step, arguments)
-        wanted, slope_x, slope_p, after = oracle.step(before, x, y, p, **told, **on)
+        expected, slope_x, slope_p, after = oracle.step(before, x, y, p, **numbers, **on)
         kinds = {k: NUMBERS[k] for k in ("volume", "k", "lam", "tau")}
         omega = oracle.weights(before, losses.cosines(x, p), y, **kinds, filter_on=on["filter_on"])
         levels |= set(omega.round(9).ravel().tolist())
         tx = torch.from_numpy(x).requires_grad_()
         loss = taken(criterion, optimizer, tx, torch.from_numpy(y))
-        np.testing.assert_allclose(loss.item(), wanted, rtol=1e-11)
+        np.testing.assert_allclose(loss.item(), expected, rtol=1e-11)
         np.testing.assert_allclose(tx.grad.numpy(), slope_x, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(proxies.grad.numpy(), slope_p, rtol=1e-9, atol=1e-12)
         assert np.abs(proxies.detach().numpy() - p).max() > 1e-2, "the proxies have moved before the commit"
@@ -125,19 +125,19 @@ def test_soft_proxies_are_judged_by_the_similarity_of_their_class() -> None:
     criterion = build(base={"method": "mpa", "scale": SCALE, "per_class": K, "tau": 0.0}, **arguments)
     proxies = criterion.objective.source.vectors
     optimizer = torch.optim.SGD(criterion.param_groups(lr=1.0), lr=1.0)
-    told = {"per_class": K, "scale": SCALE, "size": arguments["memory"], **NUMBERS, "h": 0.99, "k": 0.0}
+    numbers = {"per_class": K, "scale": SCALE, "size": arguments["memory"], **NUMBERS, "h": 0.99, "k": 0.0}
     before = state(criterion)
     for step in range(7):
         x, y = batch(step)
         p, on = proxies.detach().numpy().copy(), schedule(step, arguments)
 
         def value(x: np.ndarray, p: np.ndarray, before=before, y=y, on=on) -> float:
-            return oracle.step_multi(before, x, y, p, **told, **on)[0]
+            return oracle.step_multi(before, x, y, p, **numbers, **on)[0]
 
-        wanted, after = oracle.step_multi(before, x, y, p, **told, **on)
+        expected, after = oracle.step_multi(before, x, y, p, **numbers, **on)
         tx = torch.from_numpy(x).requires_grad_()
         loss = taken(criterion, optimizer, tx, torch.from_numpy(y))
-        np.testing.assert_allclose(loss.item(), wanted, rtol=1e-11)
+        np.testing.assert_allclose(loss.item(), expected, rtol=1e-11)
         for leaf, slope in zip((tx, proxies), losses.gradient(value, [x, p]) if step % 3 == 0 else ()):
             np.testing.assert_allclose(leaf.grad.numpy(), slope, rtol=2e-5, atol=1e-7)
         before = state(criterion)
@@ -177,13 +177,13 @@ def test_without_penalties_it_is_proxy_anchor_to_the_bit() -> None:
     weighted = build(positive="none", negative="none", **SCHEDULES["all from the start"])
     plain = pm.method("proxy-anchor", classes=C, dim=D, scale=SCALE, margin=MARGIN).double()
     plain.objective.source.vectors.data.copy_(weighted.objective.source.vectors)
-    found = []
+    results = []
     for criterion in (weighted, plain):
         leaf = x.clone().requires_grad_()
         loss = criterion(leaf, y)
         loss.backward()
-        found.append((loss, leaf.grad, criterion.objective.source.vectors.grad))
-    for one, other in zip(*found, strict=True):
+        results.append((loss, leaf.grad, criterion.objective.source.vectors.grad))
+    for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
 
@@ -224,27 +224,27 @@ def test_weights_are_a_rule_per_class_that_can_be_taken_in_chunks() -> None:
         assert len(steps(s).unique()) >= C, "the classes differ"
     kinds = {k: NUMBERS[k] for k in ("volume", "k", "lam", "tau")}
     for own in range(C):
-        wanted = oracle.weights(state(criterion), s.numpy(), np.full(40, own), **kinds, filter_on=True)
-        found = rule.negative(s)
-        found[:, own] = rule.positive(s)[:, own]
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12)
+        expected = oracle.weights(state(criterion), s.numpy(), np.full(40, own), **kinds, filter_on=True)
+        actual = rule.negative(s)
+        actual[:, own] = rule.positive(s)[:, own]
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-12)
 
 
 def test_a_skipped_step_leaves_no_trace() -> None:
     criterion = build(**SCHEDULES["all from the start"])
     optimizer = torch.optim.SGD(criterion.param_groups(lr=1.0), lr=1.0)
     taken(criterion, optimizer, *(torch.from_numpy(a) for a in batch(0)))
-    kept = snapshot(criterion)
+    before = snapshot(criterion)
     x, y = (torch.from_numpy(a) for a in batch(1))
     criterion(x.requires_grad_(), y).backward()
-    assert same(kept, snapshot(criterion)), "changed before commit"
+    assert same(before, snapshot(criterion)), "changed before commit"
     criterion.discard()
     criterion.commit()
     with torch.no_grad():
         criterion(x, y)
     criterion.eval()(x, y)
     criterion.train().commit()
-    assert same(kept, snapshot(criterion))
+    assert same(before, snapshot(criterion))
 
 
 def test_forward_passes_before_one_commit_are_all_remembered() -> None:

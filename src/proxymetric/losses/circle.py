@@ -1,4 +1,4 @@
-"""Circle loss: every similarity is optimised at its own pace."""
+"""Circle loss: a similarity that is far from its optimum has a large gradient."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Circle:
     a negative adds 0. The weights a_p and a_n count as constants in the gradient (Eq. 10), so the gradient is not that
     of the value: it is that of the value with a_p and a_n frozen.
 
-    Relations: `MultiSimilarity` takes positives and negatives apart and mines pairs; here both sums are multiplied, so
-    a query whose negatives are all far away has little gradient from its positives too. The boundary between good and
-    bad pairs is a circle in (s_n, s_p), where that of `Triplet` and `ProxyNCA` is a line.
+    Relations: `MultiSimilarity` adds one logarithm for positives and one for negatives, and mines pairs. Here the two
+    sums are multiplied: a query whose negatives are all far away also has a small gradient from its positives. The
+    decision boundary is a circle in (s_n, s_p); that of `Triplet` and `ProxyNCA` is a line.
 
     Args:
         scale: > 0; gamma in the paper. 80 for fine-grained retrieval, 256 for faces.

@@ -26,7 +26,7 @@ class About(NamedTuple):
     samples_per_class: int | None = None
     """how many images of a class a batch should hold; None: random batches are fine"""
     sums_over: Reduction | None = None
-    """what the loss sums over in `ops`: "batch" for each class, "classes" for each query; None: there is no plan"""
+    """what the loss sums over in `ops`: the "batch" for each class, or the "classes" for each query; None: no plan"""
     grouped: bool = False
     """the K proxies of a class make one similarity"""
     surrogate_gradient: bool = False
@@ -73,7 +73,7 @@ def about(
         A decorator that gives the function the attribute `about`, an `About`.
 
     Raises:
-        ValueError: `sums_over` is unknown, or stands beside a reason why there is no plan.
+        ValueError: `sums_over` is unknown, or both `sums_over` and `no_plan` are given.
 
     Example:
         >>> @about(paper="You 2026, A Better Loss", choose="over proxy-anchor", sums_over="batch")

@@ -10,13 +10,13 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Sun et al. 2020, Circle Loss: A Unified Perspective of Pair Similarity Optimization",
-    choose="over multi-similarity without its mining: each pair is weighted by its distance from its optimum",
+    choose="a pair loss that weights each pair by its distance from the optimum and needs no mining",
     samples_per_class=4,
     surrogate_gradient=True,
     no_plan=NO_PROXIES,
 )
 def circle(classes: int, dim: int, *, scale: float = 80.0, margin: float = 0.4, normalise: str = "l2") -> Objective:
-    """Every positive pair of the batch against every negative one, each at its own pace. Loss: `losses.Circle`.
+    """Pairs of the batch, each weighted by the distance of its similarity from the optimum. Loss: `losses.Circle`.
 
     Args:
         classes: number of training classes; the loss has no proxies and ignores it.

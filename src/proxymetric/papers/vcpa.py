@@ -22,7 +22,7 @@ from proxymetric.sources import VariationalProxies
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="to know how sure it is of each class; tau must fit: watch the sigmas in the log",
+    choose="to know how certain the model is about each class; tau must fit: watch the sigmas in the log",
     no_plan="has two vectors for each proxy and fits them in Newton steps; proxy-anchor is the least it takes",
 )
 def vcpa(

@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="with prompts in a frozen vision transformer: level with free proxies or above; wants a fast proxy_lr",
+    choose="with prompts in a frozen vision transformer: level with free proxies or above; needs a high proxy_lr",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; here its first hits are no better than vptsp-m's, whose memory has nothing to learn",
+    choose="the paper's best; here its R@1 is no better than that of vptsp-m, whose memory has no parameters",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,

@@ -1,4 +1,4 @@
-"""What a proxy loss over very many classes takes, in memory and time, before anybody waits for it."""
+"""The memory and time of a proxy loss over very many classes, computed before a run."""
 
 from proxymetric.planning.advice import Advice, advice_for, most_classes
 from proxymetric.planning.duration import Duration, Span, duration_of, exchanged, flops, traffic

@@ -1,4 +1,4 @@
-"""What would make a load fit that does not: one change each, with what it comes to."""
+"""Changes that make a workload fit, each with the memory it leads to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from proxymetric.planning.memory import memory_of
 from proxymetric.planning.workload import Workload
 
-DEVICES = 4096
-"""beyond this, more devices are no advice"""
+MAX_DEVICES = 4096
+"""the largest number of devices that is advised"""
 
 
 class Advice(NamedTuple):
-    """A change, as words and as options of the command line, and the memory that it leads to."""
+    """A change, in words and as options of the command line, and the memory it leads to."""
 
     words: str
     options: tuple[str, ...]
@@ -38,7 +38,7 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
         return ()
     alone = [_changed(words, work, available, **change) for words, change in _changes(work)]
     devices = _more_devices("more devices", work, available) if work.touched == "all" else None
-    found = [*alone, *([devices] if devices else []), *_fewer_dimensions(work, available)]
+    changes = [*alone, *([devices] if devices else []), *_fewer_dimensions(work, available)]
     together = {key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"}
     exact = [each for each in alone if each.work.touched == work.touched]
     if len(together) > 1 and not any(each.fits for each in exact):
@@ -46,8 +46,8 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
         more = None
         if not joined.fits and work.touched == "all":
             more = _more_devices("together, on more devices", work, available, **together)
-        found += [joined, *([more] if more else [])]
-    return tuple(each for each in found if each.total < total(work))
+        changes += [joined, *([more] if more else [])]
+    return tuple(each for each in changes if each.total < total(work))
 
 
 def total(work: Workload) -> int:
@@ -97,11 +97,11 @@ def _changed(words: str, work: Workload, available: int, **change: str | int) ->
 
 def _more_devices(words: str, work: Workload, available: int, **change: str) -> Advice | None:
     """With the smallest number of devices that suffices; None if no number does."""
-    most = min(DEVICES, work.classes, work.batch)
+    most = min(MAX_DEVICES, work.classes, work.batch)
     for devices in range(work.devices + 1, most + 1):
-        found = _changed(words, work, available, **change, devices=devices)
-        if found.fits:
-            return found
+        advice = _changed(words, work, available, **change, devices=devices)
+        if advice.fits:
+            return advice
     return None
 
 

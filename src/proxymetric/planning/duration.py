@@ -1,4 +1,4 @@
-"""Time that a proxy loss takes in a step, from measured rates; what is not known is said to be so."""
+"""The time of a proxy loss in a step, from measured rates; unmeasured times are reported as unknown."""
 
 from __future__ import annotations
 

@@ -1,29 +1,29 @@
-"""Bytes that a proxy loss takes on the device that holds most classes, part by part."""
+"""The memory of a proxy loss on the device that holds the most classes, part by part."""
 
 from __future__ import annotations
 
 from proxymetric.planning.workload import BYTES, OPTIMIZERS, Workload
 
 FLOAT = 4
-"""bytes of an embedding's number, of a similarity and of a sum, whatever type proxies have"""
+"""bytes of a number of an embedding, a similarity or a sum, whatever the type of the proxies"""
 CHUNK = 2**26
 """similarities of one chunk on an accelerator, whether chunked or triton"""
 CPU_CHUNK = 2**20
-"""numbers of one chunk on a processor: its rows, and three matrices beside the batch"""
+"""numbers of one chunk on a CPU: its rows, and three matrices of rows by queries"""
 LEAST_ROWS = 256
-"""proxies of one chunk, at least"""
+"""the smallest number of proxies in a chunk"""
 STEP = 64
-"""of what triton's chunks have a multiple"""
+"""the proxies of a chunk of triton are a multiple of it"""
 OF_A_ROW = 9
-"""numbers of each proxy that a reduction has: its label and place, its log-sums and mean weights"""
+"""numbers that a reduction holds for each proxy: label, position, log-sums and mean weights"""
 OF_A_FUSED_ROW = 5
-"""the same of triton: its label, length, log-sum and mean weight"""
+"""the same for triton: label, length, log-sum and mean weight"""
 SHALLOW = 1024
-"""embeddings up to which triton makes no product of bfloat16 that is written in float32 first"""
+"""embeddings up to which triton writes no float32 product of bfloat16 matrices"""
 SUMS = 2**20
-"""numbers at most that triton sums up side by side over the classes"""
+"""the most running sums over the classes that triton holds"""
 WORKSPACE = 2**26
-"""bytes that the library of matrix products takes for itself on a large GPU, about"""
+"""bytes, approximately, of the workspace of the matrix library on a large GPU"""
 
 
 def memory_of(work: Workload) -> dict[str, int]:
@@ -42,7 +42,7 @@ def memory_of(work: Workload) -> dict[str, int]:
     """
     numbers, size = work.rows * work.dim, BYTES[work.dtype]
     own = -(-work.batch // work.devices)
-    steps = 0 if work.touched == "all" else 8 * work.rows  # a row that moves at times counts its own
+    steps = 0 if work.touched == "all" else 8 * work.rows  # each row has its own step counter
     return {
         "proxies": numbers * size,
         "gradient": _gradient(work),

@@ -1,4 +1,4 @@
-"""A plan: memory, time, whether it fits, and what would help."""
+"""A plan: memory, time, whether the workload fits, and changes that would help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxymetric.planning.workload import Workload
 
 @dataclass(frozen=True)
 class Plan:
-    """What a load takes on each device; the encoder is not part of it."""
+    """The memory and time of a workload on each device, without the encoder."""
 
     work: Workload
     memory: dict[str, int]
@@ -42,7 +42,7 @@ class Plan:
         return self.total <= self.available
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain types, bytes and seconds, for JSON."""
+        """The plan in plain types, in bytes and seconds, for JSON."""
         rates = {
             "bandwidth": self.machine.bandwidth and self.machine.bandwidth._asdict(),
             "matrix": self.machine.matrix._asdict(),

@@ -1,4 +1,4 @@
-"""Measured rates of machines, each with where it comes from: `rates.json` beside this file."""
+"""Measured rates of machines and their origin; the numbers are in `rates.json`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from importlib import resources
 from typing import NamedTuple
 
 from proxymetric.planning.numbers import nearest
+from proxymetric.signatures import did_you_mean
 
 
 class Rate(NamedTuple):
-    """One number about a machine, and where it comes from."""
+    """One measured number of a machine, and its origin."""
 
     value: float
     unit: str
     kind: str
     """"measured" or "data sheet\""""
     file: str | None
-    """of this repository, that records the measurement; None: there is none"""
+    """the file of this repository that records the measurement; None: there is none"""
     date: str | None
     note: str
     dtype: str | None = None
-    """of the products' sides"""
+    """the type of the multiplied matrices"""
     batch: int | None = None
     dim: int | None = None
     classes: int | None = None
     method: str | None = None
-    """whose loss it was, where losses that sum in another way may be slower"""
+    """the method that was measured; losses that sum over another axis may be slower"""
 
     def origin(self) -> str:
         """Where the number comes from, in words."""
@@ -37,7 +38,7 @@ class Rate(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What is known of a machine."""
+    """The rates of a machine."""
 
     name: str
     short: str
@@ -46,9 +47,9 @@ class Machine(NamedTuple):
     bandwidth: Rate | None
     """TB/s of its memory; None: not known"""
     matrix: Rate
-    """TFLOP/s of products alone, by its matrix units if it has some"""
+    """TFLOP/s of matrix products alone, in its matrix units if it has any"""
     implementations: dict[str, tuple[Rate, ...]]
-    """TFLOP/s that a loss reaches, at some sizes; none: not measured; one that is not there does not run on it"""
+    """TFLOP/s of a loss at the measured sizes; empty: not measured; a missing implementation does not run there"""
 
     @property
     def is_cpu(self) -> bool:
@@ -79,26 +80,29 @@ def machines() -> dict[str, Machine]:
 
 
 def machine(name: str) -> Machine:
-    """The machine of that name or short name, in any case.
+    """The machine with this name or short name, in upper or lower case.
 
-    >>> machine("h200").name, machine("cpu").name
-    ('NVIDIA H200', 'Intel Xeon, 1 thread')
+    Raises:
+        ValueError: there is no such machine.
+
+    Example:
+        >>> machine("h200").name, machine("cpu").name
+        ('NVIDIA H200', 'Intel Xeon, 1 thread')
     """
     for row in machines().values():
         if name.lower() in (row.name.lower(), row.short.lower()):
             return row
-    names = [*machines(), *(row.short for row in machines().values())]
-    raise ValueError(
-        f"device: got {name!r}, expected one of {', '.join(row.short for row in machines().values())}; "
-        f"nearest is {nearest(name, names)!r}"
-    )
+    short_names = [row.short for row in machines().values()]
+    suggestion = did_you_mean(name, [*machines(), *short_names])
+    raise ValueError(f"device: got {name!r}, expected one of {', '.join(short_names)}{suggestion}")
 
 
 def similar(name: str | None) -> Machine:
-    """The known accelerator whose name is most like that of another; without a name, the first.
+    """The known accelerator with the most similar name; without a name, the first one.
 
-    >>> similar("NVIDIA H100 80GB HBM3").name
-    'NVIDIA H200'
+    Example:
+        >>> similar("NVIDIA H100 80GB HBM3").name
+        'NVIDIA H200'
     """
     known = [row.name for row in machines().values() if not row.is_cpu]
     return machines()[known[0] if name is None else nearest(name, known)]

@@ -1,4 +1,4 @@
-"""What is asked: a proxy loss over so many classes, on so many devices."""
+"""The question: a proxy loss over so many classes, on so many devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxymetric.checks import whole_number
-from proxymetric.planning.numbers import known
+from proxymetric.signatures import one_of
 
 
 class Kind(NamedTuple):
@@ -61,31 +61,32 @@ IMPLEMENTATIONS = ("plain", "chunked", "triton")
 TOUCHED = ("all", "batch")
 
 BUDGET = 2**30
-"""bytes that similarities may take from a forward pass to its backward; beyond that they are computed again"""
+"""bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed"""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A proxy loss and the devices it is spread over: B queries, C classes, K per class, D dim.
+    """A proxy loss and the devices that share it: B queries, C classes, K proxies per class, D dimensions.
 
     Args:
-        classes: C, from 1.
-        dim: D, from 1.
-        batch: B, the global batch of all devices together, from `devices`.
-        devices: from 1 to `classes`. Each device holds the proxies of at most ceil(C / devices) classes.
-        per_class: K, from 1.
+        classes: C, at least 1.
+        dim: D, at least 1.
+        batch: B of all devices together, at least `devices`.
+        devices: from 1 to `classes`; each holds the proxies of at most ceil(C / devices) classes.
+        per_class: K, at least 1.
         method: one of `planned_methods()`.
         dtype: of the proxies, "float32" or "bfloat16".
         optimizer: of the proxies, "adamw", "adam", "sgd" (with momentum) or "rowwise-adagrad".
-        implementation: "plain", "chunked" or "triton". "auto" becomes what the library chooses for many pairs: triton
-            on a GPU, chunked on a CPU.
-        touched: "all" compares with all classes, "batch" with the classes of the batch, a number in (0, 1) also with
-            that share of the other classes. The last two are another loss, and cannot be divided among devices.
-        on_cpu: whether the devices are CPUs, where chunks are smaller.
+        implementation: "plain", "chunked" or "triton"; "auto" is what the library chooses for many pairs: triton on a
+            GPU and chunked on a CPU.
+        touched: "all" compares with all classes; "batch" with the classes of the batch only; a number in (0, 1) also
+            with such a share of all classes, drawn at random. The last two are other losses, and need one device.
+        on_cpu: whether the device is a CPU, where chunks are smaller.
 
-    >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
-    >>> work.shard, work.rows, work.implementation
-    (125001, 250002, 'triton')
+    Example:
+        >>> work = Workload(classes=1_000_001, dim=512, batch=4096, devices=8, per_class=2)
+        >>> work.shard, work.rows, work.implementation
+        (125001, 250002, 'triton')
     """
 
     classes: int
@@ -105,30 +106,30 @@ class Workload:
             1, classes=self.classes, dim=self.dim, batch=self.batch, devices=self.devices, per_class=self.per_class
         )
         kind_of(self.method)
-        known("dtype", self.dtype, BYTES)
-        known("optimizer", self.optimizer, OPTIMIZERS)
-        known("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
+        one_of("dtype", self.dtype, BYTES)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
         if self.implementation == "auto":
             object.__setattr__(self, "implementation", "chunked" if self.on_cpu else "triton")
         if isinstance(self.touched, str):
-            known("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
+            one_of("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
         elif not 0 < self.touched < 1:
             raise ValueError(f"touched: got {self.touched}, expected 'all', 'batch' or a number above 0 and below 1")
         if self.touched != "all" and self.devices > 1:
             raise ValueError(
-                f"devices: got {self.devices} with touched {self.touched}, whose proxies cannot be divided; "
-                "expected 1, or touched all"
+                f"devices: got {self.devices} with touched {self.touched}, expected 1, or touched all: "
+                "only the proxies of touched all can be divided among devices"
             )
         if self.per_class > 1 and not self.kind.several:
-            raise ValueError(f"per_class: got {self.per_class}, but a class of {self.method} has one proxy; expected 1")
+            raise ValueError(f"per_class: got {self.per_class}, expected 1: {self.method} has one proxy for each class")
         if self.devices > self.classes:
             raise ValueError(
-                f"devices: got {self.devices}, expected at most one for each of the {self.classes} classes"
+                f"devices: got {self.devices}, expected at most one device for each of the {self.classes} classes"
             )
         if self.devices > self.batch:
             raise ValueError(
-                f"batch: got {self.batch}, expected one embedding at least for each of the {self.devices} devices: "
-                "it is the batch of all of them together"
+                f"batch: got {self.batch}, expected at least one embedding for each of the {self.devices} devices: "
+                "it is the batch of all devices together"
             )
 
     @property
@@ -138,27 +139,27 @@ class Workload:
 
     @property
     def several(self) -> bool:
-        """Whether several proxies make one similarity."""
+        """Whether several proxies are combined into one similarity."""
         return self.kind.grouped and self.per_class > 1
 
     @property
     def products(self) -> str:
-        """The type in which matrices are multiplied: triton's is that of the proxies, where embeddings have it, too."""
+        """The type of the matrix products: that of the proxies with triton, otherwise float32."""
         return self.dtype if self.implementation == "triton" else "float32"
 
     @property
     def shard(self) -> int:
-        """Classes of the device that holds most of them: ceil(C / devices)."""
+        """The classes of the device with the most classes: ceil(C / devices)."""
         return -(-self.classes // self.devices)
 
     @property
     def rows(self) -> int:
-        """Proxies of that device: `shard * K`."""
+        """The proxies of that device: `shard * K`."""
         return self.shard * self.per_class
 
     @property
     def columns(self) -> int:
-        """Classes of that device that a batch is compared with: all, or those in the batch and a share of all."""
+        """The classes of that device that a batch is compared with: all, or those of the batch and a share of all."""
         if self.touched == "all":
             return self.shard
         drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
@@ -166,14 +167,15 @@ class Workload:
 
     @property
     def compared(self) -> int:
-        """Proxies of that device that a batch is compared with: `columns * K`."""
+        """The proxies of that device that a batch is compared with: `columns * K`."""
         return self.columns * self.per_class
 
     @property
     def cached(self) -> bool:
-        """Whether the (B, compared) similarities are kept for the backward pass, which spares a product.
+        """Whether the (B, compared) similarities are kept for the backward pass, which saves a product.
 
-        Over the batch no backward pass needs them; `plain` keeps them always; else the budget decides.
+        The backward pass of a loss over the batch does not need them. Otherwise `plain` always keeps them, and the
+        budget decides for the other implementations.
         """
         if self.kind.over == "batch":
             return False

@@ -38,6 +38,7 @@ from proxymetric.runs.assemble import (
     scored_on,
     train_feed,
 )
+from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
@@ -224,35 +225,6 @@ def _terminal() -> Watcher:
     from proxymetric.cli.terminal import Terminal
 
     return Terminal()
-
-
-@dataclass
-class CheckpointFacts:
-    """What a run stores in its checkpoint besides the state of the training.
-
-    Attributes:
-        bad: images that could not be read, with the reason; it grows during the run.
-        baselines: the scores before training; None in a refit.
-        weights: the weights file and what its header changed; None without such a file.
-        earlier_seconds: time that earlier processes spent on the run.
-        clock: seconds since this process began.
-    """
-
-    bad: dict[str, str]
-    baselines: dict[str, dict[str, float]] | None
-    weights: dict[str, Any] | None
-    earlier_seconds: float
-    clock: Callable[[], float]
-
-    @property
-    def seconds(self) -> float:
-        """Time that all processes spent on the run, one after the other."""
-        return self.earlier_seconds + self.clock()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The facts as the checkpoint stores them."""
-        facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
-        return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""What a run stores in its checkpoint besides the state of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class CheckpointFacts:
+    """What a run stores in its checkpoint besides the state of the training.
+
+    Attributes:
+        bad: images that could not be read, with the reason; it grows during the run.
+        baselines: the scores before training; None in a refit.
+        weights: the weights file and what its header changed; None without such a file.
+        earlier_seconds: time that earlier processes spent on the run.
+        clock: seconds since this process began.
+    """
+
+    bad: dict[str, str]
+    baselines: dict[str, dict[str, float]] | None
+    weights: dict[str, Any] | None
+    earlier_seconds: float
+    clock: Callable[[], float]
+
+    @property
+    def seconds(self) -> float:
+        """Time that all processes spent on the run, one after the other."""
+        return self.earlier_seconds + self.clock()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as the checkpoint stores them."""
+        facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
+        return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}
