@@ -40,6 +40,7 @@ def prepared(docstring: str) -> str:
     """
     text = inspect.cleandoc(docstring)
     text = re.sub(r"^Example:", "Examples:", text, flags=re.MULTILINE)
+    text = re.sub(r"^( {4}[\w, *]+: )>(?!>)", r"\1&gt;", text, flags=re.MULTILINE)  # no quotation: "scale: > 0"
     return drawn(_doctests(_literal_blocks(_single_names(text))))
 
 
