@@ -100,11 +100,11 @@ def steps(curve: list[dict[str, Any]]) -> list[tuple[int, float]]:
     ids=["with a rest", "also where epochs end", "once", "accumulated"],
 )
 def test_evaluated_after_so_many_steps_and_at_the_end(
-    settings: dict, wanted: list, photos: Path, tmp_path: Path
+    settings: dict, expected: list, photos: Path, tmp_path: Path
 ) -> None:
     done = run(photos, tmp_path / "run", train__epochs=2, **settings)
-    assert steps(done.result.curve) == wanted
-    assert steps([record for record in records(done.folder) if record["event"] == "evaluation"]) == wanted
+    assert steps(done.result.curve) == expected
+    assert steps([record for record in records(done.folder) if record["event"] == "evaluation"]) == expected
     whole = [epoch for _, epoch in steps(done.result.curve) if epoch == int(epoch)]
     assert all(isinstance(epoch, int) for epoch in whole)
 

@@ -147,4 +147,4 @@ def test_what_one_refuses_all_refuse(photos: Path, tmp_path: Path) -> None:
         assert "is not empty and holds no run" in rank.text()
         assert "Traceback" not in rank.text()
     pair = Pair(command(photos, tmp_path / "odd", train__batch=7), tmp_path).finish(1)
-    assert "multiple of world (2 processes), got 7" in pair.ranks[0].text()
+    assert "batch: got 7, expected a positive multiple of world=2" in pair.ranks[0].text()

@@ -21,7 +21,7 @@ from proxymetric.recipe import TrainOptions
 from proxymetric.runs.train import Run
 from proxymetric.sources import LearnedProxies
 from proxymetric.training.learner import Learner
-from proxymetric.training.optim import clip_gradients, decay_factor, make_optimizer, rates, set_rates, step_if
+from proxymetric.training.optim import base_rates, clip_gradients, decay_factor, make_optimizer, set_rates, step_if
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -148,7 +148,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor], part: str, kinds:
 
 def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path) -> None:
     initial = tensors(run(photos, tmp_path / "initial", train__lr=0.0, train__epochs=1))
-    all_of_it, one_of_two, told = Notes(), Notes(), "epoch 1 warms up: only head and proxies move (train.warmup=1)"
+    all_of_it, one_of_two, told = Notes(), Notes(), "epoch 1 warms up: only head and proxies are trained (train.warmup=1)"
     warm = tensors(run(photos, tmp_path / "warm", watcher=all_of_it, train__epochs=1, train__warmup=1))
     after = tensors(run(photos, tmp_path / "after", watcher=one_of_two, train__epochs=2, train__warmup=1))
     assert told in one_of_two.said
@@ -212,10 +212,10 @@ def learner(method: str = "proxy-anchor", frozen: bool = False, **encoder: objec
 
 
 def test_proxies_have_a_hundred_times_the_rate() -> None:
-    assert rates(TrainOptions()) == (1e-4, 1e-2)
-    assert rates(TrainOptions(frozen=True)) == (1e-3, 1e-1)
-    assert rates(TrainOptions(lr=0.5)) == (0.5, 50.0)
-    assert rates(TrainOptions(lr=0.5, proxy_lr=0.25)) == (0.5, 0.25)
+    assert base_rates(TrainOptions()) == (1e-4, 1e-2)
+    assert base_rates(TrainOptions(frozen=True)) == (1e-3, 1e-1)
+    assert base_rates(TrainOptions(lr=0.5)) == (0.5, 50.0)
+    assert base_rates(TrainOptions(lr=0.5, proxy_lr=0.25)) == (0.5, 0.25)
     optimizer = make_optimizer(learner(), TrainOptions())
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
         "head": 1e-4, "backbone": 1e-4, "proxies": 1e-2,
@@ -317,7 +317,7 @@ def test_an_optimiser_that_looks_itself_trains_the_same(
     settings = {"train__optimizer": kind, "train__epochs": 1, "train__warmup": 0}
     asked: list[Tensor] = []
     with monkeypatch.context() as patch:
-        here, there = "proxymetric.training.trainer.step_where", step_if
+        here, there = "proxymetric.training.trainer.step_if", step_if
         patch.setattr(here, lambda optimizer, fine: (asked.append(fine), there(optimizer, fine)))
         looked = tensors(run(photos, tmp_path / "looked", **settings))
     assert len(asked) == (0 if kind == "sgd" else 8)

@@ -111,7 +111,7 @@ def embed(
 
 
 @app.command(
-    short_help="Find the images of a folder that are most similar to a given image.",
+    short_help="Find the images of a folder most similar to a given one.",
     epilog=example(
         "proxymetric query runs/birds PHOTOS unknown.jpg -k 5",
         "proxymetric query runs/birds photos.safetensors one.jpg two.jpg",

@@ -5,7 +5,15 @@
 
 from proxymetric.ops.plain import Columns, similarities
 from proxymetric.ops.problem import NONE, Line, Means, Reduced, Settings, log1p_exp
-from proxymetric.ops.reductions import IMPLS, Implementation, chosen, mean_over_batch, over_classes, using
+from proxymetric.ops.reductions import (
+    IMPLS,
+    Implementation,
+    chosen,
+    current_settings,
+    mean_over_batch,
+    over_classes,
+    using,
+)
 from proxymetric.ops.similarity import Similarity
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "Settings",
     "Similarity",
     "chosen",
+    "current_settings",
     "log1p_exp",
     "mean_over_batch",
     "over_classes",

@@ -57,6 +57,11 @@ MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
 _settings: ContextVar[Settings] = ContextVar("settings", default=Settings())  # noqa: B039 - a tuple
 
 
+def current_settings() -> Settings:
+    """The settings that the innermost `using` block has made."""
+    return _settings.get()
+
+
 @contextmanager
 def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Settings]:
     """Choose how losses inside the `with` block are computed: same values and gradients, other time and memory.

@@ -12,6 +12,7 @@ from proxymetric.checks import at_least_zero, whole_number
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing, unit
 from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
 from proxymetric.core.tally import Counts
+from proxymetric.ops import current_settings
 from proxymetric.signatures import one_of
 from proxymetric.sources.accumulators import accumulator
 from proxymetric.sources.learned_proxies import initial
@@ -26,6 +27,8 @@ CHOICES = {
 """arguments of `SemanticProxies` that are one of a few words, and these words"""
 MAX_COUNTED_PAIRS = 2**24
 """pairs (sample, class) of a batch up to which nearest proxies are counted"""
+COUNTED_PROXIES_PER_CHUNK = 4096
+"""proxies that are compared with the batch at once, where `ops.using` sets no other number"""
 GATE_UNIT = 2**20
 """gates are summed as whole multiples of 1 / GATE_UNIT: sums of whole numbers do not depend on their order"""
 
@@ -296,8 +299,7 @@ class SemanticProxies(Source):
             counts = {"samples": len(labels)}
             for name, proxies in (("semantic", self.stored[:, : self.dim]), ("free", self.free)):
                 if name == "semantic" or self.a:
-                    cosines = energy.queries.to(proxies) @ proxies.mT / proxies.norm(dim=1).clamp(min=1e-12)
-                    counts[name] = (cosines.argmax(1) == labels).sum()
+                    counts[name] = (_nearest(energy.queries.to(proxies), proxies) == labels).sum()
         if gates:
             total = torch.stack([gate.mean(1, dtype=torch.float32).sum() for gate in gates]).sum()
             counts |= {"steps": sum(map(len, gates)), "gate": (total * GATE_UNIT).round().long()}
@@ -423,3 +425,15 @@ def _encoder_sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
             "vit_small_patch16_224, or source='sample'"
         )
     return int(encoder.width), 0, 0
+
+
+def _nearest(queries: Tensor, proxies: Tensor) -> Tensor:
+    """The nearest proxy of each query by cosine (B,), found chunk by chunk."""
+    nearest = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
+    largest = torch.full((len(queries),), -torch.inf, dtype=queries.dtype, device=queries.device)
+    start = 0
+    for chunk in proxies.split(current_settings().rows or COUNTED_PROXIES_PER_CHUNK):
+        cosines, places = (queries @ chunk.mT / chunk.norm(dim=1).clamp(min=1e-12)).max(1)
+        nearest = torch.where(cosines > largest, places + start, nearest)
+        largest, start = torch.maximum(largest, cosines), start + len(chunk)
+    return nearest
