@@ -1,7 +1,7 @@
 """The definition of the exact search: the k nearest items by float64 scores, block by block. The oracle of `search`.
 
-It is two to four times slower, and ranks items whose exact scores differ by less than the rounding of float64
-arbitrarily; `search` ranks these exactly.
+Items whose exact scores differ by less than the rounding error of float64 come in arbitrary order; `search` ranks these
+exactly. Euclidean distances hold (block, G, D) numbers at once, so this is for tests, not for large galleries.
 """
 
 import torch

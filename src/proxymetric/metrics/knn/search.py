@@ -100,7 +100,7 @@ class Searcher:
                         continue  # the pair (i, j) was processed as (j, i)
                     columns = blocks[(i + distance) % len(blocks)]
                     self._screen_tile(pool, buffer, left, rows, columns)
-            if until > 0 or half == 0:  # after the diagonal tiles the thresholds are still exact
+            if until > 0 or half == 0:  # pruning after the diagonal tiles would raise no threshold
                 pool.prune()
         return pool
 

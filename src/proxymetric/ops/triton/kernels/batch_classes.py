@@ -242,7 +242,7 @@ def positive_means(
                         at_pairs = S + at[:, None] * (COLUMNS * K) + (m * K + k)[None, :]
                         w = tl.load(at_pairs, mask=inside[:, None] & is_row[None, :], other=0.0)
                         # Not sum(a[:, :, None] * b[None, :, :], 1): the compiler turns that into a matrix product in
-                        # tensor cores, which round float32 and need more pairs than there are here.
+                        # tensor cores, which round float32 and give wrong results for so few pairs.
                         grad += tl.sum(w[:, :, None] * x[:, None, :], 0)
                         into = tl.sum(tl.trans(w)[:, :, None] * p[:, None, :], 0)
                         if COLUMNS > 1:
