@@ -25,6 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes of their own run one after another, so that the cores are enough for each."""
+    for item in items:
+        if item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "training_runs" in sys.modules:
         sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run

@@ -17,6 +17,8 @@ from proxymetric.ops import using
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, run
 
+pytestmark = pytest.mark.processes
+
 C, D, B = 11, 6, 9
 LABELS = torch.tensor([0, 5, 5, 10, 3, 0, 7, 3, 3])
 """of some classes several, of others none"""

@@ -175,6 +175,7 @@ def test_feeds_that_are_refused(images):
         EvalFeed(images, EvalView(16), batch=0)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_device_cache_on_the_accelerator_is_the_one_on_the_cpu(images):
     view = TrainView(24, resize=32, scale=(0.4, 1.0))

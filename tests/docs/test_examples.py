@@ -15,6 +15,8 @@ from PIL import Image
 
 from proxymetric.plots import CcpStage, draw_ccp_stages
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))

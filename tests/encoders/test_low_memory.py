@@ -23,6 +23,8 @@ from proxymetric.encoders.vit import first_tokens
 from scale_shift import ScaleShift
 from vits import TINY_VIT, drawn, pictures, stir, two_blocks
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 CONVERTED = torch.ops.prims.convert_element_type.default
 

@@ -211,6 +211,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(done.stdout) < 700
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_the_gpu_agrees_with_the_cpu(distance: str) -> None:

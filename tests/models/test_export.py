@@ -22,6 +22,8 @@ from proxymetric.models.model import Model
 from terminal import bytes_of, proxymetric, refused
 from training_runs import run as trained
 
+pytestmark = pytest.mark.slow
+
 VIT = {"encoder__backbone": "test_vit", "view__size": 32, "view__resize": 32, "train__epochs": 1}
 
 

@@ -448,7 +448,7 @@ def test_tensors_that_kernels_cannot_reach_are_refused(monkeypatch):
 def test_without_the_package_it_cannot_be_asked_for(monkeypatch):
     monkeypatch.setattr(reductions, "installed", lambda: False)
     with (
-        pytest.raises(ValueError, match=r"impl: got 'triton', expected .* pip install 'proxymetric\[triton\]'"),
+        pytest.raises(ValueError, match=r"impl: got 'triton', expected .*pip install 'proxymetric\[triton\]'"),
         using("triton"),
     ):
         pass

@@ -13,6 +13,8 @@ from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.mlrc import mlrc
 from terminal import proxymetric, refused
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "view.resize": 32,
     "view.crop": "none",

@@ -279,6 +279,7 @@ def test_the_optimisers_memory_lies_as_the_weights_do(tmp_path: Path) -> None:
     assert all(map(torch.equal, again.parameters(), steps(5)[0].parameters()))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU, where convolutions are laid out otherwise")
 def test_goes_on_on_a_gpu(few: Path, tmp_path: Path) -> None:
     out, straight = tmp_path / "run", tmp_path / "straight"

@@ -25,6 +25,8 @@ from training.test_parallel import close
 from training_runs import run
 from vits import drawn, pictures, two_blocks
 
+pytestmark = pytest.mark.slow
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

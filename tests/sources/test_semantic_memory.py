@@ -23,6 +23,8 @@ from training.test_parallel import STILL, Pair, close
 from training_runs import Snapshot, command, run, same_run, state
 from vptsp_steps import C, D, batch, build, give
 
+pytestmark = pytest.mark.processes
+
 # The order
 
 
@@ -231,6 +233,7 @@ def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device
     assert moved[-1] == 0
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_on_a_gpu_only_the_batchs_rows_are_there(kind: str) -> None:

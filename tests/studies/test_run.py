@@ -24,6 +24,8 @@ from proxymetric.studies import load_study
 from proxymetric.studies.folder import StudyFolder, local
 from terminal import proxymetric, refused
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 GLYPHS = Path(__file__).resolve().parent.parent.parent / "studies" / "glyphs.toml"
 RUNS = [task.name for task in load_study(GLYPHS).tasks()]
 PATIENCE = 120

@@ -14,6 +14,8 @@ import pytest
 
 from training_runs import Process, command, kill_in_epoch, records, run, same_run, state, until
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 OFTEN = {"train__save_every": 1}
 KINDS = {
     "rows that step themselves": {"loss__touched": "batch"},

@@ -21,7 +21,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.training.process_group import ProcessGroup
 from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.processes]
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
 """BatchNorm of two half batches is not that of a whole one; and a rate at which rounding does not grow"""
 

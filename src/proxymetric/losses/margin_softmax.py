@@ -25,7 +25,7 @@ class CosFace:
     class.
 
     Args:
-        scale: > 0; 64 in the paper, for faces.
+        scale: > 0; 64 for faces.
         margin: >= 0; 0.35 in the paper. 0 gives the normalised softmax (Zhai & Wu 2019).
 
     Example:
@@ -59,7 +59,7 @@ class ArcFace:
     pi.
 
     Args:
-        scale: > 0; 64 in the paper, for faces.
+        scale: > 0; 64 for faces.
         margin: radians in [0, pi); 0.5 in the paper.
 
     Example:

@@ -30,7 +30,7 @@ class MPA:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 in the paper.
+        margin: 0.1 by default.
         of_class: how K proxies make one similarity.
 
     Example:
@@ -64,7 +64,7 @@ class MPADW:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 in the paper.
+        margin: 0.1 by default.
         of_class: how K proxies make one similarity.
 
     Example:
@@ -99,7 +99,7 @@ class MPAAP:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 in the paper.
+        margin: 0.1 by default.
         of_class: how K proxies make one similarity.
 
     Example:

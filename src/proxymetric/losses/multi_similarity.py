@@ -32,7 +32,7 @@ class MultiSimilarity:
         alpha: > 0; scale of the positive pairs.
         beta: > 0; scale of the negative pairs.
         base: similarity from which both are counted.
-        epsilon: >= 0; margin of the mining, 0.1 in the paper. None turns the mining off.
+        epsilon: >= 0; margin of the mining, 0.1 by default. None turns the mining off.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 1]))

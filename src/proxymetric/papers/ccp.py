@@ -59,7 +59,7 @@ def ccp(
         pool: b samples of a class to pick from; CUB and Cars 12, SOP and In-Shop 7.
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
         first_lam: the same for the first problem; None: lam (released code: 0).
-        patience: evaluations without a better score after which a problem has converged; 3 in the paper.
+        patience: evaluations without a better score after which a problem has converged; 3 by default.
         anchor: the proximal term is anchored at the "last" (the paper) or the "best" solution (released code).
         roll_back: whether the network returns to that solution; only with anchor="best".
         start: the first converged proxies are "random" samples (the paper) or "zero" (released code).

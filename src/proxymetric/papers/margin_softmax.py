@@ -28,7 +28,7 @@ def norm_softmax(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 20 is the paper's temperature of 0.05.
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how proxies start, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
@@ -55,9 +55,9 @@ def cosface(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0; 64 in the paper, for faces.
+        scale: > 0; 64 for faces.
         margin: >= 0; 0.35 in the paper.
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how proxies start, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
@@ -83,7 +83,7 @@ def arcface(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0; 64 in the paper, for faces.
+        scale: > 0; 64 for faces.
         margin: radians in [0, pi); 0.5 in the paper.
         init: how proxies start, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).

@@ -40,8 +40,8 @@ def mpa(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 in the paper.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        margin: 0.1 by default.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
         similarity: how K proxies make one similarity: "soft", "max" or "mean".
@@ -77,8 +77,8 @@ def mpa_dw(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 in the paper.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        margin: 0.1 by default.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
         similarity: how K proxies make one similarity: "soft", "max" or "mean".
@@ -114,8 +114,8 @@ def mpa_ap(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 in the paper.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 in the paper.
+        margin: 0.1 by default.
+        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
         similarity: how K proxies make one similarity: "soft", "max" or "mean".

@@ -29,10 +29,10 @@ def multi_similarity(
     Args:
         classes: number of training classes; the loss has no proxies and ignores it.
         dim: width of the embeddings; ignored as well.
-        alpha: > 0; scale of the positive pairs. 2 in the paper.
+        alpha: > 0; scale of the positive pairs. 2 in CCP's study on CUB and SOP.
         beta: > 0; scale of the negative pairs. 40 in CCP's study on CUB and SOP.
         base: similarity from which both are counted. 0.5 in CCP's study on CUB and SOP.
-        epsilon: >= 0; margin of the mining, 0.1 in the paper. None turns the mining off.
+        epsilon: >= 0; margin of the mining, 0.1 by default. None turns the mining off.
         normalise: "l2" or "ball", a key of `NORMALISATIONS`.
     """
     return Compare(MultiSimilarity(alpha, beta, base, epsilon), InBatch(), normalise=normalise)

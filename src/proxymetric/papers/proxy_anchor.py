@@ -35,7 +35,7 @@ def proxy_anchor(
         scale: > 0; 32 in the paper.
         margin: 0.1 in the paper.
         positive_norm: what the sum over positives is divided by: "present" classes (the paper) or "all".
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how proxies start, a name of `sources.INITIALISATIONS`. VPTSP's free proxies start with "xavier/8", and so
             do those of its baseline (VPT with BitFit).
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).

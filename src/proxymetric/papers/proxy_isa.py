@@ -51,10 +51,10 @@ def proxy_isa(
             4}`. Any method with learned proxies and a weighted exponent: proxy-anchor, proxy-nca, proxy-nca++,
             norm-softmax, cosface, soft-triple, mpa, mpa-dw, mpa-ap.
         volume: V > 1; 100 in the paper.
-        h: > 0; scale of the learned similarity S (Eq. 10); 0.15 in the paper.
+        h: > 0; scale of the learned similarity S (Eq. 10); 0.15 by default.
         k: >= 0; how the band grows as S falls (Eq. 15); 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop).
-        lam: >= 0; the least length of the band (Eq. 15); 0.1 in the paper.
-        tau: >= 0; how late sigma falls (Eq. 17); 1.5 in the paper.
+        lam: >= 0; the least length of the band (Eq. 15); 0.1 by default.
+        tau: >= 0; shifts where sigma falls (Eq. 17); 1.5 by default.
         memory: T embeddings kept; the paper does not state it, its code has 55,000.
         memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
         filter_epoch: epochs before the filter starts; 2 is the paper's third epoch (released code: 3).

@@ -28,7 +28,7 @@ def proxy_nca(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 12 is common.
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how proxies start, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
@@ -58,7 +58,7 @@ def proxy_nca_pp(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         temperature: > 0, divides the cosines.
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how proxies start, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """

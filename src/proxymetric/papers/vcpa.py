@@ -57,8 +57,8 @@ def vcpa(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; 32 in the paper.
-        margin: of Proxy-Anchor, both of whose terms are divided by C (Eq. 4); 0.1 in the paper.
+        scale: > 0, of Proxy-Anchor; its 32 by default.
+        margin: of Proxy-Anchor, both of whose terms are divided by C (Eq. 4); its 0.1 by default.
         tau: >= 0; weight of the KL divergence; 0.01 on CUB and Cars, 0.001 on SOP and In-Shop.
         newton_steps: Newton steps on q per batch; 10 in the paper (CUB, Cars). 0 trains mu and sigma by gradient.
         gradient_steps: steps of Adam on q per batch, instead of Newton steps.
@@ -68,7 +68,7 @@ def vcpa(
         halving: a Newton step reduces sigma to no less than its half.
         damping: >= 0; added to the curvature in a Newton step.
         prior_lag: the KL divergence refers to the q of so many batches ago; 1 in the paper.
-        per_class: K proxies of a class; 1 in the paper.
+        per_class: K proxies of a class.
         init: how mu starts, "zero" or a name of `sources.INITIALISATIONS`; None: "zero", or "kaiming" without sampling.
         base: a method whose loss replaces Proxy-Anchor, a name or a table of its name and arguments. A loss without
             closed-form curvature needs newton_steps=0. Newton steps use a weighted loss without its weights.

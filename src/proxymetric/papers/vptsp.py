@@ -56,11 +56,11 @@ def vptsp_m(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; 32 in the paper.
-        margin: of Proxy-Anchor; 0.1 in the paper.
+        scale: > 0, of Proxy-Anchor; its 32 by default.
+        margin: of Proxy-Anchor; its 0.1 by default.
         positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
         accumulate: "ema" adds the samples of a class one by one, "ema-mean" adds their mean (the released code).
-        lam: weight of the past in the moving average; 0.8 in the paper.
+        lam: weight of the past in the moving average, in [0, 1]; 0.8 in the released code.
         a: in [0, 1]; share of the free proxies (Eq. 8).
         prompts: m prompts for each class in the first block.
         depth: how many of the first blocks have class prompts; None: all.
@@ -126,8 +126,8 @@ def vptsp_g(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; 32 in the paper.
-        margin: of Proxy-Anchor; 0.1 in the paper.
+        scale: > 0, of Proxy-Anchor; its 32 by default.
+        margin: of Proxy-Anchor; its 0.1 by default.
         positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
         accumulate: the cell, "gru"; "gru-tanh", "rnn", "lstm" or "attention" for Table 7.
         a: in [0, 1]; share of the free proxies (Eq. 8).

@@ -39,7 +39,7 @@ class AlternatingProjections(Objective):
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
         first_lam: the same for the first problem; None: lam (released code: 0).
         pool: b samples of a class, at least the seats; b equal to the seats, or 1, gives random proxies.
-        patience: evaluations without a better score after which a problem has converged; 3 in the paper.
+        patience: evaluations without a better score after which a problem has converged; 3 by default.
         anchor: theta* and rho* are those of the "last" (the paper) or the "best" evaluation of the problem (released
             code).
         roll_back: whether the parameters of the network return to theta*; only with anchor="best". Running averages of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from proxymetric.files import replacing
 from proxymetric.studies.inference import MOST_SEEDS, Mean, seeds_needed, student
 from proxymetric.studies.scores import CHOSEN, LAST, Results
-from proxymetric.studies.spec import Cell, Study
+from proxymetric.studies.spec import LABELS, Cell, Study
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result

@@ -201,6 +201,7 @@ def test_no_norm_of_a_backbone_is_asked_for_a_bias_alone(options: dict[str, Any]
     assert not encoder.features(images).requires_grad
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("maps", [False, True])
 def test_many_rows_on_a_gpu(maps: bool) -> None:
