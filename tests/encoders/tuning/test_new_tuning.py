@@ -63,7 +63,7 @@ def test_a_run_trains_counts_and_exports_it(photos: Path, tmp_path: Path, no_pag
     result = run(photos, tmp_path / "run", **VIT, encoder__weights=weights, encoder__tuning=tuning).result
     model = pm.load(tmp_path / "run", "last", device="cpu")
     layers = list(model.encoder.tuning["ssf"].layers)
-    assert result["parameters"]["parts"]["scales and shifts"] == sum(2 * layer.gamma.numel() for layer in layers) > 0
+    assert result.parameters["parts"]["scales and shifts"] == sum(2 * layer.gamma.numel() for layer in layers) > 0
     for layer in layers:
         assert (layer.gamma != 1).any()
         assert layer.beta.any()

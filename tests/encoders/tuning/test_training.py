@@ -301,7 +301,7 @@ def test_a_recipe_names_a_tuning() -> None:
         check(3)
     assert check("linear", frozen=True) == "linear"
     for tuning in ("bitfit", "vpt"):
-        with pytest.raises(ValueError, match=r"train\.frozen: .*tuning=.*changes them"):
+        with pytest.raises(ValueError, match=r"train\.frozen: got true, .*tuning=.*would change them"):
             check(tuning, frozen=True)
 
 
