@@ -321,6 +321,6 @@ def test_an_optimiser_that_looks_itself_trains_the_same(
         patch.setattr(here, lambda optimizer, fine: (asked.append(fine), there(optimizer, fine)))
         looked = tensors(run(photos, tmp_path / "looked", **settings))
     assert len(asked) == (0 if kind == "sgd" else 8)
-    monkeypatch.setattr("proxymetric.training.trainer.steps_blind", lambda optimizer: False)
+    monkeypatch.setattr("proxymetric.training.trainer.can_step_unchecked", lambda optimizer: False)
     told = tensors(run(photos, tmp_path / "told", **settings))
     assert all(torch.equal(looked[name], told[name]) for name in told)

@@ -62,9 +62,10 @@ def inter_class_distance(
     """Compute the average distance between classes.
 
     Args:
-        embeddings: (N, D). labels: (N,) with at least two classes. of: "items" averages over all pairs of items of
-        different classes, as in the CCP paper; "means" over all pairs of
-            class means.
+        embeddings: (N, D).
+        labels: (N,) with at least two classes.
+        of: "items" averages over all pairs of items of different classes, as in the CCP paper; "means" over all pairs
+            of class means.
         distance: "cosine" measures between unit vectors, "euclidean" between the vectors as given.
         device: where to compute; by default where the embeddings are.
 

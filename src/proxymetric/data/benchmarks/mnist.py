@@ -93,7 +93,7 @@ def _rank(name: str) -> int:
 def _file(root: Path, name: str) -> Path | None:
     """Return the file `name` in `root` or `root/raw`, compressed or not; None if there is none.
 
-    Some programs that uncompress the file replace the last hyphen of `name` by a dot, which is accepted too.
+    Some programs write a dot for the hyphen before "idx" when they uncompress the file; both are accepted.
     """
     endings = [f"{joint}idx{_rank(name)}-ubyte{suffix}" for joint in "-." for suffix in ("", ".gz")]
     candidates = [folder / (name + ending) for folder in (root, root / "raw") for ending in endings]
