@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import io
+import json
 import re
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from safetensors import safe_open
 
 import proxymetric as pm
 import terminal
+from proxymetric import recipe
+from proxymetric.cli import training
 from proxymetric.cli.terminal import Terminal, clock
 from proxymetric.core.watcher import Tick
 from proxymetric.files import read_json
@@ -378,3 +381,21 @@ def test_times_as_people_say_them():
         "1h00m",
         "25h01m",
     ]
+
+
+def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_path, monkeypatch):
+    """With a small recipe in the place of the demo's."""
+    assert training.DEMO_RECIPE in recipe.names()
+    file = tmp_path / "tiny.toml"
+    file.write_text(
+        f"[data]\npath = {json.dumps(str(photos))}\nworkers = 0\n[view]\nsize = 16\nresize = 16\n"
+        '[encoder]\nbackbone = "small"\ndim = 8\n[train]\nepochs = 1\nbatch = 16\n'
+    )
+    monkeypatch.setattr(training, "DEMO_RECIPE", str(file))
+    for _ in range(2):
+        answer = proxymetric("demo", "--out", tmp_path / "demo", "--device", "cpu")
+        assert answer.code == 0, answer
+    assert "it takes about" in answer.out.splitlines()[0]
+    assert "next: open" in answer.out
+    assert "proxymetric train --data PHOTOS" in answer.out
+    assert (tmp_path / "demo" / "report.html").is_file()
