@@ -109,6 +109,7 @@ def test_the_flags_and_files_of_a_page_exist(page):
         assert target.exists() or outside or target.name in ("contributing.md", "examples.md", "changelog.md"), link
 
 
+@pytest.mark.slow
 def test_the_photo_tutorial_runs(tmp_path, monkeypatch, capsys):
     """All of its steps in order: its Python, and its commands as a person types them."""
     monkeypatch.chdir(tmp_path)
@@ -125,6 +126,7 @@ def test_the_photo_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 5, "five hits"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its code cells run in order; it is stored without outputs."""
     cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]

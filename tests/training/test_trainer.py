@@ -148,7 +148,11 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor], part: str, kinds:
 
 def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path) -> None:
     initial = tensors(run(photos, tmp_path / "initial", train__lr=0.0, train__epochs=1))
-    all_of_it, one_of_two, told = Notes(), Notes(), "epoch 1 warms up: only head and proxies are trained (train.warmup=1)"
+    all_of_it, one_of_two, told = (
+        Notes(),
+        Notes(),
+        "epoch 1 warms up: only head and proxies are trained (train.warmup=1)",
+    )
     warm = tensors(run(photos, tmp_path / "warm", watcher=all_of_it, train__epochs=1, train__warmup=1))
     after = tensors(run(photos, tmp_path / "after", watcher=one_of_two, train__epochs=2, train__warmup=1))
     assert told in one_of_two.said
