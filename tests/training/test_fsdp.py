@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
     "evaluated on the way": {"train__evaluate_steps": 3},
     "only a test": {"data__validation": 0.0, "data__test": 0.3},
-    "refitted": {"train__refit": True, "data__test": 0.3},
+    "refitted": {"train__refit": True, "data__test": 0.3, "train__lr": 1e-3},
     "sgd": {"train__optimizer": "sgd", "train__lr": 1e-2},
     "vit": VIT | {"train__clip_norm": 0.5},
     "vit, prompts and biases": VIT
