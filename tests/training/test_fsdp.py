@@ -145,7 +145,7 @@ def test_refusals_reach_people(photos: Path, tmp_path: Path) -> None:
         TrainOptions(parallel="zero")
     for more, sentence in (
         ({"train__warmup": 1}, "train.parallel: got 'fsdp' with train.warmup=1"),
-        ({"encoder__pooling": "gem", "encoder__learn_p": True}, "pooling.p is one number and cannot be divided"),
+        ({"encoder__pooling": "gem", "encoder__learn_p": True}, "pooling.p is a single number and cannot be sharded"),
     ):
         pair = Pair(command(photos, tmp_path / "out", **FSDP | more), tmp_path).finish(1)
         for rank in pair.ranks:

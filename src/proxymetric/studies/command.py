@@ -83,8 +83,16 @@ def _check(options: Options) -> None:
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
+    found = identities(book.study, tasks, options.data_root)
+    with book.locked() as lock:
+        return _run_locked(options, book, tasks, found, lock, reporter)
+
+
+def _run_locked(
+    options: Options, book: StudyFolder, tasks: list[Task], found: dict[str, str], lock: int, reporter: Reporter
+) -> int:
     study = book.study
-    found = identities(study, tasks, options.data_root)
+    book.read()
     known = {task.name: book.known(task, found.get(task.cell.data)) for task in study.tasks()}
     changed = [task for task in tasks if known[task.name].status == "changed"]
     if changed and not options.overwrite:
@@ -96,16 +104,16 @@ def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Repor
     todo = [task for task in tasks if known[task.name].status != "done"]
     on_gpu = _on_gpu(todo)
     jobs = options.jobs or (GPU_JOBS if on_gpu else 1)
-    with book.locked() as lock:
-        book.save()
-        reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at once")
-        session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter, on_gpu)
-        outcome = session.run(lock)
-        if options.archive is not None:
-            count = write_archive(book, session.known, options.archive)
-            reporter.say(f"archive: {options.archive}, {count} results")
-        if any(each.result for each in session.known.values()):
-            _tables(study, stored(study, book.folder), book.folder / "tables", reporter, needed=False)
+    book.settle(known)
+    book.save()
+    reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at once")
+    session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter, on_gpu)
+    outcome = session.run(lock)
+    if options.archive is not None:
+        count = write_archive(book, session.known, options.archive)
+        reporter.say(f"archive: {options.archive}, {count} results")
+    if any(each.result for each in session.known.values()):
+        _tables(study, stored(study, book.folder), book.folder / "tables", reporter, needed=False)
     for name, error in outcome.failed.items():
         reporter.say(f"failed: {name}: {error.splitlines()[0]} (all of it: {book.folder / 'logs' / name}.log)")
     if outcome.left:

@@ -101,12 +101,7 @@ class StudyFolder:
         self.study, self.folder, self.root = study, folder, root
         self.state: dict[str, Any] = {"study": study.name, "runs": {}, "sessions": []}
         if (folder / STATE).is_file():
-            self.state |= read_json(folder / STATE)
-            if self.state["study"] != study.name:
-                raise ValueError(
-                    f"out: got {folder}, which holds the study {self.state['study']!r}, expected a folder of "
-                    f"{study.name!r}"
-                )
+            self.read()
         elif folder.exists() and (not folder.is_dir() or any(file.name != "lock" for file in folder.iterdir())):
             raise ValueError(f"out: got {folder}, which is not empty and holds no study, expected a new folder")
 
@@ -121,6 +116,21 @@ class StudyFolder:
     def plan(self, task: Task) -> Path:
         """The recipe that a run was begun with."""
         return self.folder / "plans" / f"{task.name}.json"
+
+    def read(self) -> None:
+        """Read `study.json`, if there is one.
+
+        Raises:
+            ValueError: it belongs to another study.
+        """
+        if not (self.folder / STATE).is_file():
+            return
+        self.state |= read_json(self.folder / STATE)
+        if self.state["study"] != self.study.name:
+            raise ValueError(
+                f"out: got {self.folder}, which holds the study {self.state['study']!r}, expected a folder of "
+                f"{self.study.name!r}"
+            )
 
     def save(self) -> None:
         """Write `study.json`."""
@@ -154,6 +164,13 @@ class StudyFolder:
         if facts.get("status") == "failed":
             return Known("failed", facts.get("error", ""))
         return Known("begun" if (folder / "last.safetensors").is_file() else "new")
+
+    def settle(self, known: dict[str, Known]) -> None:
+        """Write "done" beside every run whose result is there; a worker may finish a run after its study was killed."""
+        for name, about in known.items():
+            facts = self.state["runs"].setdefault(name, {}) if about.status == "done" else {}
+            if about.result is not None and facts.get("status") != "done":
+                facts.update(status="done", seconds=about.result.seconds, spent=0.0, scores=about.result.scores)
 
     def begin(self, task: Task, identity: str | None, anew: bool = False) -> None:
         """Write down what a run is made from, before it starts. anew: remove what was made from something else."""
