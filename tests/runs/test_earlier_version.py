@@ -1,7 +1,8 @@
 """Runs of version 0.1.0: a run resumes where its method has the same state, and is refused in one sentence otherwise.
 
-`before/*.json` were made from real runs of 0.1.0: every name, type and shape of their checkpoints, their headers, states
-of random generators and JSON files. Weights are filled in here, because only names and shapes decide what can be read.
+`before/*.json` were made from real runs of 0.1.0. They hold the JSON files of the runs and, of their checkpoints, the
+headers, the states of random generators, and the name, type and shape of every tensor. The tests fill in the weights,
+because only names and shapes decide what can be read.
 """
 
 from __future__ import annotations
