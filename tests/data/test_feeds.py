@@ -169,7 +169,7 @@ def test_feeds_that_are_refused(images):
         feed(images, "disk")
     with pytest.raises(ValueError, match="workers: got -1, expected at least 0"):
         feed(images, workers=-1)
-    with pytest.raises(ValueError, match="got batches of 40 images, expected 8"):
+    with pytest.raises(ValueError, match="got batches for 40 images, expected 8"):
         TrainFeed(images.of_classes([0]), Batches(images.labels, 4), TrainView(16))
     with pytest.raises(ValueError, match="batch: got 0, expected at least 1"):
         EvalFeed(images, EvalView(16), batch=0)
