@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from proxymetric.files import NotSaved, replacing, save_tensors
+from proxymetric.files import NotSaved, replacing
+from proxymetric.tensor_files import read_tensors, write_tensors
 
 
 @dataclass
@@ -43,10 +43,9 @@ class Checkpoint:
         Raises:
             NotSaved: the file could not be written.
         """
-        tensors = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         try:
             with replacing(file) as temporary:
-                save_tensors(temporary, tensors, {"state": json.dumps(self.state)})
+                write_tensors(temporary, self.tensors, {"state": json.dumps(self.state)})
         except NotSaved as error:
             raise NotSaved(f"{error}. Once this is fixed, continue with --resume") from error
 
@@ -58,12 +57,14 @@ class Checkpoint:
             ValueError: the file is not a readable checkpoint.
         """
         try:
-            with safe_open(str(file), "pt") as opened:
-                state = json.loads((opened.metadata() or {}).get("state", "{}"))
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
-                return cls(tensors, state, file)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ValueError(f"{file}: got a file that cannot be read ({error}), expected a checkpoint") from None
+            tensors, header = read_tensors(file)
+            state = json.loads(header.get("state", "{}"))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"{file} is not a checkpoint that can be read: {reason}") from None
+        if not isinstance(state, dict):
+            raise ValueError(f"{file} is not a checkpoint that can be read: its header is damaged")
+        return cls(tensors, state, file)
 
     def under(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors whose names start with `prefix`, with the prefix removed from their names."""

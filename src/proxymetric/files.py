@@ -6,12 +6,9 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 
 class NotSaved(OSError):
@@ -23,6 +20,49 @@ def full(error: BaseException) -> bool:
     messages = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
     codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
     return getattr(error, "errno", None) in codes or any(message in str(error) for message in messages)
+
+
+def check_output(
+    argument: str, path: str | Path, what: str, is_ours: Callable[[Path], bool], overwrite: str | None = None
+) -> None:
+    """Check, before the work begins, that a file may be written: only a file that this package wrote is replaced.
+
+    Args:
+        argument: the name of the argument that gave the path, for the error.
+        path: where a file is to be written.
+        what: the kind of file in words, such as "vectors of `proxymetric embed`".
+        is_ours: whether the file that is there was written by the same verb.
+        overwrite: a flag that lets a user replace the file that is there, for the error; None if there is none.
+
+    Raises:
+        ValueError: something is there that this package did not write, or no file can be written there.
+
+    Example:
+        >>> import tempfile
+        >>> photo = Path(tempfile.mkdtemp()) / "photo.jpg"
+        >>> check_output("--out", photo, "a table", is_ours=lambda file: False)
+        >>> _ = photo.write_bytes(b"a photo")
+        >>> check_output("--out", photo, "a table", is_ours=lambda file: False)
+        Traceback (most recent call last):
+        ValueError: --out: got ...photo.jpg, which exists and is not a table; expected a new file
+    """
+    path = Path(path)
+    way_out = "a new file" if overwrite is None else f"a new file, or {overwrite}"
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{argument}: got {path}, a link to {os.readlink(path)}, which is missing; expected {way_out}")
+    if path.is_dir():
+        raise ValueError(f"{argument}: got {path}, which is a folder; expected a file to write")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{argument}: got {path}, which is not a regular file; expected {way_out}")
+    if path.exists() and not is_ours(path):
+        raise ValueError(f"{argument}: got {path}, which exists and is not {what}; expected {way_out}")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise ValueError(f"{argument}: got {path}, but {folder} is a file; expected a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{argument}: got {path}, but {folder} cannot be written; expected a folder that you may write to"
+        )
 
 
 @contextlib.contextmanager
@@ -44,6 +84,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         'whole'
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise NotSaved(f"could not save {path}: it is not a regular file; it is unchanged")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,26 +103,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file.
-
-    Args:
-        path: the file to write.
-        tensors: contiguous tensors by name.
-        header: strings by name, stored in the file's header.
-
-    Raises:
-        OSError: the file could not be written. Errors of the safetensors library are converted to this type.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, str(path), header)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def write_json(path: str | Path, content: Any) -> None:

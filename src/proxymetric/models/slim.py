@@ -13,8 +13,9 @@ from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder, build, load_weights
-from proxymetric.files import replacing, save_tensors
+from proxymetric.files import replacing
 from proxymetric.models.model import Model
+from proxymetric.tensor_files import write_tensors
 
 SLIM = "proxymetric slim 1"
 """the format of a slim file, with the version of its layout"""
@@ -56,9 +57,7 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
         "backbone_sha256": _hash(state, stored),
     }
     with replacing(out) as temporary:
-        save_tensors(
-            temporary, {name: state[name].detach().contiguous() for name in stored}, {"state": json.dumps(content)}
-        )
+        write_tensors(temporary, {name: state[name] for name in stored}, {"state": json.dumps(content)})
     size = f"{out.stat().st_size / 1e6:.3g} MB"
     if len(stored) == len(state):
         return f"the whole encoder, {size}, because tuning='full' trained all of it"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from proxymetric.core.pieces import unit
-from proxymetric.files import replacing, save_tensors
+from proxymetric.files import replacing
+from proxymetric.tensor_files import read_tensors, write_tensors
 
 
 class Index:
@@ -84,7 +84,7 @@ class Index:
         """Write a safetensors file: `vectors`, with names and model in its header."""
         header = {"names": json.dumps(self.names), "model": self.model}
         with replacing(file) as temporary:
-            save_tensors(temporary, {"vectors": self.vectors.contiguous()}, header)
+            write_tensors(temporary, {"vectors": self.vectors}, header)
 
     @classmethod
     def load(cls, file: str | Path) -> Index:
@@ -94,8 +94,7 @@ class Index:
             ValueError: the file is no index.
         """
         try:
-            with safe_open(str(file), "pt") as opened:
-                header = opened.metadata() or {}
-                return cls(opened.get_tensor("vectors"), json.loads(header["names"]), header.get("model", ""))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            tensors, header = read_tensors(file)
+            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""))
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None

@@ -81,9 +81,10 @@ def write_embeddings(folder: Path, file: Path) -> None:
     import torch
 
     from proxymetric.data import EvalFeed
-    from proxymetric.files import replacing, save_tensors
+    from proxymetric.files import replacing
     from proxymetric.models.load import load
     from proxymetric.runs.evaluation_set import evaluation_set
+    from proxymetric.tensor_files import write_tensors
 
     images, words = evaluation_set(folder)
     model = load(folder)
@@ -99,7 +100,7 @@ def write_embeddings(folder: Path, file: Path) -> None:
     vectors = model.embed(torch.cat(squares), batch=256)
     with replacing(file) as temporary:
         about = {"classes": json.dumps(images.classes), "run": folder.name, "images": words}
-        save_tensors(temporary, {"vectors": vectors.half(), "labels": torch.cat(labels)}, about)
+        write_tensors(temporary, {"vectors": vectors.half(), "labels": torch.cat(labels)}, about)
 
 
 def do(job: dict[str, Any], send: Callable[..., None]) -> bool:

@@ -1,0 +1,73 @@
+"""Files of tensors: every damaged byte is noticed, and files without a checksum are read as before."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from proxymetric.checkpoint import Checkpoint
+from proxymetric.search import Index
+from proxymetric.tensor_files import Damaged, checksum, read_tensors, write_tensors
+
+TENSORS = {
+    "float": torch.randn(3, 5),
+    "half": torch.randn(4).bfloat16(),
+    "whole": torch.arange(6).reshape(2, 3),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "nothing": torch.zeros(0, 4),
+    "flags": torch.tensor([True, False]),
+}
+
+
+def test_what_is_written_is_read(tmp_path):
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, TENSORS | {"turned": torch.randn(3, 4).T}, {"k": "v"})
+    tensors, header = read_tensors(file)
+    assert header["k"] == "v"
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+    assert header["crc32"] == checksum(tensors)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_changed_byte_anywhere_is_noticed(tmp_path, seed):
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, TENSORS, {"k": "v"})
+    content = bytearray(file.read_bytes())
+    position = random.Random(seed).randrange(len(content))
+    content[position] ^= 1 << random.Random(-seed).randrange(8)
+    before = read_tensors(file)
+    file.write_bytes(content)
+    try:
+        tensors, _ = read_tensors(file)
+    except Damaged:
+        return
+    # what is left is the padding of the header and the user's own words in it: the tensors are those that were written
+    assert checksum(tensors) == before[1]["crc32"]
+
+
+def test_names_and_shapes_are_part_of_the_checksum():
+    value = torch.arange(6.0)
+    digests = {checksum({"a": value}), checksum({"b": value}), checksum({"a": value.view(2, 3)}), checksum({})}
+    assert len(digests) == 4
+
+
+def test_a_file_without_a_checksum_is_read(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors", {"state": "{}"})
+    assert Checkpoint.read(tmp_path / "a.safetensors").state == {}
+
+
+@pytest.mark.parametrize("read", [Checkpoint.read, Index.load])
+def test_readers_name_the_file(tmp_path, read):
+    file = tmp_path / "a.safetensors"
+    Index(torch.eye(2), ["x", "y"]).save(file)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.safetensors.*its checksum does not match"):
+        read(file)
+    with pytest.raises(ValueError, match=r"gone\.safetensors.*No such file"):
+        read(Path(tmp_path / "gone.safetensors"))
