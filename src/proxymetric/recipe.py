@@ -229,7 +229,7 @@ class Recipe:
 
 
 def folder() -> Path:
-    """The folder of the shipped recipes: inside an installed package, or beside `src` in a checkout."""
+    """The folder of the shipped recipes: inside an installed package, or next to `src` in a checkout."""
     package = Path(__file__).resolve().parent
     places = (package / "recipes", package.parent.parent / "recipes")
     return next((place for place in places if place.is_dir()), places[0])

@@ -418,7 +418,7 @@ def check_groups(subject: Subject) -> None:
 
 
 def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], None]:
-    """The check with failures that name the method and the check."""
+    """Wrap a check so that its failures name the method and the check."""
 
     @functools.wraps(check)
     def named(build: Build) -> None:

@@ -35,7 +35,7 @@ class Factors:
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
-        """the factors in the order in which the loss asked for them"""
+        """the factors in the order in which the loss passed them to `held`"""
         self._position: int | None = None
 
     @contextmanager

@@ -71,7 +71,7 @@ def chunk_plan(queries: Tensor, problem: Problem, rows: int, budget: int) -> Chu
     """The plan of a problem in chunks of `rows` rows; similarities are kept if they fit into `budget` bytes."""
     vectors = problem.refs.vectors
     needs_grad = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
-    # Similarities are float32 or wider, whatever the type of the queries.
+    # Similarities are float32 or wider, also for 16-bit queries.
     keep = any(needs_grad) and len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
     problem = problem._replace(refs=problem.refs._replace(vectors=vectors[:0].detach()))
     return ChunkPlan(problem, rows, needs_grad, keep)

@@ -15,7 +15,7 @@ NO_PROXIES = "has no proxies: it compares the samples of a batch or of a memory"
 
 
 class About(NamedTuple):
-    """One row of the catalogue. Planning, the contract tests, refusals and tables are derived from it."""
+    """One row of the catalogue. Planning, the contract tests, error messages and tables are derived from it."""
 
     paper: str
     """authors, year and title"""

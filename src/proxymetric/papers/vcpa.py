@@ -65,7 +65,7 @@ def vcpa(
         gradient_lr: > 0; the learning rate of the Adam steps.
         sample: whether the proxies are drawn from q; False compares with mu.
         floor: > 0; the smallest sigma.
-        halving: whether a Newton step may reduce sigma to no less than half its value.
+        halving: whether each Newton step is limited so that sigma keeps at least half its value.
         damping: >= 0; added to the curvature in a Newton step.
         prior_lag: the prior of the KL divergence is the q of this many batches ago; 1 in the paper.
         per_class: K proxies per class.

@@ -32,7 +32,7 @@ def xbm(
             that accepts references without a fixed number per class.
         memory: embeddings in the memory. CCP's study has 3 or 25 batches on CUB and Cars, 100 or 400 on In-Shop, 400 or
             1,400 on SOP.
-        start: steps of the base loss alone before the memory is used.
+        start: steps with the base loss only, before the memory is used.
         weight: weight of the term with the memory.
     """
     in_batch = base_objective(base, classes, dim)

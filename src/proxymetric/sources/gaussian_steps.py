@@ -51,12 +51,12 @@ def newton(
     Args:
         q: the Gaussians before the steps.
         prior: mu' and sigma'.
-        noise: draws eps (R, D), anew for each step.
+        noise: a function that draws new eps (R, D) at each call, one call per step.
         closed_forms: a function of p that returns g and h, (R, D) each.
         steps: number of steps.
         tau: weight of the KL divergence, at least 0.
         floor: smallest sigma.
-        halving: whether a step may reduce sigma to no less than half its value.
+        halving: whether each step is limited so that sigma keeps at least half its value.
         damping: added to both denominators, at least 0.
 
     Returns:
@@ -108,7 +108,7 @@ def descend(
     Args:
         q: the Gaussians before the steps.
         prior: the prior of the KL divergence.
-        noise: draws eps (R, D), anew for each step.
+        noise: a function that draws new eps (R, D) at each call, one call per step.
         energy: L as a function of the sample `mu + sigma eps`.
         moments: Adam's state before the steps.
         steps: number of steps.

@@ -40,9 +40,9 @@ class VariationalProxies(Source):
         gradient_lr: learning rate of these Adam steps, above 0.
         sample: False: compare with mu, without noise.
         floor: smallest sigma, above 0.
-        halving: whether a step may reduce sigma to no less than half its value. With a small tau the first batches
-            would otherwise drive sigma to its floor, where the KL divergence holds mu fixed (`figures` counts this).
-            With a tau far below 0.001, sigma diverges instead.
+        halving: whether each step is limited so that sigma keeps at least half its value. Without this limit and with a
+            small tau, the first batches drive sigma to its floor, where the KL divergence holds mu fixed (`figures`
+            counts this). With a tau far below 0.001, sigma diverges instead.
         damping: added to the curvature, at least 0.
         prior_lag: number of batches, at least 1: the prior of the KL divergence is q of that many batches ago (the
             paper: 1).
