@@ -25,7 +25,7 @@ def step_table() -> str:
 
 
 def metrics_table() -> str:
-    """The recorded runs of benchmarks/metrics.py: CPU time and extra memory of both libraries, and the time on a GPU."""
+    """The recorded runs of benchmarks/metrics.py: CPU time and extra memory of both libraries, and time on a GPU."""
 
     def cost(side: dict) -> str:
         return f"{side['cpu']:.1f} s CPU, {side['extra_mb']:,.0f} MB"
