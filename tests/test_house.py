@@ -57,6 +57,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "studies": {"runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
+        "files", "recipe",
         "core", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning", "device", "papers",
         "studies",
     },

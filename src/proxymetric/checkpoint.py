@@ -61,9 +61,9 @@ class Checkpoint:
             state = json.loads(header.get("state", "{}"))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ValueError(f"{file} is not a checkpoint that can be read: {reason}") from None
+            raise ValueError(f"{file}: got a file that cannot be read ({reason}), expected a checkpoint") from None
         if not isinstance(state, dict):
-            raise ValueError(f"{file} is not a checkpoint that can be read: its header is damaged")
+            raise ValueError(f"{file}: got a damaged header, expected a checkpoint")
         return cls(tensors, state, file)
 
     def under(self, prefix: str) -> dict[str, Tensor]:

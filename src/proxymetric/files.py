@@ -24,7 +24,7 @@ def full(error: BaseException) -> bool:
 
 def check_output(
     argument: str, path: str | Path, what: str, is_ours: Callable[[Path], bool], overwrite: str | None = None
-) -> None:
+) -> Path:
     """Check, before the work begins, that a file may be written: only a file that this package wrote is replaced.
 
     Args:
@@ -34,13 +34,17 @@ def check_output(
         is_ours: whether the file that is there was written by the same verb.
         overwrite: a flag that lets a user replace the file that is there, for the error; None if there is none.
 
+    Returns:
+        The file to write: `path`, or the file that it links to.
+
     Raises:
         ValueError: something is there that this package did not write, or no file can be written there.
 
     Example:
         >>> import tempfile
         >>> photo = Path(tempfile.mkdtemp()) / "photo.jpg"
-        >>> check_output("--out", photo, "a table", is_ours=lambda file: False)
+        >>> check_output("--out", photo, "a table", is_ours=lambda file: False).name
+        'photo.jpg'
         >>> _ = photo.write_bytes(b"a photo")
         >>> check_output("--out", photo, "a table", is_ours=lambda file: False)
         Traceback (most recent call last):
@@ -63,6 +67,7 @@ def check_output(
         raise ValueError(
             f"{argument}: got {path}, but {folder} cannot be written; expected a folder that you may write to"
         )
+    return path.resolve() if path.is_symlink() else path
 
 
 @contextlib.contextmanager
@@ -119,10 +124,11 @@ def read_json(path: str | Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not valid JSON; the message names the file.
+        ValueError: the file cannot be read or is not valid JSON; the message names the file.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: got a file that cannot be read ({error.strerror}), expected a JSON file") from None
     except ValueError as error:
         raise ValueError(f"{path}: got text that is not valid JSON ({error}), expected a JSON file") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import zlib
 from pathlib import Path
 
@@ -19,11 +21,14 @@ class Damaged(ValueError):
     """A file is not what was written: it is cut short, it was changed, or it is another kind of file."""
 
 
-def checksum(tensors: dict[str, Tensor]) -> str:
-    """The CRC-32 of names, types, shapes and bytes of tensors: it finds damage (0.6 s for each GiB), not forgery.
+def checksum(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -> str:
+    """The CRC-32 of a header and of names, types, shapes and bytes of tensors: it finds damage, not forgery.
+
+    It takes 0.6 s for each GiB.
 
     Args:
         tensors: by name.
+        header: text values by name; the checksum itself is left out.
 
     Returns:
         8 hexadecimal digits; the order of the dictionary does not change them.
@@ -36,6 +41,9 @@ def checksum(tensors: dict[str, Tensor]) -> str:
         False
     """
     crc = 0
+    for key, text in sorted((header or {}).items()):
+        if key != CHECKSUM:
+            crc = zlib.crc32(json.dumps([key, text]).encode(), crc)
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         about = json.dumps([name, str(value.dtype), list(value.shape)])
@@ -56,10 +64,41 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
         OSError: the file could not be written; also for errors of the safetensors library.
     """
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    # The library writes to a file with a random name beside the target. In a folder of its own, what a killed process
+    # leaves behind can be told from files of others.
+    target = Path(path)
+    folder = target.with_name(f"{target.name}.tensors")
     try:
-        save_file(contiguous, str(path), header | {CHECKSUM: checksum(contiguous)})
+        folder.mkdir(exist_ok=True)
+        save_file(contiguous, str(folder / target.name), header | {CHECKSUM: checksum(contiguous, header)})
+        os.replace(folder / target.name, target)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_header(path: str | Path) -> dict[str, str]:
+    """Read the header of a safetensors file, without its tensors.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The header; empty if the file is no safetensors file or has none.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.safetensors"
+        >>> write_tensors(file, {"a": torch.ones(2)}, {"made by": "hand"})
+        >>> read_header(file)["made by"]
+        'hand'
+    """
+    try:
+        with safe_open(str(path), "pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, ValueError, OSError):
+        return {}
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -96,6 +135,6 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
     except (SafetensorError, ValueError, OSError) as error:
         raise Damaged(f"it is no safetensors file that can be read: {error}") from None
-    if CHECKSUM in header and header[CHECKSUM] != checksum(tensors):
+    if CHECKSUM in header and header[CHECKSUM] != checksum(tensors, header):
         raise Damaged("its checksum does not match: the file was damaged after it was written")
     return tensors, header

@@ -96,17 +96,32 @@ def embed(
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace vectors of another model.")] = False,
 ) -> None:
     """Embed all images of a folder into one file (safetensors).
 
     The file holds `vectors` (N, dim) and, in its header under `names`, the N file names as JSON. `query` searches it.
+    Earlier vectors of the same model are replaced; any other file is kept.
     """
     from proxymetric.cli.terminal import Terminal
+    from proxymetric.files import check_output
+    from proxymetric.search import Index
 
     terminal = Terminal()
-    index = _index(_load(run, which, device, weights), folder, terminal)
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
-    index.save(target)
+    if target.suffix != ".safetensors":
+        raise ValueError(f"--out: got {target}, expected a name that ends in .safetensors")
+    kind = "a file that `proxymetric embed` wrote"
+    file = check_output("--out", target, kind, lambda earlier: Index.model_of(earlier) is not None)
+    _check_folder(folder)
+    model = _load(run, which, device, weights)
+    if file.exists() and not overwrite and Index.model_of(file) != model.fingerprint():
+        raise ValueError(
+            f"--out: got {target}, which holds vectors of another model than {run} ({which}); expected a new file, or "
+            "--overwrite"
+        )
+    index = _index(model, folder, terminal)
+    index.save(file)
     terminal.say(f"{len(index)} vectors of {index.vectors.shape[1]} dimensions in {target}")
 
 
@@ -169,7 +184,7 @@ def export(
         str, typer.Option("--input", help="Pixels that --torch and --onnx take: uint8, or float in [0, 1].")
     ] = "uint8",
     which: Which = "best",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that `export` wrote.")] = False,
 ) -> None:
     """Write the encoder of a run, with its prompts and without proxies, as a program or as its trained parameters."""
     from proxymetric.models.export import export as write_files
@@ -204,13 +219,17 @@ def _load(run: Path, which: str, device: str | None, weights: Path | None) -> Mo
     return load(run, which, device, weights)
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
+
+
 def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
     """Embed all images of a folder."""
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import Index
 
-    if not folder.is_dir():
-        raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
+    _check_folder(folder)
     files = image_files(folder)
     if not files:
         raise ValueError(f"DIR: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")

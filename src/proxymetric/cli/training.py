@@ -59,12 +59,29 @@ def demo(
     from proxymetric.cli.terminal import Terminal
 
     terminal = Terminal()
+    _check_demo(out)
     terminal.say("the demo trains a small network on drawn characters; it takes about a minute on two CPU cores")
     _train(terminal, recipe=DEMO_RECIPE, out=out, device=device, overwrite=True)
     terminal.say(
         f"next: open {out / 'report.html'} in a browser, then train on your own images (PHOTOS/<class>/*.jpg):\n"
         "  proxymetric train --data PHOTOS --out runs/photos"
     )
+
+
+def _check_demo(out: Path) -> None:
+    """Refuse to replace a run that is no demo."""
+    from proxymetric import recipe as recipes
+    from proxymetric.files import read_json
+
+    if not (out / "run.json").is_file():
+        return
+    try:
+        earlier = read_json(out / "run.json")["said"]
+        is_demo = all(earlier.get(key) == value for key, value in recipes.load(DEMO_RECIPE).items() if key != "train")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_demo = False
+    if not is_demo:
+        raise ValueError(f"out: got {out}, which holds a run that is no demo; expected another folder with --out")
 
 
 @app.command(

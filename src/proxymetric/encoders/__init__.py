@@ -5,7 +5,7 @@ from proxymetric.encoders.feature_cache import Features, cached_features
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
 from proxymetric.encoders.tuning import TUNINGS
-from proxymetric.encoders.weights import WeightReport
+from proxymetric.encoders.weights import WeightReport, check_weights_file
 
 __all__ = [
     "TUNINGS",
@@ -16,6 +16,7 @@ __all__ = [
     "WeightReport",
     "build",
     "cached_features",
+    "check_weights_file",
     "load_weights",
     "parameter_counts",
     "tuned_parameters",

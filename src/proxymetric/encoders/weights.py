@@ -9,6 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
+CONVERT = (
+    "If you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "'FILE.safetensors')"
+)
 CLASSIFIERS = ("fc", "head", "head_dist", "classifier", "last_linear")
 COUNTER = "num_batches_tracked"
 """BatchNorm's counter of batches, which a file may lack"""
@@ -77,6 +81,25 @@ class WeightReport:
         return "\n".join(lines)
 
 
+def check_weights_file(file: str | Path) -> Path:
+    """Check that a weights file is there and no pickle, without reading it.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: the file is missing or a pickle. A pickle is not opened, because it can run code.
+    """
+    path = Path(file)
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        raise ValueError(
+            f"weights: got {str(file)!r}, a pickle, which can run code, expected a .safetensors file. {CONVERT}"
+        )
+    if not path.is_file():
+        raise ValueError(f"weights: got {str(file)!r}, no such file, expected the path of a .safetensors file")
+    return path
+
+
 def read_tensors(file: str | Path) -> dict[str, Tensor]:
     """Return all tensors of a safetensors file, those of floats as float32.
 
@@ -86,22 +109,12 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = Path(file)
-    convert = (
-        "If you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
-        "'FILE.safetensors')"
-    )
-    if path.suffix.lower() in PICKLE_SUFFIXES:
-        raise ValueError(
-            f"weights: got {str(file)!r}, a pickle, which can run code, expected a .safetensors file. {convert}"
-        )
-    if not path.is_file():
-        raise ValueError(f"weights: got {str(file)!r}, no such file, expected the path of a .safetensors file")
+    path = check_weights_file(file)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"weights: got {str(file)!r}, expected a readable safetensors file ({error}). {convert}"
+            f"weights: got {str(file)!r}, expected a readable safetensors file ({error}). {CONVERT}"
         ) from None
     return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
 

@@ -7,7 +7,9 @@ import copy
 import importlib.util
 import json
 import logging
+import mmap
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ from torch import Tensor, nn
 
 from proxymetric.core.pieces import NORMALISATIONS
 from proxymetric.encoders import Encoder
-from proxymetric.files import replacing
+from proxymetric.files import check_output, replacing
 from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
-from proxymetric.models.slim import write_slim
+from proxymetric.models.slim import is_slim, write_slim
 from proxymetric.signatures import one_of
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors"}
@@ -80,7 +82,7 @@ def export(
         files: what to write, and where: "torch" a .pt2, "onnx" a .onnx, "slim" a .safetensors.
         which: "best", "last" or "chosen", as for `load`.
         takes: the pixels that "torch" and "onnx" take: "uint8" in 0..255 or "float" in [0, 1].
-        overwrite: replace files that exist.
+        overwrite: replace files that an earlier export wrote; other files are never replaced.
 
     Returns:
         A description of each file.
@@ -202,17 +204,33 @@ def _shapes(model: Model, takes: str) -> str:
 
 
 def _target(kind: str, file: Path, overwrite: bool) -> Path:
-    """Refuse a wrong ending, a file that exists, and the checkpoint of a run."""
+    """Refuse a wrong ending, a file that exists and, also with `overwrite`, a file that no export wrote."""
     one_of("files", kind, SUFFIXES)
     if file.suffix != SUFFIXES[kind]:
         raise ValueError(f"--{kind}: got {file}, expected a name that ends in {SUFFIXES[kind]}")
-    if file.is_dir():
-        raise ValueError(f"--{kind}: got {file}, which is a folder; expected the name of a file")
     if file.name in ("best.safetensors", "last.safetensors") and (file.parent / "run.json").is_file():
         raise ValueError(f"--{kind}: got {file}, which is the checkpoint of a run; expected another name")
-    if file.exists() and not overwrite:
+    if file.is_file() and not overwrite:
         raise ValueError(f"--{kind}: got {file}, which exists; expected another name, or --overwrite")
-    return file
+    is_ours = {"torch": _is_torch_program, "onnx": _is_onnx_model, "slim": is_slim}[kind]
+    return check_output(f"--{kind}", file, "a file that `proxymetric export` wrote", is_ours)
+
+
+def _is_torch_program(file: Path) -> bool:
+    """Whether `_write_torch` wrote a file."""
+    try:
+        with zipfile.ZipFile(file) as program:
+            return any(name.endswith("extra/proxymetric.json") for name in program.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _is_onnx_model(file: Path) -> bool:
+    """Whether `_write_onnx` wrote a file: its name is a key in the metadata of the model."""
+    if not file.stat().st_size:
+        return False
+    with open(file, "rb") as content, mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return view.find(b"proxymetric") >= 0
 
 
 def _check_installed(*modules: str) -> None:

@@ -15,7 +15,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder, build, load_weights
 from proxymetric.files import replacing
 from proxymetric.models.model import Model
-from proxymetric.tensor_files import write_tensors
+from proxymetric.tensor_files import read_header, write_tensors
 
 SLIM = "proxymetric slim 1"
 """the format of a slim file, with the version of its layout"""
@@ -64,6 +64,15 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
     return (
         f"the trained parameters of {encoder.config['backbone']}, {size}; pm.load takes it with the backbone's weights"
     )
+
+
+def is_slim(file: Path) -> bool:
+    """Whether `write_slim` wrote a file."""
+    try:
+        content = json.loads(read_header(file).get("state", "null"))
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("format") == SLIM
 
 
 def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> Model:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from proxymetric.checkpoint import Checkpoint
+from proxymetric.core.watcher import Watcher
 from proxymetric.files import read_json
+from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
 from proxymetric.recipe import Recipe, check
+from proxymetric.runs.lock import LOCK, locked
+from proxymetric.runs.report import check_page
 from proxymetric.training.optim import steps_in
+from proxymetric.training.tensorboard import EVENTS_SUFFIX
 
 RUN_FILES = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
+FOLDERS = ("refit", "tensorboard")
+CLEARING = ".run.json.cleared"
+"""the name of `run.json` while the files of its run are removed"""
+RUN_JSON_OPENING = b'{\n "recipe": {'
+STATE: dict[str, tuple[type, ...]] = {
+    "epoch": (int,), "step": (int,), "position": (int,), "steps_per_epoch": (int,), "skipped": (int,),
+    "best": (list, type(None)), "stale": (int,), "losses": (list,), "curve": (list,), "seconds": (int, float),
+    "scaler": (dict,), "log": (int,), "facts": (dict,),
+}  # fmt: skip
+"""the keys of a checkpoint's state that a resumed run needs, and their types"""
 MAY_CHANGE = {
     "train.epochs",
     "train.patience",
@@ -38,9 +55,12 @@ def default_folder(raw: dict[str, Any]) -> Path:
 
 
 def read_description(folder: Path) -> dict[str, Any] | None:
-    """The content of `run.json`; None if the folder holds no run."""
-    file = folder / "run.json"
-    return read_json(file) if file.is_file() else None
+    """Read and check `run.json`; None if the folder holds no run.
+
+    Raises:
+        ValueError: the file is damaged, or a newer version wrote it.
+    """
+    return read_run(folder) if (folder / "run.json").is_file() else None
 
 
 def has_more_than(folder: Path, epochs: float) -> bool:
@@ -48,7 +68,7 @@ def has_more_than(folder: Path, epochs: float) -> bool:
     file = folder / "last.safetensors"
     if not file.is_file():
         return False
-    state = Checkpoint.read(file).state
+    state = read_checkpoint(file).state
     return state["step"] > steps_in(epochs, state["steps_per_epoch"])
 
 
@@ -56,16 +76,99 @@ def read_checkpoint(last: Path) -> Checkpoint:
     """Read the checkpoint that a resumed run continues from.
 
     Raises:
-        ValueError: the file cannot be read, or holds a model without the state of the training.
+        ValueError: the file cannot be read, is damaged, or holds a model without the state of the training.
     """
     advice = "best.safetensors in the same folder is not changed; --overwrite starts the run again"
     try:
         checkpoint = Checkpoint.read(last)
     except ValueError as error:
         raise ValueError(f"resume: {error}. {advice}") from None
-    if "position" not in checkpoint.state:
+    state = checkpoint.state
+    if "position" not in state and "epoch" in state:
         raise ValueError(f"resume: {last} holds a model, but not the state of a training to continue. {advice}")
+    damaged = [key for key, kinds in STATE.items() if key not in state or not isinstance(state[key], kinds)]
+    if not damaged and not all(isinstance(record, dict) and "epoch" in record for record in state["curve"]):
+        damaged = ["curve"]
+    damaged += [] if "random.cpu" in checkpoint.tensors else ["random.cpu"]
+    if damaged:
+        raise ValueError(
+            f"resume: {last}: got a header without a valid {damaged[0]}, expected a checkpoint that `train` wrote; the "
+            f"file is damaged. {advice}"
+        )
     return checkpoint
+
+
+def check_parts(folder: Path) -> None:
+    """Check, before anything is changed, that the run in a folder has all parts that it needs to be continued.
+
+    Args:
+        folder: of a run, or of its refit.
+
+    Raises:
+        ValueError: a part is missing or damaged.
+    """
+    last, best = folder / "last.safetensors", folder / "best.safetensors"
+    if not last.is_file():
+        # A run saves its first checkpoint before its first step.
+        trained = [file.name for file in (folder / "result.json",) if file.is_file()]
+        trained += [best.name] if best.is_file() and read_state(best).get("step", 1) > 0 else []
+        trained += ["log.jsonl"] if _logs_steps(folder / "log.jsonl") else []
+        if trained:
+            raise ValueError(
+                f"resume: {last} is missing, but {trained[0]} shows that the run was trained; expected that file back, "
+                "or --overwrite to start the run again"
+            )
+        return
+    chosen = read_checkpoint(last).state["best"]
+    if chosen is None:
+        return
+    advice = "--overwrite starts the run again; `evaluate --which last` uses the model of the last epoch"
+    if not best.is_file():
+        raise ValueError(
+            f"resume: {best} is missing, though the run chose the model of epoch {round(chosen[1], 2)}; expected that "
+            f"file back. {advice}"
+        )
+    try:
+        Checkpoint.read(best)
+    except ValueError as error:
+        raise ValueError(f"resume: {error}. {advice}") from None
+
+
+def _logs_steps(log: Path) -> bool:
+    """Whether a log has a record of a step after the first evaluation."""
+    if not log.is_file():
+        return False
+    for line in log.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] > 0:
+            return True
+    return False
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a run of this package; a damaged `run.json` counts, one of another program does not."""
+    file = folder / "run.json"
+    if not file.is_file() or file.is_symlink():
+        return False
+    try:
+        content = read_json(file)
+    except ValueError:
+        content = None
+    if content:
+        return is_description(content)
+    has_checkpoint = any("epoch" in read_state(folder / name) for name in ("last.safetensors", "best.safetensors"))
+    return has_checkpoint or _opening(file) == RUN_JSON_OPENING
+
+
+def _opening(file: Path) -> bytes:
+    try:
+        with open(file, "rb") as content:
+            return content.read(len(RUN_JSON_OPENING))
+    except OSError:
+        return b""
 
 
 def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
@@ -80,49 +183,155 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
         The content of `run.json` of the run to continue; None for a new run.
 
     Raises:
-        ValueError: the folder cannot be written, holds something else, or holds a run and neither flag is given.
+        ValueError: the folder cannot be written, holds something else, or holds a run and neither flag is given; or
+            `run.json` of the run to continue is damaged.
     """
     if resume and overwrite:
         raise ValueError(
             "resume, overwrite: got both, expected one; --resume continues a run, --overwrite starts it again"
         )
+    if folder.is_symlink() and not folder.exists():
+        raise ValueError(f"out: got {folder}, a link to {os.readlink(folder)}, which is missing; expected a folder")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         raise ValueError(f"out: got {place}, which is a file; expected a folder for the run")
     if not os.access(place, os.W_OK | os.X_OK):
         raise ValueError(f"out: got {place}, which cannot be written; expected a folder that you may write to")
-    holds_run = (folder / "run.json").is_file()
-    if holds_run and not (resume or overwrite):
+    if not folder.is_dir():
+        return None
+    has_file, ours = (folder / "run.json").exists(), holds_run(folder)
+    if has_file and not ours:
+        raise ValueError(
+            f"out: got {folder}, whose run.json was not written by proxymetric; expected another folder with --out"
+        )
+    if ours and not (resume or overwrite):
         raise ValueError(
             f"out: {folder} already holds a run; expected --resume to continue it, --overwrite to replace it, or "
             "another folder with --out"
         )
-    if not holds_run and folder.is_dir() and set(folder.iterdir()) - set(_partial_files(folder)):
+    if not ours and not was_cleared(folder) and set(folder.iterdir()) - {folder / LOCK, *_partial_files(folder)}:
         raise ValueError(f"out: got {folder}, which is not empty and holds no run; expected a new folder")
-    return read_description(folder) if resume else None
+    _check_regular(folder)
+    before = read_description(folder) if resume else None
+    if before is not None:
+        check_known_keys(before, folder)
+    return before
+
+
+def hold(
+    held: contextlib.ExitStack, folder: Path, resume: bool, overwrite: bool, watcher: Watcher
+) -> dict[str, Any] | None:
+    """Lock the folder of a run and check its parts, which no other process can change from now on.
+
+    Args:
+        held: keeps the lock until it is closed.
+        folder: of the run.
+        resume: continue the run in it.
+        overwrite: replace the run in it.
+        watcher: receives a message if the disk has no locks.
+
+    Returns:
+        The content of `run.json` of the run to continue; None for a new run.
+
+    Raises:
+        ValueError: another process writes to the folder, or what `claim` and `check_parts` refuse.
+    """
+    if not held.enter_context(locked(folder)):
+        watcher.say(f"no locks on the disk of {folder}: a second process that trains there would not be noticed")
+    before = claim(folder, resume, overwrite)
+    check_page(folder)
+    if before is not None:
+        check_parts(folder)
+    return before
+
+
+def _check_regular(folder: Path) -> None:
+    """Refuse links and other special files in the place of a run's parts: what they point to is not the run's."""
+    for name in (*RUN_FILES, "refit", "tensorboard", *(f"refit/{name}" for name in RUN_FILES)):
+        path = folder / name
+        kind = "folder" if name in FOLDERS else "file"
+        if path.is_symlink():
+            raise ValueError(f"out: got {path}, which is a link; expected a {kind} of the run")
+        if path.exists() and not (path.is_dir() if name in FOLDERS else path.is_file()):
+            raise ValueError(f"out: got {path}, which is no {kind}; expected a {kind} of the run")
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a run and nothing else; `run.json` last, so that an interrupted removal can be repeated."""
-    if (folder / "refit" / "run.json").is_file():
-        shutil.rmtree(folder / "refit")
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    """Remove the files of a run and nothing else.
+
+    First `run.json` is renamed, so that a removal that is interrupted never looks like a run; the next start repeats
+    the removal. `finish_clearing` ends it, after the new `run.json` is written.
+    """
+    tracked = _tracked(folder)
+    if (folder / "run.json").is_file():
+        os.replace(folder / "run.json", folder / CLEARING)
+    refit = folder / "refit"
+    if not refit.is_symlink() and ((refit / CLEARING).is_file() or holds_run(refit)):
+        clear(refit)
+        finish_clearing(refit)
+        _remove_if_empty(refit)
+    if not (folder / "tensorboard").is_symlink():
+        for events in (folder / "tensorboard").glob("events.out.tfevents.*"):
+            if tracked or events.name.endswith(EVENTS_SUFFIX):
+                events.unlink(missing_ok=True)
+        _remove_if_empty(folder / "tensorboard")
     for name in reversed(RUN_FILES):
         (folder / name).unlink(missing_ok=True)
     remove_partial_files(folder)
 
 
+def was_cleared(folder: Path) -> bool:
+    """Whether the removal of an earlier run was interrupted."""
+    return (folder / CLEARING).is_file()
+
+
+def finish_clearing(folder: Path) -> None:
+    """Remove the mark of a removal that is complete."""
+    (folder / CLEARING).unlink(missing_ok=True)
+
+
+def _tracked(folder: Path) -> bool:
+    """Whether the run in a folder wrote its curves for TensorBoard."""
+    for name in ("run.json", CLEARING):
+        try:
+            return read_json(folder / name)["recipe"]["train"].get("track") == "tensorboard"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return False
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def remove_partial_files(folder: Path) -> None:
     """Remove files that a killed run had not finished writing."""
-    for file in _partial_files(folder):
-        file.unlink(missing_ok=True)
+    for path in _partial_files(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _partial_files(folder: Path) -> list[Path]:
-    # The second pattern is the name that safetensors gives a file it has not finished.
-    return [
-        file for pattern in (*(f".{name}.*.part" for name in RUN_FILES), ".tmp??????") for file in folder.glob(pattern)
-    ]
+    return [path for name in RUN_FILES for path in folder.glob(f".{name}.*.part*")]
+
+
+def check_known_keys(before: dict[str, Any], folder: Path) -> None:
+    """Check that this version knows every key of the recipe that a run began with.
+
+    Raises:
+        ValueError: it does not; the message names both versions.
+    """
+    method = before["recipe"]["method"]
+    try:
+        known = _flat(check({"method": method}).as_dict())
+    except ValueError:
+        raise ValueError(unknown_key(before, folder / "run.json", f"method={method!r}")) from None
+    for key, value in _flat(before["recipe"]).items():
+        if key not in known and value is not None:
+            raise ValueError(unknown_key(before, folder / "run.json", key))
 
 
 def check_same_data(identity: str, before: dict[str, Any], folder: Path) -> None:
@@ -144,10 +353,10 @@ def check_same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> N
     Raises:
         ValueError: another key differs.
     """
-    train = recipe.train
-    if train.decay == "cosine" and train.decay_every is None and train.epochs != before["recipe"]["train"]["epochs"]:
+    train, epochs = recipe.train, before["recipe"]["train"].get("epochs")
+    if train.decay == "cosine" and train.decay_every is None and train.epochs != epochs:
         raise ValueError(
-            f"resume: got train.epochs={train.epochs}, expected {before['recipe']['train']['epochs']} as before: a "
+            f"resume: got train.epochs={train.epochs}, expected {epochs} as before: a "
             "cosine schedule over all epochs depends on their number"
         )
     # A key that did not exist when the run began had the value that is now its default.

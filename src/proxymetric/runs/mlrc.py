@@ -12,8 +12,9 @@ from proxymetric import recipe as recipes
 from proxymetric.core.pieces import unit
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import open_data, split
-from proxymetric.files import write_json
+from proxymetric.files import check_output, read_json, write_json
 from proxymetric.runs.evaluation_set import unseen_vectors
+from proxymetric.runs.lock import locked
 from proxymetric.runs.score import score
 from proxymetric.runs.train import Run, read_recipe, train
 
@@ -67,11 +68,35 @@ def mlrc(
         if key in overrides:
             raise ValueError(f"settings: got {key}, which MLRC sets itself; expected none of {', '.join(FIXED_KEYS)}")
     fixed = {"train.monitor": "MAP@R", "encoder.dim": dim, "protocol": "held-out"}
+    check_output("out", folder / "result.json", "a result of MLRC", _is_result)
     _check_test_classes(data, overrides | fixed, options)
+    with locked(folder):
+        return _mlrc(data, folder, folds, dim, overrides | fixed, resume, watcher, options)
+
+
+def _is_result(file: Path) -> bool:
+    try:
+        content = read_json(file)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("protocol") == "MLRC"
+
+
+def _mlrc(
+    data: str | Path | None,
+    folder: Path,
+    folds: int,
+    dim: int,
+    settings: dict[str, Any],
+    resume: bool,
+    watcher: Watcher,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Train the folds and test once, in a folder that this process has locked."""
     runs: list[Run] = []
     for fold in range(1, folds + 1):
         watcher.say(f"fold {fold} of {folds}")
-        merged = overrides | fixed | {"data.validation": f"{fold}/{folds}"}
+        merged = settings | {"data.validation": f"{fold}/{folds}"}
         place = folder / f"fold{fold}"
         runs.append(
             train(data, out=place, settings=merged, watcher=watcher, **options, resume=resume and place.is_dir())

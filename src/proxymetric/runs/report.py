@@ -11,6 +11,7 @@ from PIL import Image
 
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
+from proxymetric.files import check_output
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
 from proxymetric.runs.result import Result
@@ -19,6 +20,8 @@ from proxymetric.runs.score import EmbeddedSet, break_down, describe, rank_set
 if TYPE_CHECKING:
     from proxymetric.plots import Certainty, GalleryRow
 
+PAGE_MARK = b'<link rel="icon" href="data:,"><title>'
+"""what the head of every report has, also of earlier versions"""
 MAX_TSNE_IMAGES = 2000
 GALLERY_QUERIES = 10
 RESULTS_PER_QUERY = 8
@@ -99,15 +102,34 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
     if not file.is_file():
         raise ValueError(f"run: {folder} is not finished (no result.json); `proxymetric train --resume` continues it")
     result = Result.read(file)
+    page = check_page(folder)
     part = result.evaluated_on
     if part is None or (part == "validation" and result.refit):
         raise ValueError(f"run: {folder} was trained on every class of its data, so there is nothing to report on")
     return draw_report(
-        folder / "report.html",
+        page,
         result=result,
         embedded=unseen_vectors(folder, watcher or Silent(), part),
         seen=seen_set(folder) if result.uncertainty is not None else None,
     )
+
+
+def check_page(folder: Path) -> Path:
+    """Check that the page of a run may be written.
+
+    Returns:
+        The file of the page.
+
+    Raises:
+        ValueError: something else is there.
+    """
+    page = folder / "report.html"
+    return check_output("report.html", page, "a report of proxymetric", lambda file: PAGE_MARK in _head(file))
+
+
+def _head(file: Path) -> bytes:
+    with open(file, "rb") as page:
+        return page.read(2000)
 
 
 def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:

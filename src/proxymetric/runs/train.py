@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,11 @@ from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
-from proxymetric.encoders import Encoder, build
-from proxymetric.files import read_json, write_json
+from proxymetric.encoders import Encoder, check_weights_file
+from proxymetric.files import write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
+from proxymetric.models.run_folder import build_encoder, read_run
 from proxymetric.papers import method as make_method
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
@@ -40,9 +42,11 @@ from proxymetric.runs.assemble import (
 )
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
+from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score
+from proxymetric.runs.training_part import Training
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import first_rates, warmup_message
@@ -185,7 +189,7 @@ def train(
     if restarts():
         # torchrun started the processes again: continue the run, whatever the first command said.
         resume, overwrite = True, False
-    with ProcessGroup.joined() as world:
+    with ProcessGroup.joined() as world, contextlib.ExitStack() as held:
         before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if before is not None:
             raw = recipes.merged(before["said"], raw)
@@ -193,6 +197,7 @@ def train(
         if before is not None:
             folders.check_same_recipe(checked, before, folder)
         listener = (watcher or _terminal()) if world.first else Silent()
+        before = world.from_first(lambda: folders.hold(held, folder, resume, overwrite, listener))
         if resume and before is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
@@ -225,31 +230,6 @@ def _terminal() -> Watcher:
     from proxymetric.cli.terminal import Terminal
 
     return Terminal()
-
-
-@dataclass
-class Training:
-    """One training of a run: the first one, or the refit.
-
-    Attributes:
-        folder: where its checkpoints lie.
-        trainer: the training loop.
-        facts: what its checkpoints store besides.
-        first_step: the step at which this process began.
-    """
-
-    folder: Path
-    trainer: Trainer
-    facts: CheckpointFacts
-    first_step: int
-
-    def earlier_result(self) -> dict[str, Any]:
-        """The content of `result.json` if an earlier process had finished this training; else an empty dictionary."""
-        file = self.folder / "result.json"
-        if self.trainer.step > self.first_step or not file.is_file():
-            return {}
-        content = read_json(file)
-        return content if content.get("steps") == self.trainer.step else {}
 
 
 class RunSession:
@@ -297,6 +277,8 @@ class RunSession:
         self._check_needs(needs)
         parallel.check(recipe.train, needs, world, self.context.device)
         make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # refuses wrong values before the data is opened
+        if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
+            check_weights_file(recipe.encoder["weights"])
         images, parts = open_split(recipe, self.watcher)
         if self.before is not None:
             folders.check_same_data(images.identity(), self.before, self.folder)
@@ -315,12 +297,13 @@ class RunSession:
             )
         training = self._begin(self.folder, parts.train, choosing, images, unseen)
         training.trainer.run()
+        check_trained(training.trainer, recipe)
         result, learner, seen = self._result(training, images, parts), training.trainer.learner, parts.train
         if recipe.train.refit and parts.validation is not None and not result.chosen_epoch:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
             learner, seen, result.refit = self._refit(images, result.chosen_epoch)
-        if result.refit is None and (self.folder / "best.safetensors").is_file():
+        if result.refit is None and training.trainer.best is not None:
             best = Checkpoint.read(self.folder / "best.safetensors")
             best.tensors = training.trainer.sharded.local_part(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
@@ -366,7 +349,7 @@ class RunSession:
         if resumes:
             checkpoint = folders.read_checkpoint(last)
             stored_facts = checkpoint.state["facts"]
-            encoder = build(**read_json(folder / "run.json")["encoder"])
+            encoder = build_encoder(read_run(folder), folder / "run.json")
             checkpoint.load_into(encoder, "encoder.", what="this run's encoder")
         else:
             encoder = make_encoder(recipe)
@@ -399,10 +382,11 @@ class RunSession:
         # Write only now, when everything is built and the images can be read: a mistake must not cost an earlier run.
         if context.world.first:
             folders.remove_partial_files(folder)
-            if not resumes and self.overwrite and folder == self.folder:
+            if not resumes and folder == self.folder and (self.overwrite or folders.was_cleared(folder)):
                 folders.clear(folder)
             # A resumed run writes it too: its epochs or the path of its images may have changed.
             write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
+            folders.finish_clearing(folder)
         return Training(folder, trainer, facts, trainer.step)
 
     def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:

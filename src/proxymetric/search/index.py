@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxymetric.core.pieces import unit
 from proxymetric.files import replacing
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.tensor_files import read_header, read_tensors, write_tensors
 
 
 class Index:
@@ -79,6 +79,12 @@ class Index:
             [(self.names[i], score) for i, score in zip(rows, similarities, strict=True) if score > -torch.inf]
             for rows, similarities in zip(columns[:, :k].tolist(), values[:, :k].tolist(), strict=True)
         ]
+
+    @staticmethod
+    def model_of(file: str | Path) -> str | None:
+        """The fingerprint of the model that made the vectors of a file; None if the file is no index."""
+        header = read_header(file)
+        return header.get("model", "") if "names" in header else None
 
     def save(self, file: str | Path) -> None:
         """Write a safetensors file: `vectors`, with names and model in its header."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.studies.folder import Known, StudyFolder, checked, identities
+from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter, clock
 from proxymetric.studies.results import collect, stored, write_archive
@@ -52,6 +53,7 @@ def execute(options: Options, reporter: Reporter) -> int:
     _check(options)
     study = load_study(options.study)
     tasks = narrowed(study, _words(options.only), _numbers(options.seeds))
+    check_outputs(study, options.archive, options.tables)
     out = options.out or Path("runs") / f"study-{study.name}"
     if options.collect:
         assert options.results is not None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
 MAX_ROWS_WITH_BANDS = 4
 """with more rows, the bands of their intervals would hide each other"""
+SOFTWARE = "proxymetric study"
+"""a field of the PNGs that tells them from files of others"""
 INK, GRID = "#16181d", "#e3e6eb"
 SCORED_ON = {"papers": "test half", "held-out": "held-out training classes", "last": "held-out training classes"}
 
@@ -34,7 +36,7 @@ def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> lis
     for name, figure in figures.items():
         if figure is not None:
             with replacing(folder / name) as temporary:
-                figure.savefig(temporary, format="png", dpi=150)
+                figure.savefig(temporary, format="png", dpi=150, metadata={"Software": SOFTWARE})
             files.append(folder / name)
     return files
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
 from proxymetric.studies.folder import STATE, Known, StudyFolder, read_result
+from proxymetric.studies.outputs import check_collected, is_result
 from proxymetric.studies.pool import tail
 from proxymetric.studies.spec import LABELS, Study, Task
 
@@ -151,11 +152,12 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         texts |= {name: as_text(compact(result, tasks[name])) for name, result in contents.items()}
     new = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
     for name in new:
-        if (results / f"{name}.json").is_file() and not overwrite:
+        if (results / f"{name}.json").is_file() and not overwrite and is_result(results / f"{name}.json"):
             raise ValueError(
                 f"results: got {results / name}.json, which differs from the collected result, expected the same; "
                 "--overwrite replaces it"
             )
+    check_collected(results, new, vectors, list(embeddings))
     for name in new:
         with replacing(results / f"{name}.json") as temporary:
             temporary.write_text(texts[name], encoding="utf-8")
@@ -171,7 +173,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
 
 
 def _read(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
 def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+EVENTS_SUFFIX = ".proxymetric"
+"""the end of the names of our files"""
+
 
 class TensorBoard:
     """Writes the records of the log as scalars.
@@ -29,7 +32,9 @@ class TensorBoard:
 
     def begin(self, step: int) -> None:
         """Open the files; TensorBoard hides records after `step`, which a resumed run will write again."""
-        self._writer = self._writer_class(str(self.folder), purge_step=step + 1 if step else None)
+        self._writer = self._writer_class(
+            str(self.folder), purge_step=step + 1 if step else None, filename_suffix=EVENTS_SUFFIX
+        )
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Write the numbers of a record."""

@@ -193,6 +193,7 @@ class Trainer:
         with stop_on_signal(self._request_stop):
             if self.step == 0 and self.epoch == 0 and not self.curve:
                 self._evaluate()
+                self.save()  # a run without a checkpoint has not begun, so that a lost checkpoint is noticed
             while not self.done:
                 self._train_epoch()
         self.world.wait()
