@@ -210,6 +210,7 @@ def test_study_replaces_no_tables_of_others(tmp_path, kind, name):
     assert not list((tmp_path / "tables").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_study_replaces_its_own_tables(tmp_path):
     words = ("study", EAGER, "--results", RESULTS, "--tables", tmp_path / "tables")
     assert proxymetric(*words).code == 0

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PAGE_MARK = b'<link rel="icon" href="data:,"><title>'
 """what the head of every report has, also of earlier versions"""
+NEEDED_KEYS = {"recipe": {"method", "seed", "encoder", "train"}, "data": {"name", "train"}, "machine": {"processor"}}
+"""keys of a result's tables that the page shows"""
 MAX_TSNE_IMAGES = 2000
 GALLERY_QUERIES = 10
 RESULTS_PER_QUERY = 8
@@ -102,6 +104,13 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
     if not file.is_file():
         raise ValueError(f"run: {folder} is not finished (no result.json); `proxymetric train --resume` continues it")
     result = Result.read(file)
+    for table, keys in NEEDED_KEYS.items():
+        missing = sorted(keys - getattr(result, table).keys())
+        if missing:
+            raise ValueError(
+                f"{file}: got no {table}.{missing[0]}, expected the result of a finished run; the file is damaged, and "
+                "`proxymetric train --resume` writes it again"
+            )
     page = check_page(folder)
     part = result.evaluated_on
     if part is None or (part == "validation" and result.refit):

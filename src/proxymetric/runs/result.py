@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+import typing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from proxymetric.encoders import tuned_parameters
 from proxymetric.files import read_json, write_json
+from proxymetric.signatures import fit
 from proxymetric.training.learner import Learner
 
 SCHEMA = 2
@@ -138,7 +140,7 @@ class Result:
             name: of the file, for errors.
 
         Raises:
-            ValueError: the content has a newer schema or lacks keys.
+            ValueError: the content has a newer schema, lacks keys, or has values of wrong types.
 
         Example:
             >>> Result.from_dict({"schema": 99})
@@ -154,6 +156,9 @@ class Result:
         if missing:
             raise ValueError(f"{name}: got no {', '.join(missing)}, expected the result of a finished run")
         values = {key: content[key] for key in known if key in content}
+        hints = typing.get_type_hints(cls)
+        for key, value in values.items():
+            fit(f"{name}: {key}", value, hints[key])
         return cls(**values | {"schema": schema})
 
 

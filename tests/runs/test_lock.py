@@ -1,0 +1,129 @@
+"""One process writes to a run: a second one is told who does, and a killed one holds nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from proxymetric.core.watcher import Silent, Tick
+from proxymetric.runs.lock import locked
+from terminal import bytes_of, proxymetric, refused, train
+from training_runs import TINY, Process, command, until
+from training_runs import run as tiny_run
+
+pytestmark = pytest.mark.usefixtures("no_page")
+
+
+class During(Silent):
+    """Calls something once, in the middle of a run."""
+
+    def __init__(self, call) -> None:
+        self.call, self.answers = call, []
+
+    def tick(self, tick: Tick) -> None:
+        if not self.answers:
+            self.answers.append(self.call())
+
+
+@pytest.mark.parametrize("words", [("--resume",), ("--overwrite",), ("--overwrite", "--seed", 5)])
+def test_a_second_process_is_told_who_trains_there(photos, tmp_path, words):
+    out = tmp_path / "run"
+    seen = {}
+
+    def second():
+        seen.update(bytes_of(out))
+        answer = train(photos, out, *words)
+        assert bytes_of(out) == seen
+        return answer
+
+    during = During(second)
+    if "--resume" in words:  # it has the recipe of the run itself
+        during = During(lambda: proxymetric("train", "--out", out, "--resume"))
+    tiny_run(photos, out, watcher=during, train__epochs=1)
+    (answer,) = during.answers
+    refused(answer, f"out: got {out}, in use by process {os.getpid()} on {socket.gethostname()} since 20", "--out")
+    assert not (out / ".lock").exists()
+    assert [line.count('"event"') for line in (out / "log.jsonl").read_text().splitlines()].count(1) == 2
+
+
+@pytest.mark.processes
+def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(photos, tmp_path):
+    out = tmp_path / "run"
+    started = Process(command(photos, out, data__workers=2, train__epochs=200, train__patience=200), tmp_path / "text")
+    until(lambda: (out / "last.safetensors").is_file() and (out / ".lock").is_file(), started.running, "a checkpoint")
+    refused(proxymetric("train", "--out", out, "--resume"), f"in use by process {started.pid}")
+    started.send(signal.SIGSTOP)
+    started.send(signal.SIGKILL)
+    assert started.finish() == -signal.SIGKILL
+    with locked(out) as held:
+        assert held
+    assert not (out / ".lock").exists()
+
+
+def test_a_mistake_leaves_neither_lock_nor_folder(photos, tmp_path):
+    refused(train(tmp_path / "nowhere", tmp_path / "a" / "b" / "run"), "does not exist")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_lock_that_was_left_behind_is_no_content(photos, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text("{")
+    assert train(photos, tmp_path / "run").code == 0
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_many_take_turns(tmp_path):
+    """Threads and processes that lock and remove the same file: never two at a time, also while it is removed."""
+    inside, worst, turns = [0], [0], [0]
+
+    def turn():
+        while turns[0] < 60:
+            try:
+                with locked(tmp_path / "run"):
+                    inside[0] += 1
+                    worst[0] = max(worst[0], inside[0])
+                    time.sleep(0.0005)
+                    turns[0] += 1
+                    inside[0] -= 1
+            except ValueError:
+                time.sleep(0.0002)
+
+    threads = [threading.Thread(target=turn) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert turns[0] >= 60
+    assert worst == [1]
+
+
+def test_a_started_program_does_not_inherit_the_lock(tmp_path):
+    with locked(tmp_path):
+        program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        with locked(tmp_path) as held:
+            assert held
+    finally:
+        program.communicate(b"\n", timeout=30)
+
+
+def test_mlrc_holds_its_folder(photos, tmp_path):
+    out = tmp_path / "mlrc"
+    settings = [f"--set={key}={value}" for key, value in TINY.items() if key != "encoder.dim"]
+    with locked(out):
+        answer = proxymetric("mlrc", "--data", photos, "--out", out, "--set", "data.test=0.5", *settings)
+    refused(answer, f"out: got {out}, in use by process {os.getpid()}")
+
+
+def test_without_permission_it_is_a_sentence(photos, tmp_path):
+    refused(train(photos, Path("/proc/x")), "out: got /proc/x", "expected")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    refused(train(photos, tmp_path / "link"), f"out: got {tmp_path / 'link'}, a link to", "which is missing")
