@@ -16,7 +16,7 @@ import pytest
 from proxymetric.core.watcher import Silent, Tick
 from proxymetric.runs.lock import locked
 from terminal import bytes_of, proxymetric, refused, train
-from training_runs import TINY, Process, command, until
+from training_runs import TINY, command, until
 from training_runs import run as tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -54,15 +54,33 @@ def test_a_second_process_is_told_who_trains_there(photos, tmp_path, words):
     assert [line.count('"event"') for line in (out / "log.jsonl").read_text().splitlines()].count(1) == 2
 
 
+def workers_of(process: int) -> list[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in children]
+
+
 @pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(photos, tmp_path):
     out = tmp_path / "run"
-    started = Process(command(photos, out, data__workers=2, train__epochs=200, train__patience=200), tmp_path / "text")
-    until(lambda: (out / "last.safetensors").is_file() and (out / ".lock").is_file(), started.running, "a checkpoint")
+    words = command(photos, out, data__workers=2, train__epochs=200, train__patience=200)
+    with open(tmp_path / "text", "wb") as text:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "proxymetric", *words], stdout=text, stderr=text, start_new_session=True
+        )
+    until(lambda: len(workers_of(started.pid)) == 2, lambda: started.poll() is None, "workers")
     refused(proxymetric("train", "--out", out, "--resume"), f"in use by process {started.pid}")
-    started.send(signal.SIGSTOP)
-    started.send(signal.SIGKILL)
-    assert started.finish() == -signal.SIGKILL
+    workers = workers_of(started.pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)  # so that they outlive it
+    started.kill()
+    started.wait(30)
+    try:
+        with locked(out) as held:
+            assert held
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
     with locked(out) as held:
         assert held
     assert not (out / ".lock").exists()
