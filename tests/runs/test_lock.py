@@ -59,6 +59,14 @@ def workers_of(process: int) -> list[int]:
     return [int(child) for child in children]
 
 
+def has_lock(process: int) -> bool:
+    """Whether a process has the file of a lock open; a process that is gone has not."""
+    try:
+        return any(os.readlink(file).endswith("/.lock") for file in Path(f"/proc/{process}/fd").iterdir())
+    except OSError:
+        return False
+
+
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(photos, tmp_path):
@@ -70,7 +78,9 @@ def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(ph
         )
     until(lambda: len(workers_of(started.pid)) == 2, lambda: started.poll() is None, "workers")
     refused(proxymetric("train", "--out", out, "--resume"), f"in use by process {started.pid}")
+    os.kill(started.pid, signal.SIGSTOP)  # it forks no more
     workers = workers_of(started.pid)
+    until(lambda: not any(has_lock(worker) for worker in workers), lambda: True, "workers without the lock")
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)  # so that they outlive it
     started.kill()
