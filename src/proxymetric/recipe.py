@@ -60,6 +60,12 @@ MINIMA = {
     "per_class": 0,
 }
 """key of `[train]` -> its smallest value"""
+MAXIMA: dict[str, float] = {"epochs": 10**6, "batch": 10**7, "accumulate": 10**6, "lr": 10, "proxy_lr": 1000}
+"""key of `[train]` -> its largest value; with larger ones a run can only fail"""
+SIZES = 8, 4096
+"""smallest and largest side of the images in pixels"""
+MAX_DIM = 10**6
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,10 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and not least <= value < math.inf:
                 raise ValueError(f"train.{name}: got {value}, expected at least {least}")
+        for name, most in MAXIMA.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"train.{name}: got {value:g}, expected at most {most:g}")
         for name in ("decay_by", "clip_value", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -408,9 +418,11 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         if key not in TOP_KEYS and key not in TABLES:
             raise ValueError(f"recipe: got the key {key!r}, expected {_expected_key(key, builders)}")
     seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
+    if encoder["dim"] is not None and encoder["dim"] > MAX_DIM:
+        raise ValueError(f"encoder.dim: got {encoder['dim']}, expected at most {MAX_DIM}")
     encoder["tuning"] = complete_tuning(encoder["tuning"], TUNINGS)
     view_name = tables["view"].pop("name", None)
     needed_size = None if encoder["weights"] is None else Needs.of(encoder["weights"]).img_size
@@ -446,12 +458,15 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             f"{tuning if isinstance(tuning, str) else tuning['name']!r} would change them; expected no --frozen, or "
             "--tuning linear"
         )
+    view = {"name": view_name, **complete("view", {**view_defaults, **tables["view"]}, TrainView)}
+    if not SIZES[0] <= view["size"] <= SIZES[1]:
+        raise ValueError(f"view.size: got {view['size']}, expected at least {SIZES[0]} and at most {SIZES[1]} pixels")
     return Recipe(
         method=method,
         protocol=protocol,
         seed=seed,
         data=DataOptions(**data),
-        view={"name": view_name, **complete("view", {**view_defaults, **tables["view"]}, TrainView)},
+        view=view,
         encoder=encoder,
         loss=loss,
         train=TrainOptions(**train),

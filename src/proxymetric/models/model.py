@@ -98,7 +98,7 @@ class Model:
             the indices of their images.
 
         Raises:
-            ValueError: an argument is wrong, or an image cannot be read (`BadImage`).
+            ValueError: an argument is wrong, an image cannot be read (`BadImage`), or a vector is not finite.
         """
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors: got {errors!r}, expected 'raise' or 'skip'")
@@ -125,7 +125,13 @@ class Model:
 
     def _encode(self, pixels: Tensor) -> Tensor:
         raw = self.encoder(pixels.to(self.device)).float()
-        return NORMALISATIONS[self.normalise](raw).cpu()
+        vectors = NORMALISATIONS[self.normalise](raw).cpu()
+        if not vectors.isfinite().all():
+            raise ValueError(
+                "model: got vectors that are not finite (NaN or infinite), expected numbers; its weights are damaged, or "
+                "its training diverged: train again with a lower learning rate"
+            )
+        return vectors
 
     def _read(self, images: Any, rows: range, errors: str) -> tuple[Tensor, list[int]]:
         """Pixels and indices of the readable images among `rows`."""

@@ -23,7 +23,7 @@ class Index:
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not fit, or a number is not finite.
 
     Example:
         >>> index = Index(torch.eye(3), ["x", "y", "z"])
@@ -36,6 +36,8 @@ class Index:
             raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
         if len(vectors) != len(names):
             raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
+        if not vectors.isfinite().all():
+            raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
         self.vectors, self.names, self.model = vectors, list(names), model
 
     def __len__(self) -> int:
@@ -66,6 +68,8 @@ class Index:
                 f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
                 "the index, embedded by the same model"
             )
+        if not queries.isfinite().all():
+            raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
         if own is not None and len(own) != len(queries):
             raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
         scores = unit(queries) @ unit(self.vectors).T
