@@ -206,7 +206,7 @@ def test_a_damaged_slim_file_is_refused(run, weights, tmp_path):
     with safe_open(file, "pt") as opened:
         header = opened.metadata()
     save_file({name: value for name, value in load_file(file).items() if name != "head.bias"}, file, header)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="was damaged after it was written"):
         pm.load(file, weights=weights)
     with pytest.raises(ValueError, match="expected the folder of a run, or a file that `export --slim` wrote"):
         pm.load(run / "best.safetensors")
@@ -255,9 +255,12 @@ def test_bad_input_writes_nothing(run, tmp_path):
     refused(proxymetric("export", run, "--torch", new, "--which", "first"), "which: got 'first'")
     assert bytes_of(tmp_path) == before
     assert bytes_of(run) == own
-    answer = proxymetric("export", run, "--torch", there, "--overwrite")
+    refused(proxymetric("export", run, "--torch", there, "--overwrite"), "is not a file that `proxymetric export`")
+    assert there.read_text() == "kept"
+    assert proxymetric("export", run, "--torch", new).code == 0
+    answer = proxymetric("export", run, "--torch", new, "--overwrite")
     assert answer.code == 0, answer
-    torch.export.load(there)
+    torch.export.load(new)
 
 
 @pytest.mark.skipif(find_spec("onnx") is not None and find_spec("onnxscript") is not None, reason="ONNX is here")

@@ -230,14 +230,11 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
     assert third.result.seconds < 1e6, "then there was work to do"
     assert third.result.memory == old["memory"], "but not here"
     assert run(few, tmp_path / "run", resume=True, **refitted).result == third.result
-    # Neither what it cost to come to another end, nor what it had cost a run whose checkpoint is gone.
-    for lost in (False, True):
-        write_json(first.folder / "result.json", first.result.as_dict() | old | ({} if lost else {"steps": 3}))
-        if lost:
-            (first.folder / "last.safetensors").unlink()
-        found = run(few, tmp_path / "run", resume=True, **longer).result
-        assert found.seconds < 1e6
-        assert found.memory != old["memory"]
+    # Not what it cost to come to another end.
+    write_json(first.folder / "result.json", first.result.as_dict() | old | {"steps": 3})
+    changed = run(few, tmp_path / "run", resume=True, **longer).result
+    assert changed.seconds < 1e6
+    assert changed.memory != old["memory"]
 
 
 def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from proxymetric.cli import catalogue, planning, studying, trained, training
+from proxymetric.cli import catalogue, faults, planning, studying, trained, training
 from proxymetric.cli.root import app
 
 __all__ = ["app", "main"]
@@ -33,15 +33,14 @@ def main() -> None:
     """Run the command line; an error of the user prints one sentence and exits with code 1."""
     # Threads that wait actively are several times slower when other programs run on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    faults.quiet_loaders()
     try:
         app()
-    except (ValueError, OSError) as error:
-        typer.echo(f"proxymetric: {error}", err=True)
-        sys.exit(1)
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory")):
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        message = faults.sentence(error, sys.argv[1] if len(sys.argv) > 1 else "")
+        if message is None:
             raise
-        typer.echo("proxymetric: memory: got too little for this run, expected a smaller --batch or --size", err=True)
+        typer.echo(f"proxymetric: {message}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("proxymetric: stopped", err=True)

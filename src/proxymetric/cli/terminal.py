@@ -43,6 +43,8 @@ class Terminal:
         self._task: TaskID | None = None
         self._name = ""
         self._last_line = time.monotonic()
+        self._work = ("", 0, 0.0)
+        """the current work, and how much was done when it began, and when"""
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -50,9 +52,15 @@ class Terminal:
 
     def work(self, what: str, done: int, total: int) -> None:
         """Show the progress of something other than training."""
-        self._bar(what, done, total, "")
+        now = time.monotonic()
+        if self._work[0] != what or done < self._work[1]:
+            self._work = (what, done, now)
+        _, first, began = self._work
+        rate = (done - first) / (now - began) if now > began else 0.0
+        self._bar(what, done, total, f"{rate:,.0f} images/s, {clock((total - done) / rate)} left" if rate else "")
         if done >= total:
             self._remove_bar()
+            self._work = ("", 0, 0.0)
 
     def tick(self, tick: Tick) -> None:
         """Show the progress of training."""

@@ -188,6 +188,10 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         terminal.close()
         terminal.say("saved; the same command with --resume continues the run")
         raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        terminal.close()
+        terminal.say(str(error) or "stopped")  # features that are kept are counted in the error
+        raise typer.Exit(130) from None
     finally:
         terminal.close()
     if any(run.result.rows.values()):
@@ -254,6 +258,9 @@ def mlrc(
         )
     except Interrupted:
         terminal.say("saved; the same command with --resume continues the run")
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        terminal.say(str(error) or "stopped")
         raise typer.Exit(130) from None
     rows = {
         f"average of {folds} x {dim}-D": result["average"],

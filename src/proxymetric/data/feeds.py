@@ -316,6 +316,7 @@ class EvalFeed:
 
     Attributes:
         kept: indices of the images that the last full pass yielded.
+        read_rows: indices of the readable images of each batch that the current pass has read.
         bad: for each unreadable image so far, its title and the reason.
 
     Raises:
@@ -350,6 +351,7 @@ class EvalFeed:
         self.on_bad = on_bad
         self.bad: dict[str, str] = {}
         self.kept = np.empty(0, dtype=np.int64)
+        self.read_rows: list[np.ndarray] = []
         self._labels = torch.from_numpy(images.labels)
         self._stored: list[Batch] | None = None
 
@@ -362,7 +364,7 @@ class EvalFeed:
             for stored in self._stored:
                 yield _moved(stored, self.device)
             return
-        readable: list[np.ndarray] = []
+        readable = self.read_rows = []
         new_batches: list[Batch] = []
         requests = (
             _BatchRequest(rows, None)

@@ -1,11 +1,13 @@
 """A cache on disk of the pooled features of images: enough to train a head without running the backbone again."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +30,10 @@ class Features(NamedTuple):
     """(N,) the index of each row in the set"""
     bad: dict[str, str]
     """for each image that could not be read, its title and the reason"""
+
+
+class FeaturesStopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM stopped the computation of features; what was computed is kept."""
 
 
 def default_folder() -> Path:
@@ -68,6 +74,7 @@ def cached_features(
         The features, their indices in the set, and the images that could not be read.
 
     Raises:
+        FeaturesStopped: Ctrl-C or SIGTERM; all features computed so far are written.
         ValueError: the view has no plain attributes to identify it by.
         OSError: the features cannot be written.
     """
@@ -86,12 +93,17 @@ def cached_features(
         for start in range(0, len(missing), shard):
             part = missing[start : start + shard]
             report = None if progress is None else _ShardProgress(progress, done + start, len(names))
-            computed, unreadable = _compute(encoder, _subset(images, part), view, batch, workers, report)
+            computed, unreadable, stopped = _compute(encoder, _subset(images, part), view, batch, workers, report)
             bad |= unreadable
             new_rows = {names[part[i]]: vector for i, vector in computed.items()}
             if new_rows:
                 _write(cache, new_rows)
             rows |= new_rows
+            if stopped:
+                raise FeaturesStopped(
+                    f"stopped; the features of {len(rows)} of {len(names)} images are kept in {cache.parent}, and the "
+                    "same command continues from there"
+                )
     finally:
         encoder.train(training)
     kept = np.array([index for index, name in enumerate(names) if name in rows], dtype=np.int64)
@@ -125,26 +137,54 @@ class _ShardProgress:
 
 def _compute(
     encoder: Encoder, images: "ImageSet", view: Any, batch: int, workers: int, report: Callable[[int], None] | None
-) -> tuple[dict[int, Tensor], dict[str, str]]:
-    """Return the features of the readable images by index, and the titles and reasons of the unreadable ones."""
+) -> tuple[dict[int, Tensor], dict[str, str], bool]:
+    """Compute features until all are done or somebody stops it.
+
+    Returns:
+        The features of the readable images by index, the titles and reasons of the unreadable ones, and whether it was
+        stopped by Ctrl-C or SIGTERM.
+    """
     from proxymetric.data.feeds import EvalFeed
 
     device = encoder.mean.device
     feed = EvalFeed(images, view, batch=batch, device=device, workers=workers)
     parts: list[Tensor] = []
-    with torch.inference_mode():
-        for part in feed:
-            assert part.images is not None
-            # Convolutions are faster in this layout, on the CPU and on a GPU, and they keep it.
-            pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
-            parts.append(encoder.features(pixels).float().cpu())
-            if report is not None:
-                report(len(pixels))
+    stopped = False
+    try:
+        with torch.inference_mode(), _interrupt_on_sigterm():
+            for part in feed:
+                assert part.images is not None
+                # Convolutions are faster in this layout, on the CPU and on a GPU, and they keep it.
+                pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
+                parts.append(encoder.features(pixels).float().cpu())
+                if report is not None:
+                    report(len(pixels))
+    except KeyboardInterrupt:
+        stopped = True
     if not parts:
-        return {}, dict(feed.bad)
+        return {}, dict(feed.bad), stopped
     vectors = torch.cat(parts).clone()
-    assert len(vectors) == len(feed.kept), (len(vectors), len(feed.kept))
-    return dict(zip(feed.kept.tolist(), vectors)), dict(feed.bad)
+    rows = np.concatenate([batch_rows for batch_rows in feed.read_rows if len(batch_rows)][: len(parts)])
+    assert len(vectors) == len(rows), (len(vectors), len(rows))
+    return dict(zip(rows.tolist(), vectors)), dict(feed.bad), stopped
+
+
+@contextlib.contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, which alone may handle signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _subset(images: "ImageSet", indices: list[int]) -> "ImageSet":
