@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "checkpoint": {"files"},
     "data": {"core", "files"},
     "encoders": {"_torchvision", "core", "data", "files"},
-    "plots": {"metrics", "files"},
+    "plots": {"core", "metrics", "files"},
     "search": {"core", "files"},
     "recipe": {"data", "encoders", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "device"},

@@ -7,15 +7,16 @@ import sys
 
 import typer
 
-from proxymetric.cli import catalogue, planning, studying, trained, training
+from proxymetric.cli import catalogue, evaluating, planning, studying, trained, training
 from proxymetric.cli.root import app
+from proxymetric.core.printable import printable
 
 __all__ = ["app", "main"]
 
 VERBS = (
     training.demo,
     training.train,
-    trained.evaluate,
+    evaluating.evaluate,
     trained.embed,
     trained.query,
     training.mlrc,
@@ -36,7 +37,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        typer.echo(f"proxymetric: {error}", err=True)
+        typer.echo(f"proxymetric: {printable(error, keep=chr(10))}", err=True)
         sys.exit(1)
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory")):

@@ -10,8 +10,7 @@ import typer
 from proxymetric.cli.root import app, example
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from proxymetric.cli.tables import TextTable
     from proxymetric.planning import Machine, Plan
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
@@ -124,18 +123,19 @@ def _machine(device: str | None, available: int | None) -> tuple[Machine, int, l
 def _show(plan: Plan, origins: list[str]) -> None:
     from rich.console import Console
 
+    from proxymetric.cli.tables import show
     from proxymetric.planning import figure
 
     console = Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal)
 
     work = plan.work
     proxies = "1 proxy" if work.per_class == 1 else f"{work.per_class} proxies"
     spread = "1 device" if work.devices == 1 else f"{work.devices:,} devices"
     say(f"{work.method}: {work.classes:,} classes of {proxies}, {work.dim:,}-D, batches of {work.batch:,}, on {spread}")
-    console.print(_memory_table(plan))
+    show(console, _memory_table(plan))
     left = f"{_gb(abs(plan.available - plan.total))} GB"
     of = f"{_gb(plan.total)} of {_gb(plan.available)} GB"
     if plan.fits:
@@ -144,27 +144,24 @@ def _show(plan: Plan, origins: list[str]) -> None:
         say(f"it does not fit: {of}; {left} too much, without the encoder")
     if plan.most_classes is not None:
         say(f"classes that would fit with everything else unchanged: {plan.most_classes:,}")
-    console.print(_time_table(plan))
+    show(console, _time_table(plan))
     if work.devices > 1:
         say(f"received by a device in a step, not timed: {figure(plan.duration.exchanged / 1e6)} MB")
     if plan.advice:
-        console.print(_advice_table(plan))
+        show(console, _advice_table(plan))
     if not plan.fits and not any(each.fits for each in plan.advice):
         say("no change that was tried makes it fit")
     for line in (*origins, *plan.notes):
         say(line)
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
+def _table(title: str, *columns: str) -> TextTable:
+    from proxymetric.cli.tables import TextTable
 
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right" if name == "GB" else "left", overflow="fold")
-    return table
+    return TextTable(title, list(columns), left=tuple(name for name in columns if name != "GB"))
 
 
-def _memory_table(plan: Plan) -> Table:
+def _memory_table(plan: Plan) -> TextTable:
     from proxymetric.planning import chunk
 
     work = plan.work
@@ -182,22 +179,22 @@ def _memory_table(plan: Plan) -> Table:
     table = _table("memory of a device", "part", "of", "GB")
     for part, size in plan.memory.items():
         if size:
-            table.add_row(part, rows[part], _gb(size))
-    table.add_row("total", "", _gb(plan.total))
+            table.add(part, rows[part], _gb(size))
+    table.add("total", "", _gb(plan.total))
     return table
 
 
-def _time_table(plan: Plan) -> Table:
+def _time_table(plan: Plan) -> TextTable:
     table = _table("time of a step, without the encoder", "part", "time", "from")
     for part, span in (("loss", plan.duration.loss), ("optimizer", plan.duration.optimizer)):
-        table.add_row(part, str(span), span.why)
+        table.add(part, str(span), span.why)
     return table
 
 
-def _advice_table(plan: Plan) -> Table:
+def _advice_table(plan: Plan) -> TextTable:
     table = _table("what would help", "change", "options", "GB", "fits")
     for each in plan.advice:
-        table.add_row(each.words, " ".join(each.options), _gb(each.total), "yes" if each.fits else "no")
+        table.add(each.words, " ".join(each.options), _gb(each.total), "yes" if each.fits else "no")
     return table
 
 

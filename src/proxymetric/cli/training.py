@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Data, Device, app, example
+from proxymetric.core.printable import printable
 
 if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal
@@ -132,8 +134,9 @@ def train(
 
     # --tuning is a flag, so the settings win over it.
     overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
-    _train(
-        Terminal(),
+    terminal = Terminal()
+    run = _train(
+        terminal,
         data=data,
         recipe=recipe,
         method=method,
@@ -156,12 +159,19 @@ def train(
         overwrite=overwrite,
         report=report,
     )
+    folder = shlex.quote(printable(run.folder))
+    terminal.say(
+        "next:\n"
+        f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that it has not seen)\n"
+        f"  proxymetric embed {folder} ALL_PHOTOS --out all.safetensors\n"
+        f"  proxymetric query {folder} all.safetensors unknown.jpg"
+    )
 
 
 def _train(terminal: Terminal, **arguments: object) -> Run:
     """Train and print the scores."""
-    from proxymetric.cli.terminal import result_lines, score_table
-    from proxymetric.protocol import CHOSEN_ON_TEST
+    from proxymetric.cli.tables import score_table
+    from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
     from proxymetric.training import Interrupted
 
@@ -174,8 +184,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     finally:
         terminal.close()
     if any(run.result.rows.values()):
-        label = f"; {CHOSEN_ON_TEST}" if run.result.protocol == "papers" else ""
-        terminal.console.print(score_table(f"on classes never seen in training, %{label}", run.result.rows))
+        terminal.show(score_table(score_heading(run.result), run.result.rows))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
@@ -210,7 +219,8 @@ def mlrc(
     epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated
     embeddings. The data must have test classes.
     """
-    from proxymetric.cli.terminal import Terminal, score_table
+    from proxymetric.cli.tables import score_table
+    from proxymetric.cli.terminal import Terminal
     from proxymetric.runs import mlrc as protocol
     from proxymetric.training import Interrupted
 
@@ -242,5 +252,5 @@ def mlrc(
         f"average of {folds} x {dim}-D": result["average"],
         f"concatenated, {folds * dim}-D": result["concatenated"],
     }
-    terminal.console.print(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
+    terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
     terminal.say(f"result: {out / 'result.json'}")

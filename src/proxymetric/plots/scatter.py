@@ -2,7 +2,6 @@
 
 import base64
 import colorsys
-import html
 import io
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from proxymetric.plots.escaping import escaped
 
 WIDTH, HEIGHT = 900, 640
 _MARGIN = 40
@@ -109,8 +110,8 @@ def scatter_svg(scatter: Scatter) -> str:
     shown = [_short(scatter.names[label]) for label in present]
     widths = np.array([_LETTER_WIDTH * (len(name) + 2) for name in shown])
     texts = "".join(
-        f'<text x="{x:.1f}" y="{y:.1f}"><title>{html.escape(scatter.names[label])}</title>'
-        f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {html.escape(name)}</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}"><title>{escaped(scatter.names[label])}</title>'
+        f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {escaped(name)}</text>'
         for label, name, (colour, shape), (x, y) in zip(
             present, shown, styles, _separate_labels(np.stack([_densest_point(group) for group in groups]), widths)
         )
@@ -173,5 +174,13 @@ def _separate_labels(centres: np.ndarray, widths: np.ndarray, down: float = 18) 
     return np.stack([x, y], axis=1)
 
 
-def _short(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str, most: int = 22) -> str:
+    """Cut the middle out of a long name: names of one family often differ only at their end.
+
+    >>> _short("Arla-Medium-Fat-Milk-Lactose-Free")
+    'Arla-Mediu…actose-Free'
+    """
+    if len(name) <= most:
+        return name
+    end = most // 2
+    return f"{name[: most - end - 1]}…{name[-end:]}"

@@ -67,7 +67,10 @@ svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var
 .wrong .frame { border-color: var(--wrong); border-style: dashed; }
 .frame .mark { position: absolute; right: 3px; bottom: 3px; box-shadow: 0 0 0 2px var(--card); }
 figcaption { font-size: .8rem; margin-top: 5px; line-height: 1.3; }
-.name { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.name { display: block; overflow-wrap: anywhere; }
+.range { display: block; font-size: .72rem; font-weight: 400; color: var(--soft); }
+.remark { margin: 0 0 10px; max-width: 72ch; border-left: 3px solid var(--accent); padding-left: 12px; }
+.swipe { display: none; color: var(--soft); font-size: .8rem; margin: 0 0 6px; }
 .query .name { font-weight: 700; }
 .score { color: var(--soft); font-variant-numeric: tabular-nums; }
 .notes { margin: 8px 0 0; padding-left: 1.2em; }
@@ -83,6 +86,7 @@ figcaption { font-size: .8rem; margin-top: 5px; line-height: 1.3; }
   .find { grid-template-columns: 76px 1fr; gap: 14px; }
   .hits { grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 8px; }
   svg.map { min-width: 640px; }
+  .swipe { display: block; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid-page; } .find { break-inside: avoid; } }
 """

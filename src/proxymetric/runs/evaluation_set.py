@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,8 +69,48 @@ def evaluation_set(
         return chosen, ""
     if part == "test" and about["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
-    trained_on = part == "train" or (part == "validation" and refitted)
-    return chosen, "all of them trained on" if trained_on else "none of them trained on"
+    if part == "train" or (part == "validation" and refitted):
+        return chosen, "all of them trained on"
+    chose_epoch = part == "validation" and which != "last"
+    return chosen, "none of them trained on, but they chose the epoch" if chose_epoch else "none of them trained on"
+
+
+def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) -> list[str]:
+    """Say which classes of other data than the run's own have the names of classes that the run knows.
+
+    Args:
+        run: folder of a run, or a slim file.
+        images: the data that is evaluated.
+        trained_on: names of the classes that the model was trained on.
+
+    Returns:
+        Sentences; none if no name is known.
+    """
+    known = set(trained_on)
+    present = {images.classes[label] for label in np.unique(images.labels)}
+    held_out: set[str] = set()
+    if not Path(run).is_file():
+        held_out = _held_out(read_run(run)) if present - known else set()
+    notes = []
+    if present & known:
+        notes.append(
+            f"{len(present & known)} of these {len(present)} classes were trained on (same names): the scores are not "
+            "those of new classes"
+        )
+    if chose := (present - known) & held_out:
+        notes.append(f"{len(chose)} of these {len(present)} classes chose the epoch (same names)")
+    return notes
+
+
+def _held_out(about: dict[str, Any]) -> set[str]:
+    """Names of the classes that chose the epoch of a run; empty if its data is not there any more."""
+    options = about["recipe"]["data"]
+    try:
+        images = open_data(options["path"], options["layout"])
+        validation = split(images, options["validation"], options["test"], about["recipe"]["seed"]).validation
+    except (OSError, ValueError):
+        return set()
+    return set() if validation is None else set(validation.classes)
 
 
 def seen_set(run: str | Path) -> ImageSet:

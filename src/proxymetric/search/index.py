@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class Index:
         vectors: (N, D).
         names: N file names.
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
+        classes: N class names; None: the folder of each file directly under their common folder.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -31,12 +33,17 @@ class Index:
         [('y', 0.894...), ('z', 0.447...)]
     """
 
-    def __init__(self, vectors: Tensor, names: Sequence[str], model: str = "") -> None:
+    def __init__(
+        self, vectors: Tensor, names: Sequence[str], model: str = "", classes: Sequence[str] | None = None
+    ) -> None:
         if vectors.ndim != 2:
             raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
         if len(vectors) != len(names):
             raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
+        if classes is not None and len(classes) != len(names):
+            raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
         self.vectors, self.names, self.model = vectors, list(names), model
+        self.classes = _folders(self.names) if classes is None else list(classes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -81,8 +88,8 @@ class Index:
         ]
 
     def save(self, file: str | Path) -> None:
-        """Write a safetensors file: `vectors`, with names and model in its header."""
-        header = {"names": json.dumps(self.names), "model": self.model}
+        """Write a safetensors file: `vectors`, with names, classes and model in its header."""
+        header = {"names": json.dumps(self.names), "model": self.model, "classes": json.dumps(self.classes)}
         with replacing(file) as temporary:
             save_tensors(temporary, {"vectors": self.vectors.contiguous()}, header)
 
@@ -96,6 +103,19 @@ class Index:
         try:
             with safe_open(str(file), "pt") as opened:
                 header = opened.metadata() or {}
-                return cls(opened.get_tensor("vectors"), json.loads(header["names"]), header.get("model", ""))
+                classes = json.loads(header["classes"]) if "classes" in header else None
+                names = json.loads(header["names"])
+                return cls(opened.get_tensor("vectors"), names, header.get("model", ""), classes)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    """The folder of each file directly under the common folder of all files; empty for files in the common folder.
+
+    >>> _folders(["photos/cat/1.jpg", "photos/dog/new/2.jpg", "photos/3.jpg"])
+    ['cat', 'dog', '']
+    """
+    parents = [Path(name).parts[:-1] for name in names]
+    depth = len(os.path.commonprefix(parents))
+    return [parent[depth] if len(parent) > depth else "" for parent in parents]
