@@ -404,7 +404,29 @@ def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_p
     for _ in range(2):
         answer = proxymetric("demo", "--out", tmp_path / "demo", "--device", "cpu")
         assert answer.code == 0, answer
-    assert "it takes about" in answer.out.splitlines()[0]
+    assert "it takes one to three minutes" in answer.out.splitlines()[0]
     assert "next: open" in answer.out
     assert "proxymetric train --data PHOTOS" in answer.out
     assert (tmp_path / "demo" / "report.html").is_file()
+
+
+def test_work_has_a_rate_and_a_time_left(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    page = io.StringIO()
+    log = Terminal(Console(file=page, width=80))
+    for now[0], done in ((1000.0, 64), (1040.0, 464), (1080.0, 864)):
+        log.work("embedding", done, 1064)
+    assert page.getvalue().splitlines() == [
+        "embedding: 464 of 1064, 10 images/s, 1m00s left",
+        "embedding: 864 of 1064, 10 images/s, 20s left",
+    ]
+    for now[0], done in ((2000.0, 0), (2040.0, 10)):
+        log.work("features: unseen", done, 20)
+    assert page.getvalue().splitlines()[-1] == "features: unseen: 10 of 20, 4.0 s/image, 40s left"
+
+
+def test_training_ends_with_what_to_do_next(run, told):
+    for verb in ("evaluate", "embed", "query"):
+        assert f"  proxymetric {verb} {run}" in told[0].out
+    assert "on held-out classes: not trained on, but they chose the epoch, %" in told[0].out

@@ -45,7 +45,7 @@ DEMO_RECIPE = "glyphs/demo"
 
 
 @app.command(
-    short_help="Train a small model on drawn characters; takes about a minute.",
+    short_help="Train on drawn characters, in one to three minutes.",
     epilog=example("proxymetric demo", "proxymetric demo --out runs/demo"),
 )
 def demo(
@@ -61,7 +61,7 @@ def demo(
     from proxymetric.cli.terminal import Terminal
 
     terminal = Terminal()
-    terminal.say("the demo trains a small network on drawn characters; it takes about a minute on two CPU cores")
+    terminal.say("the demo trains a small network on drawn characters; it takes one to three minutes on two CPU cores")
     _train(terminal, recipe=DEMO_RECIPE, out=out, device=device, overwrite=True)
     terminal.say(
         f"next: open {out / 'report.html'} in a browser, then train on your own images (PHOTOS/<class>/*.jpg):\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,5 +116,5 @@ def _folders(names: Sequence[str]) -> list[str]:
     ['cat', 'dog', '']
     """
     parents = [Path(name).parts[:-1] for name in names]
-    depth = len(os.path.commonprefix(parents))
+    depth = next((i for i, level in enumerate(zip(*parents)) if len(set(level)) > 1), min(map(len, parents), default=0))
     return [parent[depth] if len(parent) > depth else "" for parent in parents]
