@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file with every tensor of a run; its header holds everything else as JSON."""
+"""A checkpoint: one safetensors file with all tensors of a run; its header holds the other state as JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from proxymetric.files import NotSaved, replacing, save_tensors
 
 @dataclass
 class Checkpoint:
-    """Tensors by name, and other state that JSON can hold.
+    """The tensors of a run by name, and its other state as JSON values.
 
     Args:
-        tensors: by name.
-        state: everything else.
-        file: the file that it was read from; None if it was not read from a file.
+        tensors: the tensors by name.
+        state: the other state, as values that JSON can represent.
+        file: the file that the checkpoint was read from; None if it was created in memory.
 
     Example:
         >>> import tempfile
@@ -38,7 +38,7 @@ class Checkpoint:
     file: Path | None = None
 
     def write(self, file: Path) -> None:
-        """Write the checkpoint in one move: a reader finds the old file or the new one, never a part.
+        """Write the checkpoint atomically: a reader sees either the old file or the complete new file.
 
         Raises:
             NotSaved: the file could not be written.
@@ -55,7 +55,7 @@ class Checkpoint:
         """Read a checkpoint.
 
         Raises:
-            ValueError: the file is not a checkpoint that can be read.
+            ValueError: the file is not a readable checkpoint.
         """
         try:
             with safe_open(str(file), "pt") as opened:
@@ -63,28 +63,28 @@ class Checkpoint:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
                 return cls(tensors, state, file)
         except (OSError, SafetensorError, ValueError) as error:
-            raise ValueError(f"{file} is not a checkpoint that can be read: {error}") from None
+            raise ValueError(f"{file}: got a file that cannot be read ({error}), expected a checkpoint") from None
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names start with `prefix`; the prefix is removed from the names."""
+        """Return the tensors whose names start with `prefix`, with the prefix removed from their names."""
         return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
 
     def load_into(self, module: nn.Module, prefix: str, what: str) -> None:
-        """Load the tensors under a prefix into a module; all names and shapes must fit.
+        """Load the tensors under a prefix into a module; all names and shapes must match.
 
         Args:
-            module: to load into.
-            prefix: of the tensor names.
-            what: the module in words, for the error.
+            module: the module to load into.
+            prefix: prefix of the tensor names.
+            what: a description of the module for the error message.
 
         Raises:
-            ValueError: names or shapes do not fit; the message lists the first three.
+            ValueError: names or shapes do not match; the message lists the first three mismatches.
         """
         stored, expected = self.under(prefix), module.state_dict()
-        mismatches = [f"{name} is missing" for name in expected if name not in stored]
-        mismatches += [f"{name} is not known" for name in stored if name not in expected]
+        mismatches = [f"{name}: got no tensor, expected one" for name in expected if name not in stored]
+        mismatches += [f"{name}: got an unknown tensor, expected none" for name in stored if name not in expected]
         mismatches += [
-            f"{name} is {tuple(stored[name].shape)} and should be {tuple(expected[name].shape)}"
+            f"{name}: got shape {tuple(stored[name].shape)}, expected {tuple(expected[name].shape)}"
             for name in expected
             if name in stored and stored[name].shape != expected[name].shape
         ]
@@ -96,12 +96,12 @@ class Checkpoint:
 
 
 def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a module's `state_dict`, with a prefix before their names."""
+    """Return the tensors of a module's `state_dict`, with `prefix` prepended to their names."""
     return {prefix + name: value for name, value in module.state_dict().items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of an optimiser as a flat dictionary: `optimizer.<number of the parameter>.<name>` -> tensor."""
+    """Return the state of an optimiser as a flat dictionary: `optimizer.<parameter index>.<name>` -> tensor."""
     return {
         f"optimizer.{index}.{name}": torch.as_tensor(value)
         for index, entry in optimizer.state_dict()["state"].items()
@@ -111,11 +111,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` returned; learning rates and groups stay as they are.
+    """Load the tensors of `optimizer_tensors` into an optimiser; its parameter groups and learning rates do not change.
 
     Args:
-        optimizer: to load into.
-        tensors: by name, without the prefix "optimizer.".
+        optimizer: the optimiser to load into.
+        tensors: tensors by name, without the prefix "optimizer.".
     """
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -125,5 +125,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     for parameter, entry in optimizer.state.items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                # A file holds contiguous tensors, but fused kernels need state with the strides of its parameter.
+                # Files hold contiguous tensors, but fused kernels need state with the strides of the parameter.
                 entry[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -8,14 +8,14 @@ import torch
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a name.
+    """Return the device with a given name.
 
     Args:
         name: "cpu", "cuda", "cuda:0", or "auto": this process's GPU if there is one, else the CPU. Apple's GPU ("mps")
             is refused, because it lacks the float64 that scores are computed in.
 
     Raises:
-        ValueError: there is no such device, or it is not supported.
+        ValueError: the device does not exist or is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,7 +34,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def accelerator() -> tuple[str, int] | None:
-    """The name and the bytes of memory of this process's GPU; None without a GPU."""
+    """Return the name and the memory in bytes of this process's GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(pick_device("cuda"))

@@ -1,4 +1,4 @@
-"""Atomic writing of files: a reader finds the old file or the new one, never a part of it, also after a crash."""
+"""Atomic file writes: a reader sees either the old file or the complete new file, even after a crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotSaved(OSError):
 
 
 def full(error: BaseException) -> bool:
-    """Whether an error means that there is no room: a full disk, a quota, a limit on the size of files."""
+    """Return whether an error means that the disk is full, or that a quota or a limit on file size is reached."""
     messages = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
     codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
     return getattr(error, "errno", None) in codes or any(message in str(error) for message in messages)
@@ -27,10 +27,10 @@ def full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path to write to; it replaces `path` in one move, and only if the block succeeds.
+    """Yield a temporary path; the file written there replaces `path` atomically if the block succeeds.
 
     Args:
-        path: the file to write; its folder is made.
+        path: the file to write; missing parent folders are created.
 
     Raises:
         NotSaved: the file could not be written.
@@ -52,7 +52,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # safetensors makes files that only their owner can read
+        os.chmod(temporary, mode)  # safetensors creates files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
         reason = "the disk is full, or a limit on file size is reached" if full(error) else error.strerror or error
@@ -67,12 +67,12 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str,
     """Write a safetensors file.
 
     Args:
-        path: the file.
-        tensors: by name, contiguous.
-        header: text values by name.
+        path: the file to write.
+        tensors: contiguous tensors by name.
+        header: strings by name, stored in the file's header.
 
     Raises:
-        OSError: the file could not be written; also for errors of the safetensors library.
+        OSError: the file could not be written. Errors of the safetensors library are converted to this type.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -84,7 +84,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str,
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON file, in one move.
+    """Write a JSON file atomically.
 
     Raises:
         NotSaved: the file could not be written.
@@ -98,9 +98,9 @@ def read_json(path: str | Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not valid JSON; the message names it.
+        ValueError: the file is not valid JSON; the message names the file.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged, it is not valid JSON: {error}") from None
+        raise ValueError(f"{path}: got text that is not valid JSON ({error}), expected a JSON file") from None

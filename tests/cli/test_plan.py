@@ -60,7 +60,7 @@ def test_what_is_no_memory_is_refused(text):
         (("--implementation", "Triton"), ("implementation: got 'Triton'", "did you mean 'triton'?")),
         (("--touched", "some"), ("touched: got 'some'", "all, batch, a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
-        (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched batch", "expected 1, or touched all")),
+        (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched=batch", "expected 1, or touched=all")),
         (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
         (("--method", "triplet"), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
         (("--method", "proxy-isa"), ("method: got 'proxy-isa'", "plan its base")),

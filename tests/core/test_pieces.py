@@ -95,7 +95,7 @@ def test_picks_forget_the_moments_of_first_order_steps() -> None:
         (
             "ccp",
             {"base": {"method": "margin-contrastive", "normalise": "l2"}},
-            "normalise='l2' in its table and 'ball' beside it",
+            "normalise='l2' in its table and 'ball' as an argument of ccp",
         ),
         ("ccp", {"in_batch": -1.0}, "in_batch: got -1.0"),
         ("ccp", {"pool": 12.5}, "pool: got 12.5, expected a whole number"),

@@ -165,7 +165,7 @@ def test_in_shop_broken(tmp_path: Path) -> None:
     ):
         open_data(tmp_path)
     file.write_text(good.replace(" query", " gallery"))
-    with pytest.raises(ValueError, match="got no image of the query"):
+    with pytest.raises(ValueError, match="got no images with the status query"):
         open_data(tmp_path)
     file.write_text(good.replace("id_00000003 train", "id_00000001 train"))
     with pytest.raises(ValueError, match="for both training and test, first 'id_00000001'"):
@@ -225,7 +225,7 @@ def test_omniglot_broken(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected the layout of Omniglot: images_background/ and"):
         open_data(tmp_path, layout="omniglot")
     write(tmp_path, "background/a/1.png", "background/b/1.png", "evaluation/c/1.png")
-    with pytest.raises(ValueError, match="evaluation: got fewer than two characters"):
+    with pytest.raises(ValueError, match="evaluation: got 1 characters"):
         open_data(tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_mnist_broken(tmp_path: Path) -> None:
     ):
         open_data(tmp_path)
     images.write_bytes(gzip.compress(good)[:-200])
-    with pytest.raises(ValueError, match=r"expected a complete \.gz file"):
+    with pytest.raises(ValueError, match=r"got a damaged \.gz file .*expected a complete one"):
         open_data(tmp_path)
     images.write_bytes(b"")
     with pytest.raises(ValueError, match="got nothing as its first bytes"):

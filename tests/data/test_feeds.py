@@ -1,6 +1,7 @@
 """Feeds: the same batches whatever the workers, the cache and the past; bad files named and left out."""
 
 import io
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -164,12 +165,26 @@ def test_cache_is_read_once(images, folder):
         other.write_bytes(content)
 
 
+@pytest.mark.parametrize("workers", [None, 1])
+def test_only_workers_that_are_asked_for_are_processes(images, workers):
+    options = {} if workers is None else {"workers": workers}
+    view = TrainView(24, resize=32)
+    for batches in (
+        TrainFeed(images, Batches(images.labels, 12), view, **options).epoch(0),
+        iter(EvalFeed(images, EvalView(24), batch=12, **options)),
+    ):
+        before = set(multiprocessing.active_children())
+        next(batches)
+        assert len(set(multiprocessing.active_children()) - before) == (workers or 0)
+        batches.close()
+
+
 def test_feeds_that_are_refused(images):
     with pytest.raises(ValueError, match="cache: got 'disk', expected one of none, memory, device"):
         feed(images, "disk")
     with pytest.raises(ValueError, match="workers: got -1, expected at least 0"):
         feed(images, workers=-1)
-    with pytest.raises(ValueError, match="got batches of 40 images, expected 8"):
+    with pytest.raises(ValueError, match="got batches for 40 images, expected 8"):
         TrainFeed(images.of_classes([0]), Batches(images.labels, 4), TrainView(16))
     with pytest.raises(ValueError, match="batch: got 0, expected at least 1"):
         EvalFeed(images, EvalView(16), batch=0)

@@ -127,7 +127,7 @@ def test_batch_larger_than_the_set_is_one_batch_of_everything():
         ({"batch": 25, "world": 2}, "multiple of world"),
         ({"batch": 25, "per_class": 2}, "per_class: got 2, expected a divisor of batch=25"),
         ({"batch": 0}, "positive"),
-        ({"batch": 48, "per_class": 2}, "needs 24 classes in every batch, expected at most the 12"),
+        ({"batch": 48, "per_class": 2}, "needs 24 classes in every batch, expected at most 12"),
         ({"batch": 8, "rank": 2, "world": 2}, "rank: got 2 with world=2"),
         ({"batch": 8, "seed": -1}, "seed: got -1"),
     ],

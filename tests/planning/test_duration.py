@@ -107,7 +107,7 @@ def test_rates_of_the_cpu_are_the_recorded_ones():
     assert duration_of(work, row).loss.high == pytest.approx(ours["seconds"], rel=5e-3)
     assert duration_of(work, row).optimizer.low is duration_of(work, row).low is None
     triton = duration_of(replace(work, implementation="triton"), row).loss
-    assert (str(triton), triton.why) == ("not known", "triton does not run there")
+    assert (str(triton), triton.why) == ("not known", "triton does not run on Intel Xeon, 1 thread")
     parts = memory_of(work)
     extra = ours["extra_mb"] * 2**20
     assert parts["gradient"] + parts["embeddings"] + parts["similarities"] == pytest.approx(extra, rel=0.05)

@@ -188,14 +188,14 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 def test_chunks_and_budget_are_those_of_the_reductions():
     assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, Settings().budget) == (
-        memory.CHUNK,
-        memory.CPU_CHUNK,
+        memory.PAIRS_PER_GPU_CHUNK,
+        memory.NUMBERS_PER_CPU_CHUNK,
         BUDGET,
     )
     assert (chunk_pass.MAX_PAIRS_PER_CHUNK, 4 * chunk_pass.MAX_RUNNING_SUMS, chunk_pass.MAX_FUSED_BATCH) == (
-        memory.CHUNK,
-        memory.SUMS,
-        memory.SHALLOW,
+        memory.PAIRS_PER_GPU_CHUNK,
+        memory.RUNNING_SUM_NUMBERS,
+        memory.MAX_FUSED_BATCH,
     )
     for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
@@ -281,10 +281,10 @@ def test_triton_allocates_what_the_plan_says(method, per_class, classes, budget,
     monkeypatch.setattr(reductions, "installed", lambda: True)
     monkeypatch.setattr(triton_reductions, "interpreting", lambda: True)
     monkeypatch.setattr(chunk_pass, "MAX_PAIRS_PER_CHUNK", 2**15)
-    monkeypatch.setattr(memory, "CHUNK", 2**15)
+    monkeypatch.setattr(memory, "PAIRS_PER_GPU_CHUNK", 2**15)
     monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 2**6)
-    monkeypatch.setattr(memory, "SUMS", 2**8)
-    monkeypatch.setattr(memory, "WORKSPACE", 0)
+    monkeypatch.setattr(memory, "RUNNING_SUM_NUMBERS", 2**8)
+    monkeypatch.setattr(memory, "WORKSPACE_BYTES", 0)
     monkeypatch.setattr(workload, "BUDGET", budget)
     work = Workload(classes, 64, 32, per_class=per_class, method=method, implementation="triton")
     assert work.cached == (kind_of(method).over == "classes" and budget > 0)

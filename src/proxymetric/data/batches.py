@@ -1,4 +1,4 @@
-"""Batches of image indices, a pure function of the seed, the epoch and the step."""
+"""Batches of image indices as a pure function of the seed, the epoch and the step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 class Batches:
     """Batches of image indices for every epoch: random ones, or `batch // per_class` classes of `per_class` images.
 
-    The object has no state that changes: to continue in the middle of an epoch, call `epoch(number, start=step)`. The
-    global batch, that of all ranks together, is the same for any `world`; each rank takes a consecutive part of it.
+    The object is immutable: to continue in the middle of an epoch, call `epoch(number, start=step)`. The global batch
+    (the images of all ranks in one step) is the same for any `world`; each rank takes a consecutive part of it.
 
     Args:
         labels: (N,) integers, the label of every image.
-        batch: images in a step over all ranks together; a multiple of `world` and of `per_class`.
-        per_class: m, images of one class in a batch. None: every epoch is a new permutation of all images. Otherwise
-            each step draws its classes without replacement and m different images of each class; images repeat only
-            where a class has fewer than m.
-        seed: at least 0.
+        batch: size of the global batch; a multiple of `world` and of `per_class`.
+        per_class: m, the number of images of one class in a batch. None: every epoch is a new permutation of all
+            images. Otherwise each step draws its classes without replacement and m different images of each class;
+            images repeat only if their class has fewer than m.
+        seed: seed of the random batches, at least 0.
         rank: number of this process, in 0..world-1.
         world: number of processes.
         drop_last: leave out the incomplete batch at the end of a permutation. If `batch` is larger than N, an epoch is
@@ -48,7 +48,7 @@ class Batches:
     ) -> None:
         labels = np.asarray(labels)
         if len(labels) == 0:
-            raise ValueError("labels: got none, expected the label of at least one image")
+            raise ValueError("labels: got an empty array, expected the label of at least one image")
         if world < 1 or not 0 <= rank < world:
             raise ValueError(f"rank: got {rank} with world={world}, expected a number in 0..world-1")
         if seed < 0:
@@ -73,7 +73,7 @@ class Batches:
             if classes > len(self._members):
                 raise ValueError(
                     f"per_class: got {per_class} with batch={batch}, which needs {classes} classes in every batch, "
-                    f"expected at most the {len(self._members)} classes there are"
+                    f"expected at most {len(self._members)}, the number of classes"
                 )
 
     def __len__(self) -> int:
@@ -105,11 +105,11 @@ class Batches:
 
     def _draw_by_class(self, random: np.random.Generator, per_class: int) -> np.ndarray:
         """Return `per_class` images of each of `batch // per_class` random classes."""
-        chosen = random.choice(len(self._members), self.batch // per_class, replace=False)
+        class_indices = random.choice(len(self._members), self.batch // per_class, replace=False)
         rows = []
-        for c in chosen:
+        for c in class_indices:
             members = self._members[c]
-            # In a class smaller than m, the numbers of times that two images are drawn differ by at most one.
+            # In a class with fewer than m images, how often any two images are drawn differs by at most one.
             rounds = -(-per_class // len(members))
             rows.append(np.concatenate([random.permutation(members) for _ in range(rounds)])[:per_class])
         return np.concatenate(rows)

@@ -16,17 +16,17 @@ Decoded = np.ndarray | BadImage
 
 
 class DecodedCache:
-    """Keeps decoded pixels, up to `limit` bytes, by image file and by the way they were processed.
+    """Holds up to `limit` bytes of decoded pixels; the key is the image file and how its pixels were processed.
 
     A file is identified by its path, size and modification time. Different subsets of a data set share its images, so
-    runs that hold out different classes decode no file twice. Images beyond the limit are decoded every time.
+    runs that hold out different classes decode each file only once. Images beyond the limit are decoded every time.
 
     Args:
-        limit: the most bytes of pixels to keep.
+        limit: maximum number of bytes of pixels to hold.
 
     Attributes:
-        used: bytes of pixels that are kept.
-        decodings: number of images that were decoded.
+        used: bytes of pixels that the cache holds.
+        decodings: number of images decoded so far.
     """
 
     def __init__(self, limit: int) -> None:
@@ -55,13 +55,13 @@ _active_cache: DecodedCache | None = None
 
 @contextlib.contextmanager
 def keep_decoded(limit: int = 2**34) -> Iterator[DecodedCache]:
-    """Let the feeds that are made inside this context, and that have a cache, share their decoded images.
+    """Share decoded images among the feeds that are created inside this context and have a cache.
 
-    Only image files are kept, because sets of arrays need no decoding. Outside the context, each feed decodes its own
-    images and frees them with itself.
+    Only image files are cached, because image sets of arrays need no decoding. Outside the context, each feed decodes
+    its own images and frees them when it is deleted.
 
     Args:
-        limit: the most bytes of pixels to keep.
+        limit: maximum number of bytes of pixels to hold.
 
     Returns:
         A context manager whose value is the cache; it counts `decodings` and the bytes `used`.
@@ -82,7 +82,7 @@ def keep_decoded(limit: int = 2**34) -> Iterator[DecodedCache]:
 
 
 def is_shared(images: ImageSet) -> bool:
-    """Whether feeds share the decoded images of this set now."""
+    """Return whether feeds currently share the decoded images of this set."""
     return _active_cache is not None and images.paths is not None
 
 
@@ -93,8 +93,8 @@ def decode_all(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray
         images: the images; an image for which `make` raises `BadImage` is replaced by that error.
         how: identifies what `make` does to an image; only calls with an equal `how` share pixels.
         make: returns the pixels of an image.
-        threads: number of threads that decode. Threads suffice, because Pillow decodes outside the interpreter's lock,
-            and unlike processes they need not copy the pixels.
+        threads: number of decoding threads. Threads are enough, because Pillow releases the GIL while it decodes, and
+            unlike processes they do not have to copy the pixels.
     """
     cache = _active_cache
 

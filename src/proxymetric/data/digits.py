@@ -9,10 +9,10 @@ from proxymetric.data.images import ImageSet
 
 
 def digits(size: int = 32) -> ImageSet:
-    """Return 1,797 handwritten digits of 8 x 8 grey levels, enlarged to `size` x `size`; 0-4 train, 5-9 test.
+    """Return 1,797 handwritten digits of 8 x 8 grey pixels, enlarged to `size` x `size`; 5-9 are the test classes.
 
     Args:
-        size: side in pixels.
+        size: side of the enlarged images in pixels.
 
     Example:
         >>> images = digits()

@@ -1,6 +1,6 @@
-"""Feeds: they read images from files or from a cache and yield them to the network in batches.
+"""Feeds read images from files or from a cache and yield them to the network in batches.
 
-A feed leaves unreadable images out of their batch, keeps them in `bad` with the reason, and reports each once to
+A feed leaves unreadable images out of their batch, records them in `bad` with the reason, and reports each once to
 `on_bad`. The content of a batch depends neither on the number of workers nor on where an earlier run stopped. If no
 image of a batch can be read, the batch has 0 images.
 """
@@ -29,7 +29,7 @@ from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.signatures import one_of
 
 CACHES = ("none", "memory", "device")
-# Last entries of seeds: they separate the random numbers of an epoch's views, of `TrainFeed.views` and of `draw_rows`.
+# The last entry of a seed: it separates the random numbers of `TrainFeed.epoch`, `TrainFeed.views` and `draw_rows`.
 _EPOCH_STREAM = 1
 _VIEWS_STREAM = 2
 _ROWS_STREAM = 3
@@ -39,14 +39,14 @@ OnBad = Callable[[str, str], None]
 
 
 class _BatchRequest(NamedTuple):
-    """One batch to be made: its image indices, and for training the random numbers of their views."""
+    """A batch to read: its image indices and, for training, the random numbers of their views."""
 
     rows: np.ndarray
     draws: np.ndarray | None
 
 
 class _BatchImages(NamedTuple):
-    """The images of a request: pixels and indices of the readable ones, titles and reasons of the others."""
+    """The images of a request: pixels and indices of the readable ones, titles of the others with the reasons."""
 
     images: Tensor
     rows: np.ndarray
@@ -54,7 +54,7 @@ class _BatchImages(NamedTuple):
 
 
 class _Reader(Dataset):
-    """Makes the images of a request, in this process or in a worker process."""
+    """Reads and cuts the images of a request, in this process or in a worker process."""
 
     def __init__(self, images: ImageSet, view: TrainView | EvalView) -> None:
         self.images = images
@@ -99,15 +99,15 @@ class _Reader(Dataset):
 
 
 def _ignore_signals_of_others(worker: int) -> None:
-    """Let a worker end only when the main process says so.
+    """Make a worker process ignore signals that do not come from the main process.
 
-    Ctrl-C and a batch system's SIGTERM reach every process of a group, and the main process decides what to do.
+    Ctrl-C and a batch system's SIGTERM reach every process of a group, but only the main process handles them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     main = multiprocessing.parent_process()
     if main is None or not hasattr(signal, "sigwaitinfo"):
         return
-    # The main process ends a worker by SIGTERM, so the worker must not ignore it but check who sent it.
+    # The main process ends a worker by SIGTERM, so the worker must check who sent it instead of ignoring it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
@@ -141,7 +141,7 @@ class _CachedImages:
 
 
 class _SharedReader:
-    """Makes evaluation batches of centre crops that feeds share by `keep_decoded`."""
+    """Makes evaluation batches from centre crops that feeds share through `keep_decoded`."""
 
     def __init__(self, images: ImageSet, view: EvalView, threads: int) -> None:
         how = ("centre", view.size, view.resize, view.interpolation)
@@ -163,18 +163,18 @@ class TrainFeed:
     """Yields batches of random views for training; the same seeds give the same views.
 
     The view of an image is a pure function of the seed, the epoch, the step and the position in the global batch. A run
-    that continues in the middle of an epoch, or with other numbers of workers or processes, sees the same pixels.
+    that resumes in the middle of an epoch, or with another number of workers or processes, sees the same pixels.
 
     Args:
         images: the training images.
         batches: the image indices of each batch.
-        view: how views are cut from images.
+        view: cuts the training views.
         cache: "none" reads the files in every epoch. "memory" keeps decoded images in main memory, with the shorter
             side reduced to `view.stored`. "device" keeps them on `device` and cuts whole batches there by bilinear
-            interpolation, which with `device="cpu"` is the fastest way for small images. Caches are filled when the
-            first epoch begins.
-        device: where the images of a batch go; labels stay in main memory, where methods may read them without waiting
-            for the GPU.
+            interpolation; for small images this is the fastest cache even with `device="cpu"`. Caches are filled
+            when the first epoch begins.
+        device: device of the images of a batch; labels stay in main memory, so that methods can read them without
+            synchronising with the GPU.
         workers: processes that read and cut images ("none", "memory") and threads that fill a cache; 0 uses only this
             process.
         seed: seed of the views, at least 0.
@@ -184,7 +184,7 @@ class TrainFeed:
         bad: for each unreadable image so far, its title and the reason.
 
     Raises:
-        ValueError: an argument is out of range, or `batches` was made for another number of images.
+        ValueError: an argument is out of range, or `batches` was built for another number of images.
 
     Example:
         >>> from proxymetric.data import digits
@@ -209,7 +209,9 @@ class TrainFeed:
     ) -> None:
         _check(cache, workers)
         if batches.count != len(images):
-            raise ValueError(f"batches: got batches of {batches.count} images, expected {len(images)} as in images")
+            raise ValueError(
+                f"batches: got batches for {batches.count} images, expected {len(images)}, the number of images"
+            )
         if seed < 0:
             raise ValueError(f"seed: got {seed}, expected at least 0")
         self.images = images
@@ -240,7 +242,7 @@ class TrainFeed:
         return self.images.labels
 
     def views(self, rows: np.ndarray, key: int, batch: int = 256) -> Iterator[Batch]:
-        """Yield random views of the images `rows`, a pure function of the seed, the rows and the key.
+        """Yield random views of the images `rows`; they are a pure function of the seed, the rows and the key.
 
         A row that occurs twice gives two different views. Unreadable images are left out.
 
@@ -304,11 +306,11 @@ class EvalFeed:
 
     Args:
         images: the images.
-        view: how the centre is cut from an image.
-        batch: images per batch, at least 1; batches are smaller where images cannot be read.
+        view: cuts the centre crops.
+        batch: images per batch, at least 1; a batch with unreadable images is smaller.
         cache: "none" reads the files in every pass; "memory" and "device" keep the crops of the first full pass,
             (N, 3, size, size) uint8, in main memory or on `device`.
-        device: where the images of a batch go; labels stay in main memory.
+        device: device of the images of a batch; labels stay in main memory.
         workers: processes that read and cut images; 0 uses only this process.
         on_bad: called once for each unreadable image, with its title and the reason.
 
@@ -384,18 +386,18 @@ class EvalFeed:
 
 
 def draw_rows(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray:
-    """Draw `count` random images of each class, a pure function of the arguments.
+    """Draw `count` random images of each class; the result is a pure function of the arguments.
 
-    Images are drawn without replacement; a class with fewer than `count` images repeats all of them in turn.
+    Images are drawn without replacement; a class with fewer than `count` images repeats them in turn.
 
     Args:
         labels: (N,) labels of the images.
         count: images of each class, at least 1.
-        seed: at least 0.
+        seed: seed of the draw, at least 0.
         key: distinguishes the random numbers of several calls.
 
     Returns:
-        (classes count,) image indices, class after class in the order of the labels.
+        (classes x count,) image indices, grouped by class in the order of the labels.
 
     Example:
         >>> rows = draw_rows(np.array([7, 3, 7, 7, 3]), count=3, seed=0, key=0)
@@ -416,7 +418,7 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
 
 
 def _report_bad(errors: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad | None) -> None:
-    """Add unreadable images to `bad` and report those that are new."""
+    """Add unreadable images to `bad` and report the new ones to `on_bad`."""
     for title, reason in errors:
         if title not in bad:
             bad[title] = reason

@@ -1,4 +1,4 @@
-"""Image sets from your own files: a folder for each class, or a CSV of files and classes."""
+"""Image sets from your own files: one folder per class, or a CSV of files and classes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def class_folders(root: Path) -> list[Path]:
 def from_folder(root: Path) -> ImageSet:
     """Read a folder of class folders: `root/<class>/**/*.jpg` (or .jpeg .png .webp .bmp .gif .tif .tiff).
 
-    A class has the name of its folder. Classes are sorted by name and images by path. Folders without images are
+    Each class has the name of its folder. Classes are sorted by name and images by path. Folders without images are
     ignored.
 
     Raises:
@@ -95,7 +95,8 @@ def from_csv(file: Path) -> ImageSet:
             if not all(cells):
                 missing = "file" if not cells[0] else "class"
                 raise ValueError(
-                    f"{file}, line {number}: got {separator.join(row)!r} without a {missing}, expected both"
+                    f"{file}, line {number}: got {separator.join(row)!r} without a {missing}, expected a file and a "
+                    "class"
                 )
             rows.append(cells)
     if not rows:
@@ -110,20 +111,21 @@ def from_csv(file: Path) -> ImageSet:
 
 
 def require_files(paths: list[Path], root: Path, listed_in: Path) -> None:
-    """Refuse a list of files that do not exist.
+    """Raise an error if listed files do not exist.
 
     Args:
         paths: the listed files.
         root: the folder that paths are shown relative to.
-        listed_in: the list, for the message.
+        listed_in: the file with the list, for the error message.
 
     Raises:
-        ValueError: files are missing; the message has their number and the first three.
+        ValueError: files are missing; the message gives their number and names the first three.
     """
     missing = [path for path in paths if not path.is_file()]
     if missing:
         first = ", ".join(Path(os.path.relpath(path, root)).as_posix() for path in missing[:3])
         more = ", ..." if len(missing) > 3 else ""
         raise ValueError(
-            f"{listed_in}: got {len(missing)} of {len(paths)} files that do not exist under {root}: {first}{more}"
+            f"{listed_in}: got {len(missing)} of {len(paths)} files that do not exist, expected all of them under "
+            f"{root}; missing: {first}{more}"
         )

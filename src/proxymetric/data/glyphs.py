@@ -1,14 +1,14 @@
-"""The embedded data set "glyphs": characters drawn in the font faces that come with matplotlib.
+"""The embedded data set "glyphs": characters drawn in the font faces that matplotlib ships.
 
 A class is a character. A drawing shows the character in one face, slightly rotated, sheared, scaled, shifted and
 thickened. Nothing is downloaded and nothing is written to disk.
 
 The characters are letters (with at most one accent), digits and currency signs that exist in all twelve text faces of
-DejaVu (Sans, Sans Mono, Serif; plain and bold; upright and slanted). Faces of mathematical symbols, of bracket pieces
-and of last resort are not used, because they have other glyphs at the code points of letters. The Computer Modern faces
-use the encoding of TeX, so they are used only where it agrees with Unicode, for A-Z, a-z and 0-9. Of several characters
-that look the same in some face (Latin A, Greek Alpha and Cyrillic A; also C and c, because drawings are scaled to the
-frame), only the first code point is kept.
+DejaVu (Sans, Sans Mono, Serif; plain and bold; upright and slanted). Matplotlib's faces
+for mathematical symbols, bracket pieces and fallback glyphs are not used, because they have other glyphs at the code
+points of letters. The Computer Modern faces use TeX's encoding, so they are used only for A-Z, a-z and 0-9, where that
+encoding agrees with Unicode. If several characters look the same in some face (Latin A, Greek Alpha and Cyrillic A;
+also C and c, because drawings are scaled to the frame), only the one with the lowest code point is used.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ _DEJAVU = tuple(
 _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
 _CATEGORIES = ("Lu", "Ll", "Lt", "Lo", "Nd", "Sc")
-_MAX_COSINE = 0.96  # of two drawings; above it a person cannot distinguish them at 32 x 32 pixels
-_MAX_CASE_COSINE = 0.85  # of the two cases of a letter: x and X differ in size, which scaling to the frame removes
-_MIN_INK = 0.4  # of the font's size; smaller glyphs (such as an apostrophe-like letter) are blurred when enlarged
+_MAX_COSINE = 0.96  # above this cosine similarity, a person cannot distinguish two drawings of 32 x 32 pixels
+# for upper and lower case of a letter: x and X differ in size, which scaling to the frame removes
+_MAX_CASE_COSINE = 0.85
+_MIN_INK = 0.4  # fraction of the font size; smaller glyphs (such as apostrophe-like letters) blur when enlarged
 _COMPARED_PIXELS = 24  # font size and frame of the drawings that are compared
 _EMPTY_DRAWING = np.zeros(_COMPARED_PIXELS * _COMPARED_PIXELS, dtype=np.float32)
 _FONT_PIXELS = 48
 
 
 def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int = 20) -> ImageSet:
-    """Return `characters` classes of `drawings` grey drawings each, white on black.
+    """Return an image set of `characters` classes with `drawings` grey drawings each, white on black.
 
     The same arguments give the same pixels. Another `seed` gives other drawings of the same characters. The choice of
-    characters and of the half for the test (`test_classes`) does not depend on the seed: a smaller number of characters
-    is a subset of a larger one, with the same halves.
+    characters and of the test half (`test_classes`) does not depend on the seed. The characters of a smaller set are a
+    subset of those of a larger set, and each character is in the same half in both.
 
     Args:
         characters: number of classes, at least 4 and at most the number of distinct characters (about 470).
@@ -93,7 +94,7 @@ def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int =
 
 @lru_cache(maxsize=1)
 def distinct_characters() -> tuple[int, ...]:
-    """Return the code points, ascending, that exist in the twelve DejaVu faces and look like no earlier one."""
+    """Return the code points, ascending, that exist in the twelve DejaVu faces and look unlike all lower ones."""
     maps = _glyph_numbers()
     codes = [
         code
@@ -117,10 +118,10 @@ def distinct_characters() -> tuple[int, ...]:
     distinct: list[int] = []
     for i in np.flatnonzero(has_ink).tolist():
         other = index_of.get(chr(codes[i]).swapcase(), i)
-        # An accent is larger relative to a small letter, so the cases are compared without accents.
+        # Relative to its letter, an accent is larger on a lower-case letter, so cases are compared without accents.
         bases = [index_of.get(unicodedata.normalize("NFD", chr(codes[k]))[0], k) for k in (i, other)]
         same_letter = other < i and similarity[bases[0], bases[1]] > _MAX_CASE_COSINE
-        # Every earlier character counts, including those that were left out themselves.
+        # Each character is compared with all lower code points, including those that were themselves left out.
         if not same_letter and not (similarity[i, :i] > _MAX_COSINE).any():
             distinct.append(i)
     return tuple(codes[i] for i in distinct)
@@ -128,7 +129,7 @@ def distinct_characters() -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _glyph_numbers() -> dict[str, dict[int, int]]:
-    """Return, for each face, the number of the glyph of each code point (0 is the empty box)."""
+    """Return, for each face, the glyph index of each code point (0 is the empty box)."""
     from matplotlib.ft2font import FT2Font
 
     faces = (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)
@@ -138,7 +139,7 @@ def _glyph_numbers() -> dict[str, dict[int, int]]:
 
 
 def _has(maps: dict[str, dict[int, int]], face: str, code: int) -> bool:
-    """Whether a face has a glyph for a code point."""
+    """Return whether a face has a glyph for a code point."""
     if face in _COMPUTER_MODERN and not (code < 128 and chr(code).isalnum()):
         return False
     return maps[face].get(code, 0) != 0
@@ -151,7 +152,7 @@ def _file(face: str) -> Path:
 
 
 def _fonts(em: int) -> dict[str, ImageFont.FreeTypeFont]:
-    # The basic layout, because raqm, where Pillow has it, may join or replace characters.
+    # The basic layout is used because raqm, if Pillow has it, may join or replace characters.
     faces = (*_DEJAVU, *_STIX, *_COMPUTER_MODERN)
     return {face: ImageFont.truetype(str(_file(face)), em, layout_engine=ImageFont.Layout.BASIC) for face in faces}
 

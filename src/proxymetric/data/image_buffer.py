@@ -1,4 +1,4 @@
-"""A flat buffer of decoded images of different sizes, from which boxes are cut for a whole batch at once."""
+"""A flat buffer of decoded images of different sizes, from which a whole batch of boxes is cut at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proxymetric.data.views import Boxes
 
 
 class ImageBuffer:
-    """Holds N images of any size one after the other in one uint8 tensor.
+    """Holds N images of any size consecutively in one uint8 tensor.
 
     Args:
         images: (H, W, 3) uint8 each. The list is emptied while it is copied, so memory never holds all images twice.
-        device: where the tensor is.
+        device: device of the tensor.
 
     Attributes:
         heights: (N,) heights in pixels.
@@ -51,11 +51,11 @@ class ImageBuffer:
     def cut(self, rows: np.ndarray, boxes: Boxes, size: int) -> Tensor:
         """Cut one box from each of the images `rows`, by bilinear interpolation.
 
-        Where the images are at least 1.5 times as large as the result, every pixel is the mean of several samples.
+        If the largest image has at least 1.5 times the side of the result, every pixel is the mean of several samples.
 
         Args:
-            rows: (B,) numbers of images.
-            boxes: the box of each of them.
+            rows: (B,) indices of images.
+            boxes: one box for each of these images.
             size: side of the result in pixels.
 
         Returns:
@@ -91,7 +91,7 @@ class ImageBuffer:
         return torch.lerp(before, after, right[:, :, j::reduce])
 
     def _pick(self, lines: Tensor, columns: Tensor) -> Tensor:
-        """Return the pixels (B, H, W, 3) at lines (B, H), given by their first pixel, and columns (B, W)."""
+        """Return the pixels (B, H, W, 3) at columns (B, W) of lines (B, H); a line is the index of its first pixel."""
         indices = lines[:, :, None] + columns[:, None, :]
         return self.pixels.index_select(0, indices.view(-1)).view(*indices.shape, 3)
 

@@ -1,4 +1,4 @@
-"""Labelled images in files or arrays: one small class that the rest of the package reads images from."""
+"""Labelled images in files or arrays: the class from which the rest of the package reads images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ImageSet:
         test_images: (N,) bool, the official test images of a benchmark whose training and test share their classes
             (MNIST); None otherwise.
         gallery: (N,) bool, for a test with queries and a gallery (In-Shop): True for the images of the gallery; the
-            other test images are queries. None: each test image is a query among all others.
+            other test images are queries. None: each test image is a query against all others.
 
     Example:
         >>> grey = np.zeros((3, 8, 8), np.uint8)
@@ -70,14 +70,16 @@ class ImageSet:
     gallery: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        assert (self.paths is None) != (self.arrays is None), "one of paths and arrays"
+        assert (self.paths is None) != (self.arrays is None), "exactly one of paths and arrays is expected"
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.paths) if self.paths is not None else len(self.arrays)  # type: ignore[arg-type]
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
         for mask in (self.test_images, self.gallery):
-            assert mask is None or (mask.dtype == bool and mask.shape == (count,)), "a bool for each image"
+            assert mask is None or (mask.dtype == bool and mask.shape == (count,)), (
+                "a mask with one bool per image is expected"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -98,16 +100,16 @@ class ImageSet:
         return int(self.labels[index])
 
     def title(self, index: int) -> str:
-        """Return the path of image `index`, or the set's name and its number."""
+        """Return the path of image `index`; for arrays, the name of the set and the index."""
         return f"{self.name}#{index}" if self.paths is None else str(self.paths[index])
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
 
-        `test_classes` is kept if training and test classes remain, and `gallery` if it keeps an image.
+        `test_classes` is kept if both training and test classes remain, `gallery` if any gallery image remains.
 
         Raises:
-            ValueError: `ids` repeats a label or has one that does not exist.
+            ValueError: `ids` contains a label twice or an unknown label.
         """
         ids = [int(c) for c in ids]
         known = len(self.classes)
@@ -127,10 +129,10 @@ class ImageSet:
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
         """Return the set with only the images `indices`; labels and classes do not change.
 
-        `test_images` is kept if training and test images remain, and `gallery` if it keeps an image.
+        `test_images` is kept if both training and test images remain, `gallery` if any gallery image remains.
 
         Args:
-            indices: numbers of images in any order, or a bool for each image.
+            indices: image indices in any order, or one bool per image.
 
         Raises:
             ValueError: an index does not exist.
@@ -143,7 +145,7 @@ class ImageSet:
         rows = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
         if rows.dtype == bool:
             if rows.shape != (len(self),):
-                raise ValueError(f"indices: got bools of shape {rows.shape}, expected numbers or {len(self)} bools")
+                raise ValueError(f"indices: got bools of shape {rows.shape}, expected indices or {len(self)} bools")
             rows = np.flatnonzero(rows)
         rows = rows.astype(np.int64)
         wrong = rows[(rows < 0) | (rows >= len(self))]
@@ -163,8 +165,8 @@ class ImageSet:
     def identity(self) -> str:
         """Return the sha256 of the set's content: class names, labels, test images, gallery, and files or pixels.
 
-        Files count by relative path and size, so moving the folder does not change the result, and neither does a
-        change of a file that keeps its size.
+        A file contributes its relative path and its size. Moving the folder therefore does not change the result;
+        nor does an edit that keeps the size of a file.
         """
         digest = hashlib.sha256()
         digest.update("\n".join(self.classes).encode())
@@ -185,11 +187,11 @@ class ImageSet:
 
 
 def read_image(path: str | Path, title: str | None = None) -> Image.Image:
-    """Read an image file, decoded, upright, RGB, with transparent parts on white.
+    """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
 
     Args:
         path: the file.
-        title: its name in errors; None: the path.
+        title: name of the image in errors; None means the path.
 
     Raises:
         BadImage: the file cannot be read.
@@ -204,10 +206,10 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:
-        raise BadImage(title, "not an image that can be recognised") from None
+        raise BadImage(title, "the image format is not recognised") from None
     except Exception as error:
-        # Decoders raise almost anything for a damaged file: OSError, SyntaxError, struct.error.
-        # `strerror` is the system's message for a missing or forbidden file, without the path.
+        # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
+        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise BadImage(title, reason or type(error).__name__) from error
 
@@ -217,11 +219,11 @@ def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
 
     Args:
         image: a path or a PIL image.
-        title: its name in errors.
+        title: name of the image in errors.
 
     Raises:
         BadImage: the image cannot be read.
-        ValueError: it is neither a path nor a PIL image.
+        ValueError: `image` is neither a path nor a PIL image.
 
     Example:
         >>> upright(Image.new("L", (4, 2)), "images[0]").mode

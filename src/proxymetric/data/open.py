@@ -1,4 +1,4 @@
-"""`open_data` opens every kind of data: embedded sets, folders, CSV files and benchmarks."""
+"""Opening of image sets: embedded sets, folders, CSV files and benchmarks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
 
     Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
-            .csv file. For a folder of your own named glyphs, write "./glyphs".
-        layout: "folder" (a folder for each class), "csv" (columns file and class), or a benchmark in the form that its
+            .csv file. Write "./glyphs" for a folder of your own with this name.
+        layout: "folder" (one folder per class), "csv" (columns file and class), or a benchmark in the form that its
             authors distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop"
             (In-Shop Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or
             "mnist". "auto" detects the layout.
 
     Raises:
-        ValueError: there is no such data, or it does not have this layout.
+        ValueError: the data does not exist or does not have this layout.
 
     Example:
         >>> open_data("digits").classes

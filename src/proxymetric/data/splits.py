@@ -26,7 +26,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
 
     Args:
         images: the images to divide.
-        validation: fraction of the training classes in [0, 1) that are held out, drawn by `seed`; 0 for none. At least
+        validation: fraction of the training classes to hold out, in [0, 1), drawn with `seed`; 0 for none. At least
             two classes are held out, because with a single class every retrieved image would be correct. A fold such as
             "2/4" holds out the second of four contiguous blocks of classes instead, for any seed.
         test: "auto" takes the official test: the second half of the classes of CUB and Cars, a fixed half of glyphs and
@@ -70,15 +70,15 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
             raise ValueError(
                 f"validation: got {validation}, which holds out {count} classes of two images or more, expected at "
                 f"most {len(candidates)} of the {training_count} training classes; "
-                "give more images, or hold none out: validation=0 (--set data.validation=0)"
+                "add images, or hold out no classes: validation=0 (--set data.validation=0)"
             )
         random = np.random.default_rng([seed, training_count])
         validation_ids = np.sort(random.choice(candidates, count, replace=False))
     train_ids = np.setdiff1d(train_ids, validation_ids)
     if len(train_ids) < 2:
         raise ValueError(
-            f"data: of {total} classes, {len(test_ids)} are for the test and {len(validation_ids)} for validation, "
-            f"which leaves {len(train_ids)} for training, expected at least 2; give more classes, or hold none out: "
+            f"data: got {total} classes, {len(test_ids)} for the test and {len(validation_ids)} for validation, which "
+            f"leaves {len(train_ids)} for training, expected at least 2; add classes, or hold out no classes: "
             "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
         )
     if all_images.test_images is not None:
@@ -93,12 +93,12 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
 
 
 def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, seed: int = 0) -> ImageSet:
-    """Make a training set harder: keep fewer images of each class, and give some the label of another class.
+    """Make a training set harder: keep fewer images of each class, and give some images a wrong label.
 
     Args:
         images: the training images.
-        fraction: fraction of the images of each class that are kept, at least two of each class, drawn by `seed`.
-        wrong_labels: fraction of the kept images that get the label of another class, drawn by `seed`.
+        fraction: fraction of the images of each class to keep, drawn with `seed`; at least two of each class are kept.
+        wrong_labels: fraction of the remaining images that get the label of another class, drawn with `seed`.
         seed: seed of both draws.
 
     Returns:
@@ -128,7 +128,7 @@ def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, 
 
 
 def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
-    """Return block k of n of the training classes, from "k/n", without its classes of a single image."""
+    """Return the classes of fold "k/n": the k-th of n blocks of training classes, without classes of a single image."""
     match = re.fullmatch(r"(\d+)/(\d+)", fold)
     if not match or not 1 <= int(match[1]) <= int(match[2]) or int(match[2]) < 2:
         raise ValueError(f"validation: got {fold!r}, expected a fraction in [0, 1) or a fold such as '1/4'")
@@ -142,7 +142,7 @@ def _fold(train_ids: np.ndarray, counts: np.ndarray, fold: str) -> np.ndarray:
 
 
 def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np.ndarray:
-    """Return the test classes that `test` asks for, ascending."""
+    """Return the labels of the test classes that `test` selects, ascending."""
     if test == "none":
         return np.empty(0, dtype=np.int64)
     if test == "auto":

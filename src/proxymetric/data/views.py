@@ -1,9 +1,9 @@
-"""Views: they cut a square of `size` x `size` pixels, the input of the network, from an image.
+"""Views cut a square of `size` x `size` pixels, the input of the network, from an image.
 
 A view is a box in the image that is resized to `size` x `size` in one step. Boxes are computed from random numbers for
-any number of images at once. The same boxes therefore serve a PIL image in a worker process and a buffer of images on
-the GPU, and a view is a pure function of seed, epoch and step, which torchvision's transforms are not. Views return
-uint8; the encoder normalises.
+any number of images at once. The same boxes therefore work for a PIL image in a worker process and for a buffer of
+images on the GPU. Unlike torchvision's transforms, a view is a pure function of seed, epoch and step. Views return
+uint8; the encoder normalises the pixels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from proxymetric.signatures import one_of
 
 TRIES = 10
-"""boxes that "random-resized" tries before it takes the centre"""
+"""number of random boxes that "random-resized" tries before it takes the largest box in the centre"""
 DRAWS = 2 * TRIES + 3
-"""random numbers of one training view: area and ratio of each try, vertical and horizontal position, flip"""
+"""number of random numbers per training view: area and ratio of each try, vertical and horizontal position, flip"""
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _CROPS = ("random-resized", "random", "none")
@@ -76,8 +76,8 @@ class TrainView:
 
     Args:
         size: side of the result in pixels, at least 1.
-        resize: the shorter side to which images are resized first. Default: not at all for "random-resized",
-            `round(size * 256 / 224)` for the other crops, which need at least `size`.
+        resize: the shorter side to which images are resized first. Default: no resizing for "random-resized",
+            `round(size * 256 / 224)` for the other crops, where it must be at least `size`.
         crop: "random-resized" cuts a box of `scale` times the area and `ratio` of width to height, and resizes it to
             `size` x `size` (as for Inception: uniform area, log-uniform ratio, ten tries, then the largest box in the
             centre). "random" cuts a `size` x `size` square anywhere in the resized image. "none" cuts the centre, as
@@ -113,7 +113,9 @@ class TrainView:
         if self.resize is not None and self.resize < (1 if crop == "random-resized" else size):
             raise ValueError(f"resize: got {resize} with crop={crop!r}, expected at least size={size}")
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(f"scale: got {scale}, expected two fractions of the area, 0 < smallest <= largest <= 1")
+            raise ValueError(
+                f"scale: got {scale}, expected two fractions of the area with 0 < smallest <= largest <= 1"
+            )
         if not 0 < ratio[0] <= ratio[1]:
             raise ValueError(f"ratio: got {ratio}, expected two numbers above 0, the smaller first")
         self.crop = crop
@@ -154,7 +156,7 @@ class TrainView:
     def _random_sides(
         self, high: np.ndarray, wide: np.ndarray, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return height and width of the first try that fits into each image, and whether there is one."""
+        """Return height and width of the first try that fits, or else of the largest box, and whether a try fits."""
         low, top = np.log(self.ratio[0]), np.log(self.ratio[1])
         area = (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[:, :TRIES]) * (high * wide)[:, None]
         ratio = np.exp(low + (top - low) * draws[:, TRIES : 2 * TRIES])
@@ -200,12 +202,12 @@ VIEWS: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {"size": 227, "resize": 256, "interpolation": "bilinear"},
     },
 }
-"""the papers' views by name: arguments of `TrainView` and `EvalView`. All flip, with ratios from 3/4 to 4/3.
+"""the papers' views by name: arguments of `TrainView` and `EvalView`. All of them flip and use ratios from 3/4 to 4/3.
 
-- proxy-anchor: released code; also what Proxy-ISA, VCPA and the MPA family describe.
-- vptsp: the text's bicubic (the released code is bilinear, otherwise the same as proxy-anchor).
-- ccp: released code, which cuts from the image without resizing it first. The text describes mlrc.
-- mlrc: "A Metric Learning Reality Check", which resizes the shorter side to 256 before cutting.
+- proxy-anchor: as in its released code. Proxy-ISA, VCPA and the MPA family describe the same views.
+- vptsp: as proxy-anchor, but bicubic as in the paper's text; the released code is bilinear.
+- ccp: as in its released code, which does not resize the image before cutting. The paper's text describes mlrc.
+- mlrc: as in "A Metric Learning Reality Check", which resizes the shorter side to 256 before cutting.
 """
 
 
@@ -214,7 +216,7 @@ def named_view(name: str, size: int | None = None) -> dict[str, dict[str, Any]]:
 
     Args:
         name: one of `VIEWS`.
-        size: a size in pixels in place of the paper's; `resize` is scaled with it.
+        size: a size in pixels that replaces the paper's; `resize` is scaled in proportion.
 
     Raises:
         ValueError: the name is unknown.

@@ -10,56 +10,77 @@ from proxymetric.planning.memory import memory_of
 from proxymetric.planning.workload import Workload
 
 MAX_DEVICES = 4096
-"""the largest number of devices that is advised"""
+"""the largest number of devices that advice may propose"""
 
 
 class Advice(NamedTuple):
-    """A change, in words and as options of the command line, and the memory it leads to."""
+    """A change to a workload, and the memory that the changed workload needs."""
 
     words: str
+    """the change in words"""
     options: tuple[str, ...]
+    """the change as options of the command line"""
     total: int
-    """bytes on the fullest device"""
+    """bytes on the device with the most classes, after the change"""
     fits: bool
+    """whether the changed workload fits"""
     work: Workload
+    """the changed workload"""
 
 
 def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
-    """Changes that lower the memory of `work`, for devices of so many bytes; none if it fits.
+    """Changes that lower the memory of a workload.
 
-    Where none of the changes of one device alone suffices, all that leave the loss what it is are tried together, on
-    more devices if need be.
+    If no single change of implementation, optimiser or dtype makes the workload fit, these changes are also tried
+    together and, if that does not suffice, on more devices. A change that replaces the loss (`touched`) is tried only
+    by itself.
 
-    >>> first, *_ = advice_for(Workload(classes=10**7, dim=512, batch=4096, implementation="plain"), 10**11)
-    >>> first.words, first.options, first.fits
-    ('triton: no matrix of all queries by all proxies', ('--implementation', 'triton'), True)
+    Args:
+        work: the workload.
+        available: bytes of a device.
+
+    Returns:
+        The changes; none if the workload fits already.
+
+    Example:
+        >>> first, *_ = advice_for(Workload(classes=10**7, dim=512, batch=4096, implementation="plain"), 10**11)
+        >>> first.words, first.options, first.fits
+        ('triton: no matrix of all queries by all proxies', ('--implementation', 'triton'), True)
     """
     if total(work) <= available:
         return ()
-    alone = [_changed(words, work, available, **change) for words, change in _changes(work)]
+    single = [_changed(words, work, available, **change) for words, change in _changes(work)]
     devices = _more_devices("more devices", work, available) if work.touched == "all" else None
-    changes = [*alone, *([devices] if devices else []), *_fewer_dimensions(work, available)]
-    together = {key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"}
-    exact = [each for each in alone if each.work.touched == work.touched]
-    if len(together) > 1 and not any(each.fits for each in exact):
-        joined = _changed("together", work, available, **together)
-        more = None
-        if not joined.fits and work.touched == "all":
-            more = _more_devices("together, on more devices", work, available, **together)
-        changes += [joined, *([more] if more else [])]
-    return tuple(each for each in changes if each.total < total(work))
+    changes = [*single, *([devices] if devices else []), *_fewer_dimensions(work, available)]
+    combined = {key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"}
+    same_loss = [advice for advice in single if advice.work.touched == work.touched]
+    if len(combined) > 1 and not any(advice.fits for advice in same_loss):
+        joint = _changed("together", work, available, **combined)
+        joint_on_more = None
+        if not joint.fits and work.touched == "all":
+            joint_on_more = _more_devices("together, on more devices", work, available, **combined)
+        changes += [joint, *([joint_on_more] if joint_on_more else [])]
+    return tuple(advice for advice in changes if advice.total < total(work))
 
 
 def total(work: Workload) -> int:
-    """Bytes of all parts on the fullest device."""
+    """Bytes of all parts on the device with the most classes."""
     return sum(memory_of(work).values())
 
 
 def most_classes(work: Workload, available: int) -> int | None:
-    """A number of classes with which the same would fit and with one more would not; None where not even few do.
+    """The number of classes that would fit if nothing else changed; one more class would not fit.
 
-    >>> most_classes(Workload(classes=1000, dim=500, batch=1, optimizer="sgd", implementation="plain"), 10**9)
-    71245
+    Args:
+        work: the workload; its own number of classes is ignored.
+        available: bytes of a device.
+
+    Returns:
+        The number of classes. None: not even one class for each device fits.
+
+    Example:
+        >>> most_classes(Workload(classes=1000, dim=500, batch=1, optimizer="sgd", implementation="plain"), 10**9)
+        71245
     """
 
     def fits(classes: int) -> bool:
@@ -85,7 +106,7 @@ def _changes(work: Workload) -> Iterator[tuple[str, dict[str, str]]]:
     if work.dtype == "float32":
         yield "proxies in half precision", {"dtype": "bfloat16"}
     if work.touched == "all" and work.devices == 1:
-        yield "sparse updates: compare with the batch's classes alone, which is another loss", {"touched": "batch"}
+        yield "sparse updates: compare with the batch's classes only, which is another loss", {"touched": "batch"}
 
 
 def _changed(words: str, work: Workload, available: int, **change: str | int) -> Advice:
@@ -96,7 +117,7 @@ def _changed(words: str, work: Workload, available: int, **change: str | int) ->
 
 
 def _more_devices(words: str, work: Workload, available: int, **change: str) -> Advice | None:
-    """With the smallest number of devices that suffices; None if no number does."""
+    """The change to the smallest number of devices on which the workload fits; None if no number suffices."""
     most = min(MAX_DEVICES, work.classes, work.batch)
     for devices in range(work.devices + 1, most + 1):
         advice = _changed(words, work, available, **change, devices=devices)
@@ -106,7 +127,7 @@ def _more_devices(words: str, work: Workload, available: int, **change: str) -> 
 
 
 def _fewer_dimensions(work: Workload, available: int) -> Iterator[Advice]:
-    """With the largest multiple of 8 that suffices, if there is one."""
+    """The change to the largest multiple of 8 dimensions with which the workload fits, if there is one."""
     low, high = 0, -(-work.dim // 8)
     while high - low > 1:
         middle = (low + high) // 2

@@ -4,51 +4,56 @@ from __future__ import annotations
 
 from proxymetric.planning.workload import BYTES, OPTIMIZERS, Workload
 
-FLOAT = 4
-"""bytes of a number of an embedding, a similarity or a sum, whatever the type of the proxies"""
-CHUNK = 2**26
-"""similarities of one chunk on an accelerator, whether chunked or triton"""
-CPU_CHUNK = 2**20
-"""numbers of one chunk on a CPU: its rows, and three matrices of rows by queries"""
-LEAST_ROWS = 256
-"""the smallest number of proxies in a chunk"""
-STEP = 64
-"""the proxies of a chunk of triton are a multiple of it"""
-OF_A_ROW = 9
+FLOAT32_BYTES = 4
+"""bytes of a float32 number: embeddings, similarities and sums are float32 for every type of the proxies"""
+PAIRS_PER_GPU_CHUNK = 2**26
+"""similarities of one chunk on a GPU, for both chunked and triton"""
+NUMBERS_PER_CPU_CHUNK = 2**20
+"""numbers of one chunk on a CPU: n rows of D numbers and three (n, B) matrices"""
+MIN_ROWS_PER_CHUNK = 256
+"""the smallest number of proxies in a chunk of chunked, unless there are fewer in all"""
+TRITON_ROW_MULTIPLE = 64
+"""the number of proxies in a chunk of triton is a multiple of this number"""
+NUMBERS_PER_ROW = 9
 """numbers that a reduction holds for each proxy: label, position, log-sums and mean weights"""
-OF_A_FUSED_ROW = 5
+NUMBERS_PER_TRITON_ROW = 5
 """the same for triton: label, length, log-sum and mean weight"""
-SHALLOW = 1024
-"""embeddings up to which triton writes no float32 product of bfloat16 matrices"""
-SUMS = 2**20
-"""the most running sums over the classes that triton holds"""
-WORKSPACE = 2**26
-"""bytes, approximately, of the workspace of the matrix library on a large GPU"""
+MAX_FUSED_BATCH = 1024
+"""the largest batch for which triton does not write a float32 product of bfloat16 matrices"""
+RUNNING_SUM_NUMBERS = 2**20
+"""the size limit of triton's running sums over the classes, in numbers"""
+WORKSPACE_BYTES = 2**26
+"""approximate bytes of the workspace of the matrix library (cuBLAS) on a large GPU"""
 
 
 def memory_of(work: Workload) -> dict[str, int]:
-    """Bytes of each part on the fullest device, at the peak of a step; the encoder is none of them.
+    """Bytes of each part on the device with the most classes, at the peak of a step, without the encoder.
 
-    - proxies: (R, D), R = ceil(C / devices) K
-    - gradient: (R, D); of classes that are touched alone, their rows taken out, with gradient and state
-    - optimizer state: 2, 1 or 1/D numbers for each of R D
-    - embeddings: (B / devices, D) and their gradient
-    - gathered embeddings: (B, D) and their gradient, where there are several devices
-    - similarities: what the implementation holds beside all that, see `similarities`
+    Returns:
+        A dictionary from the name of a part to its bytes. The parts are:
 
-    >>> parts = memory_of(Workload(classes=5_000_000, dim=512, batch=4096, devices=8))
-    >>> parts["proxies"], parts["optimizer state"], parts["gathered embeddings"]
-    (1280000000, 2560000000, 16777216)
+        - proxies: (R, D), where R = ceil(C / devices) K.
+        - gradient: (R, D). If only some classes are compared (`touched` is not "all"): a copy of their proxies, with
+          its gradient and optimiser state.
+        - optimizer state: 2, 1 or 1/D numbers for each of the R D numbers of the proxies.
+        - embeddings: (B / devices, D) and their gradient.
+        - gathered embeddings: (B, D) and their gradient, if there are several devices.
+        - similarities: what the implementation holds in addition to the parts above, see `similarities`.
+
+    Example:
+        >>> parts = memory_of(Workload(classes=5_000_000, dim=512, batch=4096, devices=8))
+        >>> parts["proxies"], parts["optimizer state"], parts["gathered embeddings"]
+        (1280000000, 2560000000, 16777216)
     """
     numbers, size = work.rows * work.dim, BYTES[work.dtype]
-    own = -(-work.batch // work.devices)
-    steps = 0 if work.touched == "all" else 8 * work.rows  # each row has its own step counter
+    device_batch = -(-work.batch // work.devices)
+    step_counters = 0 if work.touched == "all" else 8 * work.rows  # each row has its own step counter
     return {
         "proxies": numbers * size,
         "gradient": _gradient(work),
-        "optimizer state": _state(work, work.rows) + steps,
-        "embeddings": 2 * own * work.dim * FLOAT,
-        "gathered embeddings": 2 * work.batch * work.dim * FLOAT if work.devices > 1 else 0,
+        "optimizer state": _state(work, work.rows) + step_counters,
+        "embeddings": 2 * device_batch * work.dim * FLOAT32_BYTES,
+        "gathered embeddings": 2 * work.batch * work.dim * FLOAT32_BYTES if work.devices > 1 else 0,
         "similarities": similarities(work),
     }
 
@@ -56,8 +61,9 @@ def memory_of(work: Workload) -> dict[str, int]:
 def state_numbers(work: Workload) -> float:
     """Numbers of optimiser state for each number of a proxy.
 
-    >>> state_numbers(Workload(10, 64, 4, optimizer="rowwise-adagrad"))
-    0.015625
+    Example:
+        >>> state_numbers(Workload(10, 64, 4, optimizer="rowwise-adagrad"))
+        0.015625
     """
     numbers = OPTIMIZERS[work.optimizer]
     return 1 / work.dim if numbers is None else numbers
@@ -74,70 +80,89 @@ def _gradient(work: Workload) -> int:
 
 
 def chunk(work: Workload) -> int:
-    """Proxies that are compared at once where not all are: whole classes, of so many that products are large.
+    """The number of proxies in a chunk of chunked or triton: all K proxies of a whole number of classes.
 
-    >>> chunk(Workload(classes=10**6, dim=64, batch=4096)), chunk(Workload(classes=100, dim=64, batch=4096))
-    (16384, 100)
+    Example:
+        >>> chunk(Workload(classes=10**6, dim=64, batch=4096)), chunk(Workload(classes=100, dim=64, batch=4096))
+        (16384, 100)
     """
     return min(work.columns, max(1, _rows(work) // work.per_class)) * work.per_class
 
 
 def _rows(work: Workload) -> int:
-    """Proxies of a chunk, were there enough of them."""
+    """The number of proxies in a chunk if there are enough proxies, before rounding to whole classes."""
     if work.implementation == "triton":
-        return min(max(1, CHUNK // work.batch // STEP) * STEP, (2**31 - 1) // max(work.batch, work.dim))
-    return max(LEAST_ROWS, CPU_CHUNK // (work.dim + 3 * work.batch) if work.on_cpu else CHUNK // work.batch)
+        return min(
+            max(1, PAIRS_PER_GPU_CHUNK // work.batch // TRITON_ROW_MULTIPLE) * TRITON_ROW_MULTIPLE,
+            (2**31 - 1) // max(work.batch, work.dim),
+        )
+    return max(
+        MIN_ROWS_PER_CHUNK,
+        NUMBERS_PER_CPU_CHUNK // (work.dim + 3 * work.batch) if work.on_cpu else PAIRS_PER_GPU_CHUNK // work.batch,
+    )
 
 
 def similarities(work: Workload) -> int:
-    """Bytes that an implementation takes beside proxies, embeddings and their gradients, at most.
+    """The most bytes that an implementation holds in addition to proxies, embeddings and their gradients.
 
-    plain: 7 matrices (B, R), or 4 and as many (B, C) where K proxies make one similarity, with normalised proxies
-    (R, D); or, where D is large beside B, 4 matrices (R, D) of the way back through normalising. chunked: 4 matrices
-    (B, n) of a chunk's n proxies, 5 where K make one; rows (n, D) twice in float32 where proxies are not; over the
-    batch the gradients of the batch's own classes apart, and two of the embeddings; over the classes all similarities
-    (B, R), if the budget of 1 GiB allows. triton: see `_fused`. All: label and sums of each proxy.
+    Every implementation holds the label and the sums of each proxy. In addition:
 
-    >>> similarities(Workload(classes=1000, dim=64, batch=32, implementation="plain"))
-    1188000
-    >>> work = Workload(classes=10**6, dim=64, batch=4096, implementation="chunked")
-    >>> similarities(work) == 4 * (4 * 2**26 + 9 * 10**6 + 3 * 4096 * 64)
-    True
+    - plain: seven (B, R) matrices, or four (B, R) and four (B, C) matrices if the K proxies of a class are combined
+      into one similarity; and the normalised proxies (R, D). If D is large compared with B, the peak is in the
+      backward pass of the normalisation instead, with four (R, D) matrices.
+    - chunked, with n proxies in a chunk: four (B, n) matrices, or five if the K proxies of a class are combined; two
+      (n, D) matrices in float32 if the proxies are not float32. A loss that sums over the batch also holds the
+      gradients of the proxies of the batch's classes and two gradients of the embeddings. A loss that sums over the
+      classes also holds all similarities (B, R) if the budget of 1 GiB allows it.
+    - triton: see `_triton_bytes`.
+
+    Example:
+        >>> similarities(Workload(classes=1000, dim=64, batch=32, implementation="plain"))
+        1188000
+        >>> work = Workload(classes=10**6, dim=64, batch=4096, implementation="chunked")
+        >>> similarities(work) == 4 * (4 * 2**26 + 9 * 10**6 + 3 * 4096 * 64)
+        True
     """
     if work.implementation == "triton":
-        return _fused(work)
-    numbers = OF_A_ROW * work.compared
+        return _triton_bytes(work)
+    numbers = NUMBERS_PER_ROW * work.compared
     if work.implementation == "plain":
         pairs = work.batch * (4 * work.compared + 4 * work.columns if work.several else 7 * work.compared)
-        return FLOAT * (numbers + max(pairs + work.compared * work.dim, 4 * work.compared * work.dim))
+        return FLOAT32_BYTES * (numbers + max(pairs + work.compared * work.dim, 4 * work.compared * work.dim))
     rows = chunk(work)
     numbers += (5 if work.several else 4) * rows * work.batch
-    if BYTES[work.dtype] != FLOAT:
+    if BYTES[work.dtype] != FLOAT32_BYTES:
         numbers += 2 * rows * work.dim
     if work.kind.over == "batch":
         numbers += (min(work.batch, work.shard) * work.per_class + 2 * work.batch) * work.dim
     elif work.cached:
         numbers += work.batch * work.compared
-    return FLOAT * numbers
+    return FLOAT32_BYTES * numbers
 
 
-def _fused(work: Workload) -> int:
-    """Bytes that triton takes: as `similarities`.
+def _triton_bytes(work: Workload) -> int:
+    """The most bytes that triton holds in addition to proxies, embeddings and their gradients.
 
-    Of a chunk's n proxies the similarities (n, B) in float32, and their shares in the type of the products; where that
-    is narrower, a product (n, D) in float32, but for small batches of bfloat16. The gradients of the batch's own B K
-    rows, and two of the embeddings. Over the classes these rows and the embeddings once more, a third gradient, the
-    running sums, and all similarities (B, R) if the budget allows: a chunk's are then those of the batch's own rows
-    alone. And the library's workspace.
+    With n proxies in a chunk, these are:
+
+    - the similarities (n, B) in float32, and their shares of the sums (n, B) in the type of the products;
+    - an (n, D) product in float32 if the products are bfloat16 and the batch is larger than `MAX_FUSED_BATCH`;
+    - the gradients of the B K proxies of the batch's classes, and two gradients of the embeddings;
+    - for a loss that sums over the classes: copies of these proxies and of the embeddings, a third gradient of the
+      embeddings, the running sums and, if the budget allows it, all similarities (B, R). The similarities of a chunk
+      are then those of the batch's proxies only;
+    - the workspace of the matrix library.
     """
-    size, rows, own = BYTES[work.dtype], chunk(work), work.batch * work.per_class
-    seen, shared = rows, rows
-    wide, narrow = OF_A_FUSED_ROW * work.compared + (own + 2 * work.batch) * work.dim, 0
+    size, rows, batch_rows = BYTES[work.dtype], chunk(work), work.batch * work.per_class
+    similarity_rows, share_rows = rows, rows
+    wide, narrow = NUMBERS_PER_TRITON_ROW * work.compared + (batch_rows + 2 * work.batch) * work.dim, 0
     if work.kind.over == "classes":
-        mine = min(_rows(work), own)
-        seen, shared = mine if work.cached else max(mine, rows), max(mine, rows)
-        wide += SUMS + work.batch * work.dim + (work.batch * work.compared if work.cached else 0)
-        narrow += (own + work.batch) * work.dim
-    if size != FLOAT and not (work.dtype == "bfloat16" and work.batch <= SHALLOW):
+        positive_rows = min(_rows(work), batch_rows)
+        share_rows = max(positive_rows, rows)
+        similarity_rows = positive_rows if work.cached else share_rows
+        wide += RUNNING_SUM_NUMBERS + work.batch * work.dim + (work.batch * work.compared if work.cached else 0)
+        narrow += (batch_rows + work.batch) * work.dim
+    if size != FLOAT32_BYTES and not (work.dtype == "bfloat16" and work.batch <= MAX_FUSED_BATCH):
         wide += rows * work.dim
-    return FLOAT * (wide + seen * work.batch) + size * (narrow + shared * work.batch) + WORKSPACE
+    float32_numbers, product_numbers = wide + similarity_rows * work.batch, narrow + share_rows * work.batch
+    return FLOAT32_BYTES * float32_numbers + size * product_numbers + WORKSPACE_BYTES

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation, Overflow
 
 FACTORS = {"k": 1_000, "m": 1_000_000}
 MAX_COUNT = 10**12
-"""a larger number is a typing error"""
+"""larger numbers are refused as typing errors"""
 
 
 def count(name: str, text: str) -> int:
@@ -16,10 +16,10 @@ def count(name: str, text: str) -> int:
 
     Args:
         name: of the option, for errors.
-        text: what was typed.
+        text: what the user typed.
 
     Raises:
-        ValueError: the text is no whole number from 1 to 10^12.
+        ValueError: the text is not a whole number from 1 to 10^12.
 
     Example:
         >>> [count("classes", text) for text in ("5_000_000", "5e6", "5M", "1.5k", "8")]
@@ -59,7 +59,7 @@ def _decimal(text: str) -> Decimal | None:
 
 
 def share(name: str, text: str) -> float | str:
-    """Read a number above 0 and below 1; text that is no number is returned unchanged.
+    """Read a number above 0 and below 1; text that is not a number is returned unchanged.
 
     Example:
         >>> share("touched", "0.1"), share("touched", "batch")
@@ -74,7 +74,7 @@ def share(name: str, text: str) -> float | str:
 
 
 def figure(value: float) -> str:
-    """Format a number with three digits, and without an exponent if it is large.
+    """Format a number with three significant digits, or as a whole number if it is at least 1,000.
 
     Example:
         >>> figure(0.0123), figure(7.8643), figure(1258.29)
@@ -90,5 +90,5 @@ def nearest(value: str, names: Iterable[str]) -> str:
         >>> nearest("h100", ("cpu", "NVIDIA H200"))
         'NVIDIA H200'
     """
-    spelled = {name.lower(): name for name in names}
-    return spelled[difflib.get_close_matches(value.lower(), spelled, 1, 0.0)[0]]
+    spellings = {name.lower(): name for name in names}
+    return spellings[difflib.get_close_matches(value.lower(), spellings, 1, 0.0)[0]]

@@ -19,18 +19,18 @@ class Plan:
 
     work: Workload
     memory: dict[str, int]
-    """bytes of each part on the fullest device, see `memory_of`"""
+    """bytes of each part on the device with the most classes, see `memory_of`"""
     available: int
     """bytes of a device"""
     machine: Machine
-    """whose rates were taken"""
+    """the machine whose rates are used"""
     duration: Duration
     advice: tuple[Advice, ...]
-    """what would help; none where it fits"""
+    """changes that lower the memory; empty if the workload fits"""
     most_classes: int | None
-    """how many classes would fit, all else being as it is"""
+    """the number of classes that would fit if nothing else changed, see `most_classes`"""
     notes: tuple[str, ...]
-    """what to know about the numbers"""
+    """sentences about the origin and the limits of the numbers"""
 
     @property
     def total(self) -> int:
@@ -39,6 +39,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether all parts fit into the memory of a device."""
         return self.total <= self.available
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,20 +73,29 @@ class Plan:
             "device": self.machine.name,
             "rates": rates,
             "advice": [
-                {"change": each.words, "options": list(each.options), "total": each.total, "fits": each.fits}
-                for each in self.advice
+                {"change": advice.words, "options": list(advice.options), "total": advice.total, "fits": advice.fits}
+                for advice in self.advice
             ],
             "notes": list(self.notes),
         }
 
 
 def plan(work: Workload, available: int, machine: Machine) -> Plan:
-    """What `work` takes on devices of `available` bytes, in time by the rates of `machine`.
+    """Estimate the memory and the time of a workload.
 
-    >>> from proxymetric.planning import Workload, machine
-    >>> made = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
-    >>> made.fits, round(made.total / 1e9, 1)
-    (True, 5.8)
+    Args:
+        work: the workload.
+        available: bytes of a device, above 0.
+        machine: the machine whose rates are used.
+
+    Raises:
+        ValueError: `available` is not above 0.
+
+    Example:
+        >>> from proxymetric.planning import Workload, machine
+        >>> estimate = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
+        >>> estimate.fits, round(estimate.total / 1e9, 1)
+        (True, 5.8)
     """
     above_zero(available=available)
     return Plan(
@@ -100,29 +110,29 @@ def plan(work: Workload, available: int, machine: Machine) -> Plan:
     )
 
 
-def _about_rates(work: Workload, machine: Machine) -> list[str]:
+def _rate_notes(work: Workload, machine: Machine) -> list[str]:
     if work.implementation not in machine.implementations:
         return []
     used = loss_rates(work, machine)
-    notes = [f"{_about(name, rate)}: {rate.origin()}" for name, rate in dict.fromkeys(used)]
+    notes = [f"{_description(name, rate)}: {rate.origin()}" for name, rate in dict.fromkeys(used)]
     if not used:
-        notes = [f"{_about('matrix units', machine.matrix)}: {machine.matrix.origin()}"]
+        notes = [f"{_description('matrix units', machine.matrix)}: {machine.matrix.origin()}"]
     elif [name for name, _ in used].count(work.implementation) == 1:
         reasons = less_than_measured(work, used[0][1])
-        notes.append(f"the rate of {work.implementation} may not be reached: measured with {'; '.join(reasons)}")
+        notes.append(f"the rate of {work.implementation} may not be reached: it was measured with {'; '.join(reasons)}")
     return notes
 
 
-def _about(name: str, rate: Rate) -> str:
+def _description(name: str, rate: Rate) -> str:
     size = "" if rate.classes is None else f" with batches of {rate.batch:,} and {rate.classes:,} proxies"
     return f"{rate.value:g} {rate.unit} of {name}{size}"
 
 
 def _notes(work: Workload, machine: Machine) -> list[str]:
-    notes = _about_rates(work, machine)
+    notes = _rate_notes(work, machine)
     if work.kind.over == "classes" and work.implementation != "plain":
-        kept = "kept from the forward pass" if work.cached else "computed again in the backward pass"
-        notes.append(f"similarities are {kept} (a budget of 1 GiB decides)")
+        handling = "kept from the forward pass" if work.cached else "computed again in the backward pass"
+        notes.append(f"similarities are {handling} (up to 1 GiB of them are kept)")
     if work.touched != "all":
-        notes.append("not compared with all classes: cheaper, and another loss")
+        notes.append("the batch is not compared with all classes: this costs less, and is another loss")
     return notes

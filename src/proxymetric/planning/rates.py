@@ -19,7 +19,7 @@ class Rate(NamedTuple):
     kind: str
     """"measured" or "data sheet\""""
     file: str | None
-    """the file of this repository that records the measurement; None: there is none"""
+    """the file of this repository that records the measurement; None: no file"""
     date: str | None
     note: str
     dtype: str | None = None
@@ -49,7 +49,7 @@ class Machine(NamedTuple):
     matrix: Rate
     """TFLOP/s of matrix products alone, in its matrix units if it has any"""
     implementations: dict[str, tuple[Rate, ...]]
-    """TFLOP/s of a loss at the measured sizes; empty: not measured; a missing implementation does not run there"""
+    """TFLOP/s of a loss at the measured sizes. An empty tuple: not measured; no key: it does not run on this machine"""
 
     @property
     def is_cpu(self) -> bool:
@@ -98,7 +98,10 @@ def machine(name: str) -> Machine:
 
 
 def similar(name: str | None) -> Machine:
-    """The known accelerator with the most similar name; without a name, the first one.
+    """The measured GPU whose name is most similar.
+
+    Args:
+        name: of a GPU; None: the first measured GPU is returned.
 
     Example:
         >>> similar("NVIDIA H100 80GB HBM3").name

@@ -1,4 +1,4 @@
-"""The question: a proxy loss over so many classes, on so many devices."""
+"""Workloads: the size of a proxy loss, and the devices that share it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from proxymetric.signatures import one_of
 
 
 class Kind(NamedTuple):
-    """How the loss of a method sums, as its catalogue row states."""
+    """What the loss of a method sums over, as its catalogue row states."""
 
     over: str
     """"batch": for each class over the batch; "classes": for each query over the classes"""
     grouped: bool = False
-    """whether the K proxies of a class make one similarity"""
+    """whether the K proxies of a class are combined into one similarity"""
     several: bool = True
     """whether a class may have several proxies"""
 
@@ -33,13 +33,13 @@ def planned_methods() -> list[str]:
 
 
 def kind_of(method: str) -> Kind:
-    """How the loss of a method sums.
+    """What the loss of a method sums over.
 
     Args:
         method: a name of the catalogue.
 
     Raises:
-        ValueError: there is no such method, or its row says that there is no plan for it.
+        ValueError: there is no such method, or its row has no `sums_over`.
 
     Example:
         >>> kind_of("mpa")
@@ -54,9 +54,9 @@ def kind_of(method: str) -> Kind:
 
 
 BYTES = {"float32": 4, "bfloat16": 2}
-"""of one number of the proxies, of their gradient and of the optimiser's state"""
+"""dtype of the proxies -> bytes of one number of the proxies, of their gradient and of the optimiser's state"""
 OPTIMIZERS: dict[str, int | None] = {"adamw": 2, "adam": 2, "sgd": 1, "rowwise-adagrad": None}
-"""numbers of state for each number of a proxy; None: one for each proxy"""
+"""numbers of optimiser state for each number of a proxy; None: one number for each proxy"""
 IMPLEMENTATIONS = ("plain", "chunked", "triton")
 TOUCHED = ("all", "batch")
 
@@ -79,8 +79,9 @@ class Workload:
         optimizer: of the proxies, "adamw", "adam", "sgd" (with momentum) or "rowwise-adagrad".
         implementation: "plain", "chunked" or "triton"; "auto" is what the library chooses for many pairs: triton on a
             GPU and chunked on a CPU.
-        touched: "all" compares with all classes; "batch" with the classes of the batch only; a number in (0, 1) also
-            with such a share of all classes, drawn at random. The last two are other losses, and need one device.
+        touched: the classes that a batch is compared with. "all": all classes; "batch": the classes of the batch only;
+            a number in (0, 1): the classes of the batch and this share of all classes, drawn at random. The last two
+            are other losses, and need one device.
         on_cpu: whether the device is a CPU, where chunks are smaller.
 
     Example:
@@ -117,8 +118,8 @@ class Workload:
             raise ValueError(f"touched: got {self.touched}, expected 'all', 'batch' or a number above 0 and below 1")
         if self.touched != "all" and self.devices > 1:
             raise ValueError(
-                f"devices: got {self.devices} with touched {self.touched}, expected 1, or touched all: "
-                "only the proxies of touched all can be divided among devices"
+                f"devices: got {self.devices} with touched={self.touched}, expected 1, or touched=all: "
+                "with other values the proxies cannot be divided among devices"
             )
         if self.per_class > 1 and not self.kind.several:
             raise ValueError(f"per_class: got {self.per_class}, expected 1: {self.method} has one proxy for each class")
@@ -134,12 +135,12 @@ class Workload:
 
     @property
     def kind(self) -> Kind:
-        """How the loss of the method sums."""
+        """What the loss of the method sums over."""
         return kind_of(self.method)
 
     @property
     def several(self) -> bool:
-        """Whether several proxies are combined into one similarity."""
+        """Whether several proxies of a class are combined into one similarity."""
         return self.kind.grouped and self.per_class > 1
 
     @property
@@ -149,17 +150,17 @@ class Workload:
 
     @property
     def shard(self) -> int:
-        """The classes of the device with the most classes: ceil(C / devices)."""
+        """The number of classes on the device with the most classes: ceil(C / devices)."""
         return -(-self.classes // self.devices)
 
     @property
     def rows(self) -> int:
-        """The proxies of that device: `shard * K`."""
+        """The number of proxies on the device with the most classes: `shard * K`."""
         return self.shard * self.per_class
 
     @property
     def columns(self) -> int:
-        """The classes of that device that a batch is compared with: all, or those of the batch and a share of all."""
+        """The number of classes on the device with the most classes that a batch is compared with, see `touched`."""
         if self.touched == "all":
             return self.shard
         drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
@@ -167,15 +168,15 @@ class Workload:
 
     @property
     def compared(self) -> int:
-        """The proxies of that device that a batch is compared with: `columns * K`."""
+        """The number of proxies on the device with the most classes that a batch is compared with: `columns * K`."""
         return self.columns * self.per_class
 
     @property
     def cached(self) -> bool:
-        """Whether the (B, compared) similarities are kept for the backward pass, which saves a product.
+        """Whether the (B, compared) similarities are kept for the backward pass, which saves a matrix product.
 
-        The backward pass of a loss over the batch does not need them. Otherwise `plain` always keeps them, and the
-        budget decides for the other implementations.
+        The backward pass of a loss that sums over the batch does not need them. Of the losses that sum over the
+        classes, `plain` always keeps them; the other implementations keep them if they fit into `BUDGET`.
         """
         if self.kind.over == "batch":
             return False

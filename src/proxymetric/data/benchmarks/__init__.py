@@ -33,9 +33,9 @@ class Benchmark(NamedTuple):
     matches: Callable[[Path], bool]
     """whether a folder has the layout of the benchmark"""
     read: Callable[[Path], ImageSet]
-    """reads the images; a ValueError says what is wrong with the folder"""
+    """reads the images; raises a ValueError that says what is wrong with the folder"""
     folder_names: tuple[str, ...]
-    """usual names of its folder, which may be inside the given folder"""
+    """usual names of the benchmark's folder, which may be inside the folder that the user gives"""
 
 
 BENCHMARKS = {
@@ -53,7 +53,7 @@ def detect(root: Path) -> str | None:
     """Return the layout of the benchmark in `root`, or in a folder inside it with a usual name; None if there is none.
 
     Raises:
-        ValueError: there are several benchmarks inside `root`.
+        ValueError: several benchmarks are inside `root`.
     """
     layout_of_root = next((layout for layout, benchmark in BENCHMARKS.items() if benchmark.matches(root)), None)
     if layout_of_root is not None:

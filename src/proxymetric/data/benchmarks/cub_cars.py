@@ -16,9 +16,10 @@ _NUMBERED = re.compile(r"\d+\.")
 
 
 def matches(root: Path, layout: str) -> bool:
-    """Whether `root` has the layout "cub" or "cars".
+    """Return whether `root` has the layout "cub" or "cars".
 
-    Lists belong to CUB unless they have 196 classes. Numbered class folders match only if there are exactly 200 or 196.
+    Lists are taken for CUB unless they have 196 classes. Numbered class folders match only if their number is exactly
+    200 (CUB) or 196 (Cars).
     """
     if (root / "cars_annos.mat").is_file():
         return layout == "cars"
@@ -35,7 +36,7 @@ def read(root: Path, layout: str) -> ImageSet:
 
     - `cars_annos.mat` with `car_ims/` (the official form of Cars196);
     - `images.txt`, `image_class_labels.txt` and `classes.txt` with `images/` (the official form of CUB);
-    - class folders `001.Name` in `images/` or in `root`; with a `classes.txt`, the class names come from there.
+    - class folders `001.Name` in `images/` or in `root`; if there is a `classes.txt`, the class names come from it.
 
     Raises:
         ValueError: the folder does not have this layout, or its lists contradict each other.
@@ -60,15 +61,16 @@ def _from_lists(root: Path, layout: str) -> ImageSet:
     if files.keys() != labels.keys():
         unmatched = sorted(files.keys() ^ labels.keys())
         raise ValueError(
-            f"{root / 'images.txt'}: got {len(files)} images, and {len(labels)} in {root / 'image_class_labels.txt'}; "
-            f"{len(unmatched)} numbers are in only one of the two, first {unmatched[0]}"
+            f"{root / 'images.txt'}: got {len(files)} images, expected the {len(labels)} images of "
+            f"{root / 'image_class_labels.txt'}; {len(unmatched)} image numbers are in only one of the two files, "
+            f"first {unmatched[0]}"
         )
     order = {number: label for label, number in enumerate(names)}
     unknown = [(number, label) for number, label in labels.items() if not (label.isdigit() and int(label) in order)]
     if unknown:
         raise ValueError(
-            f"{root / 'image_class_labels.txt'}: got {len(unknown)} images with a class that is not in "
-            f"{root / 'classes.txt'}, first image {unknown[0][0]} with class {unknown[0][1]!r}"
+            f"{root / 'image_class_labels.txt'}: got {len(unknown)} images of unknown classes, first image "
+            f"{unknown[0][0]} of class {unknown[0][1]!r}, expected classes that are in {root / 'classes.txt'}"
         )
     paths = [root / "images" / file for file in files.values()]
     require_files(paths, root, root / "images.txt")
@@ -87,7 +89,7 @@ def _from_annotations(root: Path) -> ImageSet:
     missing = {"relative_im_path", "class"} - set(rows.dtype.names or ())
     if missing:
         raise ValueError(
-            f"{file}: annotations: got the fields {rows.dtype.names}, expected also {', '.join(sorted(missing))}"
+            f"{file}: annotations: got the fields {rows.dtype.names}, expected {', '.join(sorted(missing))} as well"
         )
     names = [str(name) for name in np.atleast_1d(content["class_names"])]
     labels = [int(number) - 1 for number in rows["class"]]
@@ -121,11 +123,11 @@ def _from_numbered_folders(root: Path, layout: str) -> ImageSet:
 
 
 def _halved(layout: str, labels: list[int], names: list[str], paths: list[Path], root: Path) -> ImageSet:
-    """Return the image set whose second half of classes is for the test."""
+    """Return an image set in which the second half of the classes is for the test."""
     if len(names) < 2:
         raise ValueError(f"{root}: got {len(names)} classes, expected at least two")
     if not paths:
-        raise ValueError(f"{root}: got {len(names)} classes and no images, expected images of them")
+        raise ValueError(f"{root}: got {len(names)} classes and no images, expected images of these classes")
     test = tuple(range(len(names) // 2, len(names)))
     return ImageSet(layout, np.array(labels), names, paths=paths, test_classes=test, root=root)
 

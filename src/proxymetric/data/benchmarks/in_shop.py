@@ -13,9 +13,9 @@ _STATUS = ("train", "query", "gallery")
 
 
 def matches(root: Path) -> bool:
-    """Whether `root` or `root/Eval` has the list of this benchmark.
+    """Return whether `root` or `root/Eval` has the list of this benchmark.
 
-    Other parts of DeepFashion, and CelebA, have lists of the same name, so the header is compared as well.
+    Other parts of DeepFashion, and CelebA, have lists of the same name, so the header is also compared.
     """
     file = _list_of(root)
     if file is None:
@@ -42,10 +42,10 @@ def read(root: Path) -> ImageSet:
         )
     lines = lines_of(file)
     if len(lines) < 2 or lines[1][1] != _HEADER:
-        got = " ".join(lines[1][1]) if len(lines) > 1 else ""
+        header = " ".join(lines[1][1]) if len(lines) > 1 else ""
         raise ValueError(
-            f"{file}, line 2: got {got!r}, expected the header {' '.join(_HEADER)!r}; lists of other benchmarks have "
-            "the same name"
+            f"{file}, line 2: got {header!r}, expected the header {' '.join(_HEADER)!r}; lists of other benchmarks "
+            "have the same name"
         )
     rows = []
     for line_number, words in lines[2:]:
@@ -55,12 +55,12 @@ def read(root: Path) -> ImageSet:
                 f"{', '.join(_STATUS)}"
             )
         rows.append(ListedImage(words[0], words[1], test=words[2] != "train", gallery=words[2] == "gallery"))
-    stated = lines[0][1][0]
-    if stated != str(len(rows)):
-        raise ValueError(f"{file}: got {len(rows)} images, expected {stated} as on line 1; is the file complete?")
+    stated_count = lines[0][1][0]
+    if stated_count != str(len(rows)):
+        raise ValueError(f"{file}: got {len(rows)} images, expected {stated_count} as on line 1; is the file complete?")
     for status, gallery in (("query", False), ("gallery", True)):
         if not any(row.test and row.gallery == gallery for row in rows):
-            raise ValueError(f"{file}: got no image of the {status}, expected at least one")
+            raise ValueError(f"{file}: got no images with the status {status}, expected at least one")
     rows.sort(key=lambda row: row.class_name)
     images = root / "Img" if not (root / rows[0].file).exists() and (root / "Img").is_dir() else root
     return make_image_set("in-shop", rows, root, images, file)

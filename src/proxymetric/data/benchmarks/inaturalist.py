@@ -12,7 +12,7 @@ _FOLDER = "Inat_dataset_splits"
 
 
 def matches(root: Path) -> bool:
-    """Whether `root` or `root/Inat_dataset_splits` has the two lists."""
+    """Return whether `root` or `root/Inat_dataset_splits` has the two lists."""
     return _lists_of(root) is not None
 
 
@@ -31,8 +31,8 @@ def read(root: Path) -> ImageSet:
     folder = _lists_of(root)
     if folder is None:
         raise ValueError(
-            f"data: got {root}, expected the layout of iNaturalist's retrieval benchmark: {' and '.join(_LISTS)}, in "
-            f"it or in {_FOLDER}/, and train_val2018/"
+            f"data: got {root}, expected the layout of iNaturalist's retrieval benchmark: {' and '.join(_LISTS)} in "
+            f"this folder or in {_FOLDER}/, and train_val2018/"
         )
     rows = []
     for name, test in _LISTS.items():

@@ -25,7 +25,7 @@ class ListedImage(NamedTuple):
 
 
 def lines_of(file: Path) -> list[tuple[int, list[str]]]:
-    """Return the non-empty lines of `file`: the number, from 1, and the words of each."""
+    """Return the line number (from 1) and the words of each non-empty line of `file`."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def lines_of(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path, listed_in: Path) -> ImageSet:
-    """Make the image set of listed images, with classes in the order of their first image.
+    """Make an image set from listed images; classes are in the order of their first image.
 
     Args:
         name: the name of the set.
@@ -44,7 +44,7 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
         listed_in: the list, or the folder of lists, for messages.
 
     Raises:
-        ValueError: training or test have fewer than two classes, or share one, or files are missing.
+        ValueError: training or test has fewer than two classes, a class is in both, or files are missing.
     """
     training = {row.class_name for row in rows if not row.test}
     testing = {row.class_name for row in rows if row.test}
@@ -55,7 +55,7 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
     if shared:
         raise ValueError(
             f"{listed_in}: got {len(set(shared))} classes for both training and test, first {shared[0]!r}, "
-            "expected none"
+            "expected no class for both"
         )
     paths = [images / row.file for row in rows]
     require_files(paths, root, listed_in)

@@ -17,7 +17,7 @@ _DIMENSIONS = {"images": 3, "labels": 1}
 
 
 def matches(root: Path) -> bool:
-    """Whether `root` has the official files, or `train/` and `test/` with the folders 0 to 9 and no others."""
+    """Return whether `root` has the official files, or `train/` and `test/` with the folders 0 to 9 and no others."""
     if all(_file(root, name) is not None for pair in _FILES for name in pair):
         return True
     parts = (root / "train", root / "test")
@@ -25,11 +25,11 @@ def matches(root: Path) -> bool:
 
 
 def read(root: Path) -> ImageSet:
-    """Read the digits in `root`: officially 60,000 training and 10,000 test images of 28 x 28 grey levels.
+    """Read the digits in `root`: officially 60,000 training and 10,000 test images of 28 x 28 grey pixels.
 
     The images come from `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
     `t10k-labels-idx1-ubyte`, compressed (.gz) or not, in `root` or `root/raw`, or from class folders `train/0` ..
-    `test/9`. Both parts have all ten digits, so the test is a set of images (`test_images`), not of classes.
+    `test/9`. Both parts have all ten digits, so the test is given as images (`test_images`), not as classes.
     Fashion-MNIST and Kuzushiji-MNIST have files of the same names and are read in the same way.
 
     Raises:
@@ -93,7 +93,7 @@ def _rank(name: str) -> int:
 def _file(root: Path, name: str) -> Path | None:
     """Return the file `name` in `root` or `root/raw`, compressed or not; None if there is none.
 
-    Some programs write a dot for the hyphen before "idx" when they uncompress the file; both are accepted.
+    Some programs replace the hyphen before "idx" by a dot when they uncompress the file; both names are accepted.
     """
     endings = [f"{joint}idx{_rank(name)}-ubyte{suffix}" for joint in "-." for suffix in ("", ".gz")]
     candidates = [folder / (name + ending) for folder in (root, root / "raw") for ending in endings]
@@ -107,7 +107,7 @@ def _numbers(file: Path, rank: int) -> np.ndarray:
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{file}: expected a complete .gz file: {error}") from None
+            raise ValueError(f"{file}: got a damaged .gz file ({error}), expected a complete one") from None
     header = 4 + 4 * rank
     if len(content) < header or content[:4] != bytes([0, 0, 8, rank]):
         start = content[:4].hex(" ") or "nothing"

@@ -13,7 +13,7 @@ _PARTS = (("images_background", "images_evaluation"), ("background", "evaluation
 
 
 def matches(root: Path) -> bool:
-    """Whether `root` has the folders of both parts."""
+    """Return whether `root` has the folders of both parts."""
     return _parts_of(root) is not None
 
 
@@ -39,7 +39,7 @@ def read(root: Path) -> ImageSet:
     paths: list[Path] = []
     counts = []
     for part in parts:
-        before = len(classes)
+        first_class = len(classes)
         for folder in class_folders(part):
             for character in class_folders(folder) or [folder]:
                 files = image_files(character)
@@ -47,11 +47,9 @@ def read(root: Path) -> ImageSet:
                     labels += [len(classes)] * len(files)
                     classes.append(character.relative_to(part).as_posix())
                     paths += files
-        counts.append(len(classes) - before)
+        counts.append(len(classes) - first_class)
         if counts[-1] < 2:
-            raise ValueError(
-                f"{part}: got fewer than two characters, expected at least two as ALPHABET/CHARACTER/*.png"
-            )
+            raise ValueError(f"{part}: got {counts[-1]} characters, expected at least two as ALPHABET/CHARACTER/*.png")
     test = tuple(range(counts[0], sum(counts)))
     return ImageSet("omniglot", np.array(labels), classes, paths=paths, test_classes=test, root=root)
 

@@ -12,7 +12,7 @@ _HEADER = ["image_id", "class_id", "super_class_id", "path"]
 
 
 def matches(root: Path) -> bool:
-    """Whether `root` has the two lists."""
+    """Return whether `root` has the two lists."""
     return all((root / name).is_file() for name in _LISTS)
 
 
@@ -36,8 +36,8 @@ def read(root: Path) -> ImageSet:
     for name, test in _LISTS.items():
         lines = lines_of(root / name)
         if not lines or lines[0][1] != _HEADER:
-            got = " ".join(lines[0][1]) if lines else ""
-            raise ValueError(f"{root / name}, line 1: got {got!r}, expected the header {' '.join(_HEADER)!r}")
+            header = " ".join(lines[0][1]) if lines else ""
+            raise ValueError(f"{root / name}, line 1: got {header!r}, expected the header {' '.join(_HEADER)!r}")
         for line_number, words in lines[1:]:
             if len(words) != len(_HEADER) or not words[1].isdigit():
                 raise ValueError(
