@@ -1,4 +1,4 @@
-"""The width of classes and the distance between them, as reported in the CCP paper beside MAP@R."""
+"""The width of classes and the distance between them, as the CCP paper reports them."""
 
 from collections.abc import Iterator
 
