@@ -384,6 +384,9 @@ def check_commit(subject: Subject) -> None:
     assert all(not value.requires_grad for value in criterion.state_dict().values()), "the state has a gradient"
 
 
+STATE_HINT = "is all state a parameter or a persistent buffer, and is what `commit` stores detached?"
+
+
 def check_resume(subject: Subject) -> None:
     """A criterion that is saved with safetensors after a few steps and loaded again continues bit for bit."""
     original = make(subject)
@@ -398,8 +401,8 @@ def check_resume(subject: Subject) -> None:
         resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for seed in range(3, 6):
         gradient, resumed_gradient = train_step(original, optimizer, seed), train_step(resumed, resumed_optimizer, seed)
-        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}"
-    assert same(snapshot(original), snapshot(resumed)), "the states differ"
+        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}; {STATE_HINT}"
+    assert same(snapshot(original), snapshot(resumed)), f"the states differ; {STATE_HINT}"
     assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps of 6"
 
 
@@ -436,6 +439,7 @@ def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], Non
 CHECKS: dict[str, Callable[[Build], None]] = {
     name: _named(name, check)
     for name, check in {
+        "commit": check_commit,
         "gradient": check_gradient,
         "reduction": check_reduction,
         "batch of one": check_batch_of_one,
@@ -443,7 +447,6 @@ CHECKS: dict[str, Callable[[Build], None]] = {
         "labels": check_labels,
         "order": check_order,
         "half precision": check_half,
-        "commit": check_commit,
         "resume": check_resume,
         "parameter groups": check_groups,
     }.items()

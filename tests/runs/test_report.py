@@ -166,7 +166,7 @@ def test_classes_at_both_ends_of_certainty(tmp_path: Path) -> None:
     assert read.tags.count("section") == 6
     assert read.tags.count("img") == 13 + 5
     assert "<b>" not in text
-    part = read.text[read.text.index("How sure it is of its classes") :]
+    part = read.text[read.text.index("Certainty about classes") :]
     assert part.index("most certain") < part.index(NASTY) < part.index("uncertainty 1.23")
     assert part.index("uncertainty 1.23") < part.index("least certain") < part.index("owl") < part.index("20.5")
     assert "A note & more." in part
@@ -406,7 +406,9 @@ def test_the_report_of_a_run_says_what_chose_the_epoch(photos: Path, tmp_path: P
 def test_mirrored_pairs_are_one(photos: Path, tmp_path: Path) -> None:
     run = tiny_run(photos, tmp_path / "run", data__validation=0.5, train__epochs=1)
     page = (run.folder / "report.html").read_text(encoding="utf-8")
-    names = re.findall(r'<span class="name" title="([^"]*)">[^<]*</span><span class="name" title="([^"]*)">taken', page)
+    names = re.findall(
+        r'<span class="name" title="([^"]*)">[^<]*</span><span class="name" title="([^"]*)">confused', page
+    )
     assert len(names) > 1
     assert len({frozenset(pair) for pair in names}) == len(names)
     assert "the other way round" in page

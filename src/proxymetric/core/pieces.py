@@ -440,7 +440,12 @@ class Compare(Objective):
             # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
         # A memory may still be empty. Then the batch has no references to be compared with, and the loss is 0.
-        terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
+        value = self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0
+        if value.ndim:
+            raise ValueError(
+                f"loss: got a tensor of shape {tuple(value.shape)} from {type(self.loss).__name__}, expected a scalar"
+            )
+        terms = {"loss": value}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)

@@ -15,7 +15,7 @@ class ConfusedPair(NamedTuple):
     class_name: str
     found_name: str
     share: float
-    """the share of `found_name` in the first R results of the class's queries, R their relevant items"""
+    """the share of `found_name` in the first R results of the queries, where R is their number of relevant items"""
     image: Image.Image
     found_image: Image.Image
     reverse_share: float = 0.0
@@ -39,6 +39,6 @@ def _pair(pair: ConfusedPair) -> str:
         f'<figure class="pair"><div class="frame"><img src="{image}" alt="class {name}"{title_of(pair.file)}></div>'
         f'<div class="frame"><img src="{found}" alt="class {found_name}"{title_of(pair.found_file)}></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
-        f'<span class="name" title="{found_name}">taken for {found_name}</span>'
+        f'<span class="name" title="{found_name}">confused with {found_name}</span>'
         f'<span class="score">{share}</span></figcaption></figure>'
     )

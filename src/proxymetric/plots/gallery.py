@@ -46,7 +46,7 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
     Args:
         ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
         count: the number of queries, at least 1; there are fewer if the ranking has fewer.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Rows of the ranking, the best first.
@@ -81,14 +81,14 @@ def gallery_rows(
     """Build gallery rows of a leave-one-out ranking, with cosine similarities.
 
     Args:
-        ranking: with at least one result for each query.
-        rows: rows of the ranking, such as from `pick_queries`.
+        ranking: a leave-one-out ranking with at least one result for each query.
+        rows: rows of the ranking, for example from `pick_queries`.
         embeddings: (N, D) the ranked embeddings.
         labels: (N,) indices into `classes`.
         classes: names of the classes.
-        read: returns the image of an embedding's index.
-        top: results shown for each query.
-        file: returns the file name of an embedding's index; by default none is shown.
+        read: a function that returns the image of an index.
+        top: the number of results for each query.
+        file: a function that returns the file name of an index; by default none is shown.
 
     Example:
         >>> from proxymetric.metrics import rank
