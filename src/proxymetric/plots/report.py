@@ -105,7 +105,7 @@ class Results(NamedTuple):
             return ""
         sentences = "".join(f'<p class="remark">{escaped(remark)}</p>' for remark in self.remarks)
         ranges = any(row.get("intervals") for row in self.table)
-        key = '<p class="hint">Small numbers: 95 % interval over classes (bootstrap).</p>' if ranges else ""
+        key = '<p class="under">Small numbers: 95 % interval over classes (bootstrap).</p>' if ranges else ""
         return _section("Results", self.note, sentences + _SWIPE + _table(self.table) + key)
 
 

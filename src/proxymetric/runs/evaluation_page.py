@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxymetric.runs.comparison import Comparison
+from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
 from proxymetric.runs.report import draw_page
 from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
 
@@ -61,6 +61,7 @@ def draw_evaluation(
     ]
     if comparison.differences:
         table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
+    explained = f" {UNTRAINED_MEANS}" if comparison.differences else ""
     return draw_page(
         page,
         embedded=embedded,
@@ -72,8 +73,8 @@ def draw_evaluation(
             "images per class": images_per_class(embedded),
         },
         table=table,
-        results_note="Retrieval on these classes, in per cent.",
-        remarks=remarks,
+        results_note=f"Retrieval on these classes, in per cent.{explained}",
+        remarks=[remark for remark in remarks if remark != UNTRAINED_MEANS],
         curve=[],
         notes=[],
         map_heading="Map of the classes",
