@@ -11,6 +11,7 @@ from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.core.surrogate import held
+from proxymetric.losses.pairs import mean_or_zero
 from proxymetric.ops import NONE, log1p_exp
 
 
@@ -54,4 +55,4 @@ class Circle:
             pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push
         pulled = torch.logsumexp(pull.masked_fill(~positive, NONE), 1)
         pushed = torch.logsumexp(push.masked_fill(~negative, NONE), 1)
-        return log1p_exp(pulled + pushed).mean()
+        return mean_or_zero(log1p_exp(pulled + pushed))

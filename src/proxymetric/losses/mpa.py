@@ -10,7 +10,7 @@ from torch import Tensor
 from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.pairs import mean_where
+from proxymetric.losses.pairs import mean_or_zero, mean_where
 from proxymetric.losses.proxy_anchor import anchor_exponents
 from proxymetric.ops import Similarity, log1p_exp, mean_over_batch, over_classes
 
@@ -85,7 +85,7 @@ class MPADW:
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
-        return (log1p_exp(sums.positive) + log1p_exp(sums.negative)).mean()
+        return mean_or_zero(log1p_exp(sums.positive) + log1p_exp(sums.negative))
 
 
 @dataclass(frozen=True)

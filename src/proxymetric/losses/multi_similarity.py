@@ -10,6 +10,7 @@ from torch import Tensor
 from proxymetric.checks import above_zero, at_least_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.losses.pairs import mean_or_zero
 from proxymetric.ops import NONE, log1p_exp
 
 
@@ -67,4 +68,4 @@ class MultiSimilarity:
             pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push
         pulled = log1p_exp(torch.logsumexp(pull.masked_fill(~positive, NONE), 1)) / self.alpha
         pushed = log1p_exp(torch.logsumexp(push.masked_fill(~negative, NONE), 1)) / self.beta
-        return (pulled + pushed).mean()
+        return mean_or_zero(pulled + pushed)

@@ -252,9 +252,10 @@ class RowTable(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without the prefetched rows."""
+        """For a copy: without the prefetched rows, and without those that the next step of the original moves."""
         self._finish_copies()
-        return self.__dict__ | {"_prefetched": None}
+        passing = {"_taken": [], "_unaveraged": [], "_state": {}, "_state_leaf": None, "_prefetched": None}
+        return self.__dict__ | passing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """What `.to`, `.cuda` and `.double` call; in a table in host memory only the dtype changes."""
