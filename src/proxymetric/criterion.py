@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Pref
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
+from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_detector import StepDetector
 from proxymetric.sources.row_table import RowTable
 
@@ -52,6 +53,7 @@ class Criterion(nn.Module):
         needs: keys of `NEEDS`: what the method needs beyond embeddings and labels.
         steps_per_epoch: optimiser steps in an epoch, at least 1, for methods with a schedule in epochs; None: unknown.
         name: of the method, for messages; empty: the name of the objective's class.
+        arguments: those that the method was made with, for `repr`; None: the objective is shown instead.
 
     Attributes:
         step: commits so far.
@@ -67,14 +69,23 @@ class Criterion(nn.Module):
         >>> loss.backward(); optimizer.step(); criterion.commit()
         >>> criterion.step
         1
+        >>> criterion
+        Criterion('proxy-anchor', classes=3, dim=2)
     """
 
     def __init__(
-        self, objective: Objective, *, needs: Iterable[str] = (), steps_per_epoch: int | None = None, name: str = ""
+        self,
+        objective: Objective,
+        *,
+        needs: Iterable[str] = (),
+        steps_per_epoch: int | None = None,
+        name: str = "",
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.objective = objective
         self.name = name or type(objective).__name__
+        self.arguments = None if arguments is None else dict(arguments)
         self.needs = frozenset(needs)
         assert self.needs <= NEEDS.keys(), self.needs
         if steps_per_epoch is not None and steps_per_epoch < 1:
@@ -471,6 +482,11 @@ class Criterion(nn.Module):
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
                 stacklevel=5,  # skips forward and two calls of nn.Module: the warning names the line of the loop
             )
+
+    def __repr__(self) -> str:
+        if self.arguments is None:
+            return call_text("Criterion", repr(self.objective))
+        return call_text("Criterion", repr(self.name), **self.arguments)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: pending changes would change the original, and stay with it."""

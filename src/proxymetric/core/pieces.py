@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.short_repr import ShortRepr, call_text
 from proxymetric.core.tally import ProxyUse, close_tallies
 from proxymetric.signatures import one_of
 
@@ -262,7 +263,7 @@ class Energy(NamedTuple):
         return gradient_and_curvature
 
 
-class Source(nn.Module):
+class Source(ShortRepr, nn.Module):
     """Makes the references that a batch is compared with, and owns the memory they come from.
 
     A subclass implements `forward`. The other methods serve schemes that re-pick vectors (`seated`, `reseed`) and
@@ -335,7 +336,7 @@ class Source(nn.Module):
         raise ValueError(f"seats: got {type(self).__name__}, which has none, expected a source with seats to replace")
 
 
-class Weighting(nn.Module):
+class Weighting(ShortRepr, nn.Module):
     """Weights the pairs of a batch, from what it remembers of the classes."""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
@@ -353,7 +354,7 @@ class Weighting(nn.Module):
         raise NotImplementedError
 
 
-class Objective(nn.Module):
+class Objective(ShortRepr, nn.Module):
     """What training minimises."""
 
     normalise: str = "l2"
@@ -387,6 +388,11 @@ class Compare(Objective):
         weighting: weights of the pairs; None: every pair counts the same.
         regulariser: a function of the references; its value is added to the loss.
         normalise: "l2" or "ball", for embeddings and references.
+
+    Example:
+        >>> from proxymetric import losses, sources
+        >>> Compare(losses.Triplet(), sources.InBatch(), normalise="ball")
+        Compare(Triplet(margin=0.0961), InBatch(), normalise='ball')
     """
 
     def __init__(
@@ -492,3 +498,6 @@ class Sum(Objective):
     def boundary(self, run: Boundary) -> None:
         for _, part in self.members():
             part.boundary(run)
+
+    def __repr__(self) -> str:
+        return call_text("Sum", *(f"{name}={self.weights[name]} * {part!r}" for name, part in self.members()))

@@ -29,6 +29,9 @@ class Model:
         view: the arguments of `EvalView`, which prepares the images.
 
     Example:
+        >>> from proxymetric.encoders import build
+        >>> Model(build("small", dim=8), normalise="l2", classes=["cat", "dog"], view={"size": 16, "resize": 16})
+        Model('small', dim=8, tuning='full', size=..., ... parameters, 2 training classes)
         >>> import proxymetric as pm
         >>> model = pm.load("runs/demo")                           # doctest: +SKIP
         >>> model.embed(["a.jpg", "b.jpg"]).shape                  # doctest: +SKIP
@@ -55,6 +58,13 @@ class Model:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        config, count = self.encoder.config, sum(p.numel() for p in self.encoder.parameters())
+        return (
+            f"Model({config['backbone']!r}, dim={self.dim}, tuning={config['tuning']!r}, size={self.encoder.size}, "
+            f"{count:,} parameters, {len(self.classes)} training classes)"
+        )
 
     @property
     def device(self) -> torch.device:
