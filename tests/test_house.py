@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "files": set(),
     "device": set(),
     "core": set(),
-    "ops": {"core"},
+    "ops": {"core", "checks"},
     "losses": {"core", "ops", "checks"},
     "sources": {"core", "ops", "checks", "precision"},
     "weightings": {"core", "ops", "checks", "sources"},

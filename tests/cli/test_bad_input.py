@@ -171,6 +171,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         (("--set", "margin=0.2"), ("'margin'", "did you mean 'loss.margin'?")),
         (("--set", "loss.margin=small"), ("loss.margin: got 'small', expected a number",)),
         (("--set", "loss.margin"), ("got 'loss.margin', expected table.key=value",)),
+        (("--set", "loss.margin=-9"), ("margin: got -9", "expected a number from -1 to 1", "cosines")),
         (("--set", "train.epochs=1.5"), ("train.epochs: got 1.5, expected a whole number",)),
         (("--lr", "-1"), ("train.lr: got -1.0, expected at least 0",)),
         (("--epochs", "0"), ("train.epochs: got 0, expected at least 1",)),

@@ -22,7 +22,7 @@ READ_ONLY.flags.writeable = False
     "labels",
     [
         Y.tolist(), tuple(Y.tolist()), Y.numpy(), Y.numpy().astype(np.uint8), Y.numpy().astype(np.uint64), READ_ONLY,
-        list(Y), list(Y.numpy()), Y.int(), Y.to(torch.uint8), range(0, 4),
+        list(Y), list(Y.numpy()), Y.int(), Y.to(torch.uint8), range(4),
     ],
 )  # fmt: skip
 def test_labels_may_be_a_list_or_an_array(labels, recwarn) -> None:
@@ -53,7 +53,7 @@ def test_no_labels_for_no_embeddings() -> None:
         (X, [0, 1, 2], "labels: got shape (3,) of torch.int64, expected 4 whole numbers, one for each embedding"),
         (X, [0, 1, 2, 4], "labels: got 4, expected 0 to 3 (classes=4)"),
         (X, 3, "labels: got shape () of torch.int64, expected 4"),
-        (None, Y, "embeddings: got NoneType, expected a torch tensor of floats (batch, dim), the output of the network"),
+        (None, Y, "embeddings: got NoneType, expected a torch tensor of floats (batch, dim), the output of"),
         (X.numpy(), Y, "embeddings: got ndarray, expected a torch tensor"),
         (X.tolist(), Y, "embeddings: got list, expected a torch tensor"),
         (X.to_sparse(), Y, "embeddings: got a sparse tensor, expected a dense one: embeddings.to_dense()"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+
 import proxymetric as pm
 from proxymetric import losses, sources
 from proxymetric.core.pieces import Compare, Sum
