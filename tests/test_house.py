@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "search": {"core", "files"},
     "recipe": {"data", "encoders", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "device"},
-    "training": {"core", "criterion", "encoders", "checkpoint", "recipe"},
+    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
         "training", "models", "checkpoint", "device", "cli",

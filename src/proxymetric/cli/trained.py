@@ -37,7 +37,8 @@ def evaluate(
     metrics: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K, NMI, covering_radius, inter_class_distance."
+            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K (divided by K, as in the papers), AP@K (the same "
+            "sum divided by min(K, R), R relevant images), nDCG@K, NMI, covering_radius, inter_class_distance."
         ),
     ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
     layout: Annotated[

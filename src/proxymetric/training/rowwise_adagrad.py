@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from proxymetric.sources.row_optimizers import rowwise_adagrad_
+
 
 def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
     """Extend an optimiser class: groups with the key "rowwise" step by row-wise Adagrad.
@@ -55,6 +57,4 @@ def _step_rows(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: f
     state["step"] += 1
     if decay:
         grad.add_(p, alpha=decay)
-    norms = torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float32).view_as(state["square"])
-    state["square"] += norms.square() * (len(p) / p.numel())
-    p.addcmul_(grad, (state["square"].sqrt() + 1e-8).reciprocal().to(p.dtype), value=-lr)
+    rowwise_adagrad_(p, grad, state["square"], lr)
