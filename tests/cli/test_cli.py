@@ -399,3 +399,9 @@ def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_p
     assert "next: open" in answer.out
     assert "proxymetric train --data PHOTOS" in answer.out
     assert (tmp_path / "demo" / "report.html").is_file()
+
+
+def test_the_help_explains_both_average_precisions():
+    words = " ".join(re.sub(r"[^\w@(),]", " ", proxymetric("evaluate", "--help").out).split())
+    assert "MAP@K (divided by K, as in the papers)" in words
+    assert "AP@K (the same sum divided by min(K, R)" in words

@@ -443,8 +443,11 @@ class Compare(Objective):
         if refs.vectors.dtype == torch.bfloat16:
             # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
-        # A memory may still be empty. There is nothing to compare with then, and the loss is 0.
-        terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
+        if len(labels) and len(refs.labels):
+            terms = {"loss": self.loss(queries, labels, refs, weight)}
+        else:
+            # An empty batch, or a memory that is still empty: there is nothing to compare, and the loss is 0.
+            terms = {"loss": queries[:0].sum() + refs.vectors[:0].sum()}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)

@@ -10,9 +10,9 @@ results:
     nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), divided by its ideal: min(R, K) relevant results first
 
 MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
-R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query. Other
-libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's competitions). Others divide the same sum by R,
-also where R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
+R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query.
+Other libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's competitions). Others divide the sum by
+R, also where R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
 (torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
 Each is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe a
@@ -127,7 +127,7 @@ def evaluate(
         embeddings: (N, D); see `rank`.
         labels: (N,) whole numbers or text.
         metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "nDCG@8", with any cutoff from 1; also
-            "NMI", "covering_radius" and "inter_class_distance", of embeddings and gallery together, with their defaults.
+            "NMI", "covering_radius" and "inter_class_distance", of embeddings and gallery together, by their defaults.
         gallery: (G, D) the items to search; None: the embeddings search each other.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".

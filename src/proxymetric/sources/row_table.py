@@ -254,7 +254,13 @@ class RowTable(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without the prefetched rows, and without those that the next step of the original moves."""
         self._finish_copies()
-        passing = {"_taken": [], "_unaveraged": [], "_state": {}, "_state_leaf": None, "_prefetched": None}
+        passing: dict[str, Any] = {
+            "_taken": [],
+            "_unaveraged": [],
+            "_state": {},
+            "_state_leaf": None,
+            "_prefetched": None,
+        }
         return self.__dict__ | passing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
