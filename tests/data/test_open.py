@@ -126,7 +126,7 @@ def test_cub_lists_that_disagree(tmp_path):
     with pytest.raises(ValueError, match=r"got 12 images, expected the 11 images of .*; 1 image numbers .* first 12"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text(labels.replace("12 4", "12 9"))
-    with pytest.raises(ValueError, match="first image 12 with class '9'"):
+    with pytest.raises(ValueError, match="first image 12 of class '9'"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"line 1: got .*, expected a number, a space and a name"):

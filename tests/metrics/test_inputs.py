@@ -69,7 +69,7 @@ def test_no_names() -> None:
         ),
         ({"metrics": "R@" + "9" * 5000}, r"metrics: got 'R@9{38}\.\.\.', expected a cutoff K of at most 2,147,483,647"),
         ({"metrics": "AP@R"}, "metrics: got 'AP@R', expected .*did you mean 'AP@1'"),
-        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without an item of their class"),
+        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without a relevant item"),
         ({"gallery": VECTORS}, "gallery_labels: got None"),
         ({"gallery_labels": LABELS}, "gallery: got None"),
         ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),

@@ -31,7 +31,7 @@ class ProxyAnchor:
 
     Args:
         scale: > 0; 32 in the paper.
-        margin: in [-1, 1]; 0.1 in the paper. A negative one gets a warning.
+        margin: in [-1, 1]; 0.1 in the paper. A negative margin gets a warning.
         positive_norm: "present" divides the first sum by |C+| (the paper). "all" divides it by C, weighted or not
             (VCPA's Eq. 4, VPTSP's code).
 

@@ -87,7 +87,7 @@ class RowTable(nn.Module):
         """index and rows of the next `take`, copied in advance"""
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
-        """Step with another optimiser; a trainer passes that of the run. State that does not fit it is reset.
+        """Use another optimiser; a trainer passes that of the run. State that does not fit the new optimiser is reset.
 
         Args:
             optimizer: "adamw", "adam", "sgd" or "rowwise-adagrad".
@@ -252,7 +252,7 @@ class RowTable(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without the prefetched rows, and without those that the next step of the original moves."""
+        """The attributes for a copy, without the prefetched rows and the rows that the next step would move."""
         self._finish_copies()
         passing: dict[str, Any] = {
             "_taken": [],
@@ -264,7 +264,7 @@ class RowTable(nn.Module):
         return self.__dict__ | passing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
-        """What `.to`, `.cuda` and `.double` call; in a table in host memory only the dtype changes."""
+        """Called by `.to`, `.cuda` and `.double`; for a table in host memory, only the dtype changes."""
         self._finish_copies()
         self._prefetched = None
         if not self.host:
