@@ -83,14 +83,28 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str,
         raise OSError(str(error)) from error
 
 
+def shown(name: str) -> str:
+    """Return a file name as text that can be printed and encoded: bytes that are not UTF-8 become `\\xe9`.
+
+    Example:
+        >>> shown("caf\\udce9.png"), shown("caf\\xe9.png")
+        ('caf\\\\xe9.png', 'caf\xe9.png')
+    """
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return name.encode("utf-8", "backslashreplace").decode()
+
+
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON file atomically.
+    """Write a JSON file atomically; file names that are not UTF-8 are escaped and read back as they were.
 
     Raises:
         NotSaved: the file could not be written.
     """
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: str | Path) -> Any:

@@ -9,28 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-
-class BadImage(ValueError):
-    """An image cannot be read.
-
-    Args:
-        path: the path or title of the image.
-        reason: why it cannot be read.
-
-    Example:
-        >>> str(BadImage("a.jpg", "the file is empty"))
-        'a.jpg: the file is empty'
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+from proxymetric.data.decoding import read_image
+from proxymetric.files import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +82,8 @@ class ImageSet:
         return int(self.labels[index])
 
     def title(self, index: int) -> str:
-        """Return the path of image `index`; for arrays, the name of the set and the index."""
-        return f"{self.name}#{index}" if self.paths is None else str(self.paths[index])
+        """Return the path of image `index` as printable text; for arrays, the name of the set and the index."""
+        return f"{self.name}#{index}" if self.paths is None else shown(str(self.paths[index]))
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
@@ -169,7 +151,7 @@ class ImageSet:
         nor does an edit that keeps the size of a file.
         """
         digest = hashlib.sha256()
-        digest.update("\n".join(self.classes).encode())
+        digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(self.labels.astype("<i8").tobytes())
         for name, mask in (("test", self.test_images), ("gallery", self.gallery)):
             if mask is not None:
@@ -180,79 +162,14 @@ class ImageSet:
         else:
             assert self.paths is not None
             for path in self.paths:
-                shown = os.path.relpath(path, self.root) if self.root is not None else str(path)
-                size = path.stat().st_size if path.exists() else -1
-                digest.update(f"\n{Path(shown).as_posix()} {size}".encode())
+                name = os.path.relpath(path, self.root) if self.root is not None else str(path)
+                try:
+                    size = path.stat().st_size
+                except OSError:
+                    size = -1
+                # File names that are not UTF-8 hold surrogates; they stand for the bytes of the name.
+                digest.update(f"\n{Path(name).as_posix()} {size}".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
-
-
-def read_image(path: str | Path, title: str | None = None) -> Image.Image:
-    """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
-
-    Args:
-        path: the file.
-        title: name of the image in errors; None means the path.
-
-    Raises:
-        BadImage: the file cannot be read.
-    """
-    title = str(path) if title is None else title
-    try:
-        if os.path.getsize(path) == 0:
-            raise BadImage(title, "the file is empty")
-        with Image.open(path) as image:
-            image.load()
-            return as_rgb(ImageOps.exif_transpose(image))
-    except (BadImage, MemoryError):
-        raise
-    except Image.UnidentifiedImageError:
-        raise BadImage(title, "the image format is not recognised") from None
-    except Exception as error:
-        # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
-        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise BadImage(title, reason or type(error).__name__) from error
-
-
-def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
-    """Return an image from a path or a PIL image, upright and RGB as from `read_image`.
-
-    Args:
-        image: a path or a PIL image.
-        title: name of the image in errors.
-
-    Raises:
-        BadImage: the image cannot be read.
-        ValueError: `image` is neither a path nor a PIL image.
-
-    Example:
-        >>> upright(Image.new("L", (4, 2)), "images[0]").mode
-        'RGB'
-    """
-    if isinstance(image, str | Path):
-        return read_image(image)
-    if not isinstance(image, Image.Image):
-        raise ValueError(f"{title}: got {type(image).__name__}, expected a path or a PIL image")
-    try:
-        return as_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # a PIL image may be opened but not decoded yet
-        raise BadImage(getattr(image, "filename", "") or title, " ".join(str(error).split())) from error
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert `image` to RGB: transparent parts become white, and 16-bit grey is scaled to 8 bits, not clipped."""
-    if image.mode == "RGB":
-        return image
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image, dtype=np.float64)
-        if values.size and values.max() > 255:
-            values = values / 257
-        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        background = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(background, rgba).convert("RGB")
-    return image.convert("RGB")
 
 
 def singletons(images: ImageSet) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
+from proxymetric.data.decoding import max_pixels
 from proxymetric.data.digits import digits
 from proxymetric.data.folders import from_csv, from_folder
 from proxymetric.data.glyphs import glyphs
@@ -40,6 +41,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         ValueError: layout: got 'fodler', expected one of auto, folder, csv, cub, ..., mnist; did you mean 'folder'?
     """
     one_of("layout", layout, LAYOUTS)
+    max_pixels()  # refuses a wrong value before the first image is read
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return EMBEDDED[source]()
     if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
