@@ -90,9 +90,9 @@ def test_csv_mistakes(tmp_path):
     with pytest.raises(ValueError, match=r"line 3: got .* without a class"):
         open_data(file)
     lines(file, "file,class", *(f"{k}.jpg,c{k % 2}" for k in range(5)))
-    write(tmp_path, "1.jpg")
-    with pytest.raises(ValueError, match=r"4 of 5 files that do not exist.*: 0\.jpg, 2\.jpg, 3\.jpg, \.\.\."):
+    with pytest.raises(ValueError, match=r"5 of 5 files that do not exist.*: 0\.jpg, 1\.jpg, 2\.jpg, \.\.\."):
         open_data(file)
+    write(tmp_path, "1.jpg")
     lines(file, "file,class", "1.jpg,x")
     with pytest.raises(ValueError, match=r"one class only \('x'\)"):
         open_data(file)
@@ -126,7 +126,7 @@ def test_cub_lists_that_disagree(tmp_path):
     with pytest.raises(ValueError, match=r"got 12 images, expected the 11 images of .*; 1 image numbers .* first 12"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text(labels.replace("12 4", "12 9"))
-    with pytest.raises(ValueError, match="first image 12 with class '9'"):
+    with pytest.raises(ValueError, match="first image 12 of class '9'"):
         open_data(tmp_path)
     (tmp_path / "image_class_labels.txt").write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"line 1: got .*, expected a number, a space and a name"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from proxymetric.data.decoding import read_image
 from proxymetric.files import shown
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
     """N labelled images of C classes, either as files (`paths`) or as pixels (`arrays`).
 
@@ -27,16 +28,24 @@ class ImageSet:
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
         test_classes: labels of the official test classes; `()` if there are none.
         root: the folder that `paths` are relative to in `identity`.
-        test_images: (N,) bool, the official test images of a benchmark whose training and test share their classes
-            (MNIST); None otherwise.
+        test_images: (N,) bool, the test images of data that comes divided by images, so that classes may be in training
+            and in the test (MNIST, folders with train/ and test/); None otherwise.
         gallery: (N,) bool, for a test with queries and a gallery (In-Shop): True for the images of the gallery; the
             other test images are queries. None: each test image is a query against all others.
+        validation_images: (N,) bool, the images that choose the epoch, of data that comes divided; None otherwise.
+        notes: sentences about what was found and left out when the set was opened.
+        unlisted: folders that could not be listed, with the reason.
 
     Example:
         >>> grey = np.zeros((3, 8, 8), np.uint8)
         >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=grey)
         >>> len(images), images.read(2).mode, images.title(2), images.label_of(2)
         (3, 'RGB', 'dots#2', 1)
+        >>> images
+        ImageSet('dots', 3 images, 2 classes)
+        >>> image, label = images[2]
+        >>> image.size, label
+        ((8, 8), 1)
         >>> images.of_classes([1]).classes
         ['two']
     """
@@ -50,6 +59,9 @@ class ImageSet:
     root: Path | None = None
     test_images: np.ndarray | None = None
     gallery: np.ndarray | None = None
+    validation_images: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    unlisted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert (self.paths is None) != (self.arrays is None), "exactly one of paths and arrays is expected"
@@ -58,13 +70,35 @@ class ImageSet:
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
-        for mask in (self.test_images, self.gallery):
+        for mask in (self.test_images, self.gallery, self.validation_images):
             assert mask is None or (mask.dtype == bool and mask.shape == (count,)), (
                 "a mask with one bool per image is expected"
             )
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"ImageSet({self.name!r}, {len(self)} images, {len(self.classes)} classes)"
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """Return image `index`, decoded, upright and RGB, and its label.
+
+        Raises:
+            BadImage: the file cannot be read.
+            IndexError: there is no such image.
+            TypeError: `index` is not an integer; `subset` selects several images.
+        """
+        try:
+            row = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"index: got {type(index).__name__}, expected an integer; `subset` selects several images"
+            ) from None
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"index: got {row}, expected a number in {-len(self)}..{len(self) - 1}")
+        row %= len(self)
+        return self.read(row), self.label_of(row)
 
     def read(self, index: int) -> Image.Image:
         """Return image `index`, decoded, upright and RGB.
@@ -111,7 +145,8 @@ class ImageSet:
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
         """Return the set with only the images `indices`; labels and classes do not change.
 
-        `test_images` is kept if both training and test images remain, `gallery` if any gallery image remains.
+        `test_images` and `validation_images` are kept if they hold some but not all of the images, `gallery` if any
+        gallery image remains.
 
         Args:
             indices: image indices in any order, or one bool per image.
@@ -133,19 +168,23 @@ class ImageSet:
         wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
             raise ValueError(f"indices: got {int(wrong[0])}, expected numbers in 0..{len(self) - 1}")
-        test = None if self.test_images is None else self.test_images[rows]
+        test, validation = (
+            mask[rows] if mask is not None and mask[rows].any() and not mask[rows].all() else None
+            for mask in (self.test_images, self.validation_images)
+        )
         gallery = None if self.gallery is None else self.gallery[rows]
         return replace(
             self,
             labels=self.labels[rows],
             paths=None if self.paths is None else [self.paths[i] for i in rows],
             arrays=None if self.arrays is None else self.arrays[rows],
-            test_images=test if test is not None and test.any() and not test.all() else None,
+            test_images=test,
+            validation_images=validation,
             gallery=gallery if gallery is not None and gallery.any() else None,
         )
 
     def identity(self) -> str:
-        """Return the sha256 of the set's content: class names, labels, test images, gallery, and files or pixels.
+        """Return the sha256 of the set's content: class names, labels, division, and files or pixels.
 
         A file contributes its relative path and its size. Moving the folder therefore does not change the result;
         nor does an edit that keeps the size of a file.
@@ -153,7 +192,8 @@ class ImageSet:
         digest = hashlib.sha256()
         digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(self.labels.astype("<i8").tobytes())
-        for name, mask in (("test", self.test_images), ("gallery", self.gallery)):
+        masks = {"test": self.test_images, "gallery": self.gallery, "validation": self.validation_images}
+        for name, mask in masks.items():
             if mask is not None:
                 digest.update(name.encode() + mask.tobytes())
         if self.arrays is not None:

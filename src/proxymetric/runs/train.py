@@ -298,6 +298,7 @@ class RunSession:
         parallel.check(recipe.train, needs, world, self.context.device)
         make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # refuses wrong values before the data is opened
         images, parts = open_split(recipe, self.watcher)
+        self.context.bad.update(images.unlisted)
         if self.before is not None:
             folders.check_same_data(images.identity(), self.before, self.folder)
         single_image_classes = singletons(parts.train)
