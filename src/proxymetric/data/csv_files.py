@@ -14,7 +14,7 @@ from proxymetric.data.folders import first_names, is_file, missing_files, requir
 from proxymetric.data.images import ImageSet
 from proxymetric.data.parts import PART_NAMES, divide, part_of
 from proxymetric.data.text_files import read_text
-from proxymetric.files import shown
+from proxymetric.files import printable
 from proxymetric.signatures import did_you_mean
 
 _FILE_COLUMNS = ("file", "path", "image")
@@ -51,7 +51,7 @@ def from_csv(file: Path) -> ImageSet:
         raise ValueError(f"{file}: got one class only ({classes[0]!r}), expected at least two classes")
     index = {name: label for label, name in enumerate(classes)}
     labels = np.array([index[row.class_name] for row in rows])
-    images = ImageSet(shown(file.stem), labels, classes, paths=paths, root=root)
+    images = ImageSet(printable(file.stem), labels, classes, paths=paths, root=root)
     missing = missing_files(paths, root)
     if missing:
         note = f"{file}: {len(missing)} of {len(paths)} files do not exist and are left out: {first_names(missing)}"

@@ -22,7 +22,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
     WebPImagePlugin,
 )
 
-from proxymetric.files import shown
+from proxymetric.files import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """the formats of Pillow that are decoded (MPO is opened as JPEG); of the others, EPS would start Ghostscript"""
@@ -88,7 +88,7 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
         BadImage: the file cannot be read.
         ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
     """
-    title = shown(str(path)) if title is None else title
+    title = printable(str(path)) if title is None else title
     limit = max_pixels()
     _silence_pillow()
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from proxymetric.data.images import ImageSet
 from proxymetric.data.parts import divide, part_of
-from proxymetric.files import shown
+from proxymetric.files import printable
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_NAMES = 3
@@ -36,7 +36,7 @@ def image_files(folder: Path, unlisted: dict[str, str] | None = None) -> list[Pa
 
     def record(error: OSError) -> None:
         if unlisted is not None:
-            unlisted[shown(str(error.filename))] = error.strerror or str(error)
+            unlisted[printable(str(error.filename))] = error.strerror or str(error)
 
     paths = []
     for parent, folders, files in os.walk(folder, onerror=record):
@@ -102,9 +102,9 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     names = sorted({folder.name for folder in folders})
     label_of = {name: label for label, name in enumerate(names)}
     images = ImageSet(
-        name=shown(root.resolve().name),
+        name=printable(root.resolve().name),
         labels=np.repeat([label_of[f.name] for f in folders], [len(f.files) for f in folders]),
-        classes=[shown(name) for name in names],
+        classes=[printable(name) for name in names],
         paths=[path for folder in folders for path in folder.files],
         root=root,
         notes=tuple(notes),
@@ -141,11 +141,11 @@ def _classes_in(
     try:
         found = _visible_folders(place)
     except OSError as error:
-        unlisted[shown(str(place))] = error.strerror or str(error)
+        unlisted[printable(str(place))] = error.strerror or str(error)
         return []
     loose = _loose_images(place)
     files = {folder: image_files(folder, unlisted) for folder in found}
-    empty = [shown(folder.name) for folder in found if not files[folder] and shown(str(folder)) not in unlisted]
+    empty = [printable(folder.name) for folder in found if not files[folder] and printable(str(folder)) not in unlisted]
     if empty and any(files.values()):
         notes.append(f"{place}: folders without images: {len(empty)}, {first_names(empty)}")
     if loose and any(files.values()):
@@ -159,10 +159,10 @@ def _classes_in(
         return [_ClassFolder(name, paths, part) for name, paths in inner.items()]
     deep = {folder: sorted({p.relative_to(folder).parts[0] for p in files[folder]}) for folder in filled}
     if filled and all(len(deep[f]) > 1 and not _loose_images(f) for f in filled):
-        examples = [shown(f"{filled[0].name}/{name}") for name in deep[filled[0]]]
+        examples = [printable(f"{filled[0].name}/{name}") for name in deep[filled[0]]]
         notes.append(
             f"{place}: every class folder holds folders of images, such as {first_names(examples)}; all images in "
-            f"{shown(filled[0].name)} count as one class. Are the inner folders the classes? Then use "
+            f"{printable(filled[0].name)} count as one class. Are the inner folders the classes? Then use "
             "data.layout=nested (evaluate: --layout nested)"
         )
     return [_ClassFolder(folder.name, files[folder], part) for folder in filled]
@@ -202,7 +202,7 @@ def _check_classes(root: Path, names: list[str], unlisted: dict[str, str]) -> No
 def _loose_images(folder: Path) -> list[str]:
     """Return the names of the images directly in a folder."""
     names = sorted(name for name in os.listdir(folder) if name.lower().endswith(ENDINGS) and not name.startswith("."))
-    return [shown(name) for name in names if is_file(folder / name)]
+    return [printable(name) for name in names if is_file(folder / name)]
 
 
 def first_names(names: list[str]) -> str:
@@ -212,7 +212,7 @@ def first_names(names: list[str]) -> str:
         >>> first_names(["ant", "bee", "cat", "dog"])
         'ant, bee, cat, ...'
     """
-    return ", ".join(shown(name) for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    return ", ".join(printable(name) for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
 
 
 def is_file(path: Path) -> bool:
@@ -225,7 +225,7 @@ def is_file(path: Path) -> bool:
 
 def missing_files(paths: list[Path], root: Path) -> list[str]:
     """Return the paths, relative to `root`, that are no files."""
-    return [shown(Path(os.path.relpath(path, root)).as_posix()) for path in paths if not is_file(path)]
+    return [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths if not is_file(path)]
 
 
 def require_files(paths: list[Path], root: Path, listed_in: Path) -> None:

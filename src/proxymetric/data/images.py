@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from proxymetric.data.decoding import read_image
-from proxymetric.files import shown
+from proxymetric.files import printable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,7 +117,7 @@ class ImageSet:
 
     def title(self, index: int) -> str:
         """Return the path of image `index` as printable text; for arrays, the name of the set and the index."""
-        return f"{self.name}#{index}" if self.paths is None else shown(str(self.paths[index]))
+        return f"{self.name}#{index}" if self.paths is None else printable(str(self.paths[index]))
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
