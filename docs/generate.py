@@ -1,6 +1,6 @@
-"""Write the generated parts of README.md and docs/: `python docs/generate.py`, or with `--check` compare them only.
+"""Write the generated parts of README.md and docs/: `python docs/generate.py`, or with `--check` only compare them.
 
-Pages that are generated as a whole (methods, studies, API reference) are made when the site is built: `make docs`.
+Pages that are generated as a whole (methods, studies, API reference) are written when the site is built: `make docs`.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ if __name__ == "__main__":
         after = filled(before)
         if after != before:
             if "--check" in sys.argv:
-                sys.exit(f"{page.relative_to(ROOT)} is out of date: python docs/generate.py")
+                sys.exit(f"{page.relative_to(ROOT)} is out of date; run python docs/generate.py")
             page.write_text(after, encoding="utf-8")

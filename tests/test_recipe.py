@@ -230,7 +230,7 @@ def test_a_recipe_survives_json():
 
 def test_a_recipe_file_that_is_missing_or_broken_is_named(tmp_path):
     (tmp_path / "demo.toml").write_text("method = proxy-anchor\n")
-    with pytest.raises(ValueError, match=r"demo.toml is not valid TOML: .*line 1"):
+    with pytest.raises(ValueError, match=r"demo.toml, expected valid TOML: .*line 1"):
         load(tmp_path / "demo.toml")
     with pytest.raises(ValueError, match=r"got .*demmo.toml., expected a TOML file .*; did you mean .*/demo.toml.\?"):
         load(tmp_path / "demmo.toml")

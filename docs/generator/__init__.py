@@ -1,1 +1,1 @@
-"""Makes the pages and tables of the documentation from the code and from stored results."""
+"""Generates pages and tables of the documentation from the code and from stored results."""

@@ -1,4 +1,4 @@
-"""Prepares docstrings for the site: doctests become code blocks, literal blocks too, and equations become pictures."""
+"""Prepares docstrings for the site: doctests and literal blocks become code blocks, equations become pictures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Docstrings(griffe.Extension):
             return
         obj.docstring.value = prepared(obj.docstring.value)
         if obj.is_class and any(str(base).endswith("NamedTuple") for base in obj.bases):
-            # griffe knows no constructor of a named tuple: its arguments are its attributes.
+            # griffe does not know the constructor of a named tuple; its arguments are its attributes.
             obj.docstring.value = re.sub(r"^Args:", "Attributes:", obj.docstring.value, flags=re.MULTILINE)
 
 
 def prepared(docstring: str) -> str:
-    """A docstring in Markdown.
+    """Convert a docstring to Markdown.
 
     >>> print(prepared("Add.\\n\\n>>> 1 + 1\\n2"))
     Add.
@@ -40,12 +40,14 @@ def prepared(docstring: str) -> str:
     """
     text = inspect.cleandoc(docstring)
     text = re.sub(r"^Example:", "Examples:", text, flags=re.MULTILINE)
-    text = re.sub(r"^( {4}[\w, *]+: )>(?!>)", r"\1&gt;", text, flags=re.MULTILINE)  # no quotation: "scale: > 0"
+    text = re.sub(
+        r"^( {4}[\w, *]+: )>(?!>)", r"\1&gt;", text, flags=re.MULTILINE
+    )  # "> 0" in "scale: > 0" must not become a quotation
     return drawn(_doctests(_literal_blocks(_single_names(text))))
 
 
 def _single_names(text: str) -> str:
-    """`Args:` entries of several names, such as `low, high: limits.`, as one entry for each name.
+    """Split `Args:` entries of several names, such as `low, high: limits.`, into one entry for each name.
 
     >>> print(_single_names("Args:\\n    low, high: limits of\\n        the values."))
     Args:
@@ -59,13 +61,13 @@ def _single_names(text: str) -> str:
 
 
 def _literal_blocks(text: str) -> str:
-    """`::` and the indented lines below it as a fenced block."""
+    """Replace `::` and the indented lines below it by a fenced block."""
     block = re.compile(r"::\n\n((?:[ ]{4,}[^\n]*\n|\n)+?)(?=\S|\Z)")
     return block.sub(lambda match: f":\n\n```text\n{inspect.cleandoc(match[1])}\n```\n\n", text + "\n").rstrip()
 
 
 def _doctests(text: str) -> str:
-    """Doctests outside of a section `Examples:` as such a section."""
+    """Put doctests outside of a section `Examples:` into such a section."""
     lines = text.split("\n")
     start = next((number for number, line in enumerate(lines) if line.startswith(">>>")), None)
     if start is None:

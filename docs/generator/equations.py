@@ -1,4 +1,4 @@
-"""Equations of docstrings as pictures: plain text to TeX, and TeX to SVG by matplotlib; no scripts, no web fonts."""
+"""Draw the equations of docstrings: plain text to TeX, and TeX to SVG by matplotlib, without scripts and web fonts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TOKEN = re.compile(
     r"|(?P<positive_part>_\+)"
 )
 EQUATION = re.compile(r"^``([^`]+)``([^\n`]*)$", re.MULTILINE)
-"""an equation of a docstring: a line, or lines, that begin with two backticks"""
+"""an equation of a docstring: one or more lines between double backticks"""
 UNITS_PER_EM = 0.055
 FONT_SIZE = 20
 
 
 def tex(text: str) -> str:
-    r"""An equation of a docstring in the TeX that matplotlib draws.
+    r"""Convert an equation of a docstring to the TeX of matplotlib.
 
     >>> print(tex("1/B sum_i log(1 + exp(-scale s_iy))"))
     \dfrac{1}{B}\, \sum_{i}\, \log\left(1 + \exp\left(-\mathrm{scale}\ s_{iy}\right)\right)
@@ -63,7 +63,7 @@ def _token(match: re.Match[str]) -> str:
 
 
 def _roots(text: str) -> str:
-    """`sqrt(...)` as `ROOT{...}`, with its matching bracket."""
+    """Replace `sqrt(...)` by `ROOT{...}`; brackets inside are matched."""
     start = text.find("sqrt(")
     if start < 0:
         return text
@@ -75,10 +75,10 @@ def _roots(text: str) -> str:
 
 
 def svg(text: str) -> str:
-    """A picture of an equation in the colour of the text around it, with the text itself for screen readers.
+    """Draw an equation as SVG, in the colour of the surrounding text, with the plain text for screen readers.
 
     Raises:
-        ValueError: matplotlib cannot read it.
+        ValueError: matplotlib cannot parse the equation.
     """
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -102,7 +102,7 @@ def svg(text: str) -> str:
 
 
 def picture(text: str) -> str:
-    """An equation as HTML, one picture for each of its lines; as code where it cannot be drawn."""
+    """An equation as HTML with one picture for each line, or as code if it cannot be drawn."""
     lines = re.split(r"\s*\n\s*(?=[+-])", text.strip())
     try:
         pictures = [svg(line) for line in lines]
@@ -112,7 +112,7 @@ def picture(text: str) -> str:
 
 
 def drawn(docstring: str) -> str:
-    """A docstring with its equations as pictures, each in a paragraph of its own."""
+    """A docstring with its equations as pictures, each in a separate paragraph."""
 
     def replace(match: re.Match[str]) -> str:
         rest = match[2].strip().lstrip(",.").strip()

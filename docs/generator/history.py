@@ -44,7 +44,7 @@ def _range(values: list[float]) -> str:
 
 
 def compare_table() -> str:
-    """The rows of results/cub-160/ beside their baselines: means over the seeds and 95 % Student intervals."""
+    """The rows of results/cub-160/ compared with their baselines: means over the seeds and 95 % Student intervals."""
     results = groups(RESULTS / "cub-160")
     rows = []
     for name in [*(name for name in ORDER if name in results), *sorted(set(results) - set(ORDER))]:

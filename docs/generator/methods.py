@@ -1,4 +1,4 @@
-"""A page for each method of the catalogue, made from its row, its pieces and the stored results."""
+"""A page for each method of the catalogue, generated from its row, its pieces and the stored results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from generator.scores import RESULTS, interval, read, score, table
 
 EXCLUDED = ("figures", "mlrc")
-"""folders of results/ without results of single runs"""
+"""folders of results/ that hold no results of single runs"""
 
 
 def method_pages() -> dict[str, str]:
-    """The pages of all methods and their index, by their place in the site."""
+    """The pages of all methods and their index: path in the site -> text."""
     from proxymetric.papers import CATALOGUE
 
     results = stored_runs()
@@ -42,7 +42,7 @@ def slug(name: str) -> str:
 
 
 def method_page(name: str, results: dict[str, list[dict]]) -> str:
-    """One page: row, function, pieces, measured results."""
+    """The page of a method: catalogue row, function, pieces, measured results."""
     from proxymetric.criterion import NEEDS
     from proxymetric.papers import CATALOGUE
 
@@ -71,12 +71,12 @@ def _steps(row: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """The call of a need as code: everything up to its first space outside of brackets."""
+    """A need with its call marked as code: everything up to the first space or colon outside of brackets."""
     depth = 0
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0 and character in " :":
-            return f"`{text[:place]}`{html.escape(text[place:])}"
+            return f"`{text[:position]}`{html.escape(text[position:])}"
     return f"`{text}`"
 
 
@@ -86,24 +86,24 @@ def pieces(name: str) -> list[tuple[str, type]]:
     from proxymetric.papers import CATALOGUE
 
     objective = CATALOGUE[name](4, 8)
-    found: dict[type, str] = {}
+    kinds: dict[type, str] = {}
     for module in objective.modules():
         if isinstance(module, Compare):
             for kind, piece in (("Loss", module.loss), ("Regulariser", module.regulariser)):
                 if piece is not None and inspect.isclass(type(piece)) and not inspect.isroutine(piece):
-                    found.setdefault(type(piece), kind)
+                    kinds.setdefault(type(piece), kind)
         elif isinstance(module, Source):
-            found.setdefault(type(module), "Source")
+            kinds.setdefault(type(module), "Source")
         elif isinstance(module, Weighting):
-            found.setdefault(type(module), "Weighting")
+            kinds.setdefault(type(module), "Weighting")
         elif isinstance(module, Objective) and not isinstance(module, Sum):
-            found.setdefault(type(module), "Scheme")
+            kinds.setdefault(type(module), "Scheme")
     order = ("Scheme", "Loss", "Regulariser", "Weighting", "Source")
-    return sorted(((kind, piece) for piece, kind in found.items()), key=lambda item: order.index(item[0]))
+    return sorted(((kind, piece) for piece, kind in kinds.items()), key=lambda item: order.index(item[0]))
 
 
 def stored_runs(folder: Path = RESULTS) -> dict[str, dict[str, list[dict]]]:
-    """All stored results of runs, by method and by the group of seeds that they belong to."""
+    """All stored results of runs: method -> group of seeds -> results."""
     runs: dict[str, dict[str, list[dict]]] = {}
     for file in sorted(folder.rglob("*-seed*.json")):
         group = file.relative_to(folder).with_suffix("").as_posix().rsplit("-seed", 1)[0]
@@ -134,8 +134,8 @@ def results_text(groups: dict[str, list[dict]]) -> str:
     note = (
         "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
         "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "
-        "`vit-s-128` and `cub-proxy-anchor-*` are the [history](../studies/history.md) of 0.1.0, with other settings "
-        "than the papers'."
+        "`vit-s-128` and `cub-proxy-anchor-*` are the [history](../studies/history.md) of 0.1.0, whose "
+        "settings differ from the papers'."
     )
     return f"{table(columns, rows)}\n\n{note}"
 

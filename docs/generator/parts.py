@@ -18,10 +18,10 @@ class Part(NamedTuple):
 
     make: Callable[[], str]
     sources: tuple[Path, ...] = ()
-    """files or folders of results that it is made from"""
+    """files or folders of results that the part needs"""
 
     def text(self) -> str:
-        """The part, or a sentence if its results are not stored here."""
+        """The text of the part, or a note if its results are missing."""
         missing = [path for path in self.sources if not path.exists()]
         if missing:
             return f"No results are stored in `{missing[0].relative_to(ROOT).as_posix()}`."
@@ -66,5 +66,5 @@ def pages() -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """The text of a page with its generated parts made anew."""
+    """The text of a page with its generated parts updated."""
     return MARKS.sub(lambda match: f"{match[1]}{PARTS[match[2]].text()}\n{match[3]}", text)

@@ -6,7 +6,7 @@ from generator.scores import BENCHMARKS, paragraph, read, table
 
 
 def step_table() -> str:
-    """The recorded runs of benchmarks/step.py: the step of each method beside that of Proxy-Anchor."""
+    """The recorded runs of benchmarks/step.py: the time of a step of each method relative to Proxy-Anchor."""
     rows = []
     for kind in ("cuda", "cpu"):
         study = read(BENCHMARKS / f"step-{kind}.json")
@@ -25,7 +25,7 @@ def step_table() -> str:
 
 
 def metrics_table() -> str:
-    """The recorded runs of benchmarks/metrics.py: CPU time and extra memory beside the peer, and the time on a GPU."""
+    """The recorded runs of benchmarks/metrics.py: CPU time and extra memory of both libraries, and time on a GPU."""
 
     def cost(side: dict) -> str:
         return f"{side['cpu']:.1f} s CPU, {side['extra_mb']:,.0f} MB"
@@ -45,7 +45,7 @@ def metrics_table() -> str:
 
 
 def losses_table() -> str:
-    """The recorded run of benchmarks/losses.py on a CPU: forward and backward of a loss beside the peer."""
+    """The recorded run of benchmarks/losses.py on a CPU: forward and backward pass of a loss in both libraries."""
     rows = []
     for loss, sizes in read(BENCHMARKS / "losses-cpu.json")["losses"].items():
         for size, part in sizes.items():
@@ -94,7 +94,7 @@ def rates_table() -> str:
 
 
 def _softmax(by_batch: dict) -> str:
-    """A loss over the classes: with the default budget, with room for all similarities, and the compiled formula."""
+    """The cost of norm-softmax: with the default budget, with all similarities stored, and as a compiled formula."""
     sentences = []
     for batch, sizes in by_batch.items():
         for classes, sides in sizes.items():

@@ -1,4 +1,4 @@
-"""Pages of the API reference and of the command line, made from the package."""
+"""Pages of the API reference and of the command line, generated from the package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PACKAGE = ROOT / "src" / "proxymetric"
 HIDDEN = {
     "__init__", "__main__", "_torchvision", "checkpoint", "checks", "cli", "device", "files", "precision", "signatures",
 }  # fmt: skip
-"""modules without a page: helpers of the package, and the command line, which has a page of another kind"""
+"""modules without a page: internal helpers, and the command line, which has its own page"""
 FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
 """the order of the first pages; the others follow by name"""
 
 
 def reference_pages() -> dict[str, str]:
-    """All pages, by their place in the site."""
+    """All pages: path in the site -> text."""
     pages = {"reference/proxymetric.md": top_page(), "reference/command-line.md": command_page()}
     for name in parts():
         pages[f"reference/{name}.md"] = part_page(name)

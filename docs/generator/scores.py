@@ -1,4 +1,4 @@
-"""Stored results of runs, and how tables write their scores."""
+"""Read stored results of runs, and format their scores for tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "results"
 BENCHMARKS = ROOT / "benchmarks" / "results"
 MIN_INTERVAL_SEEDS = 3
-"""with fewer seeds an interval says nothing"""
+"""with fewer seeds an interval is too wide to be useful"""
 
 
 def read(file: Path) -> Any:
@@ -22,7 +22,7 @@ def read(file: Path) -> Any:
 
 
 def seeds(folder: Path, name: str) -> dict[str, dict]:
-    """The results `<name>-seed<seed>.json` of a folder, by seed; empty where there are none."""
+    """The results `<name>-seed<seed>.json` of a folder, by seed; empty if there are none."""
     files = sorted(folder.glob(f"{name}-seed*.json"))
     return {file.stem.rsplit("-seed", 1)[1]: read(file) for file in files}
 
@@ -43,7 +43,7 @@ def score(run: dict, metric: str) -> float:
 
 
 def interval(values: list[float], sign: str = "") -> str:
-    """The mean of fractions in per cent, with half the 95 % Student interval where there are three values or more.
+    """The mean of fractions in per cent, with half the 95 % Student interval if there are three values or more.
 
     >>> interval([0.5, 0.52, 0.51])
     '51.0 ± 2.5'
@@ -79,6 +79,6 @@ def paragraph(text: str) -> str:
 
 
 def machine(result: dict) -> str:
-    """The GPU that a result was made on, or the number of cores."""
-    about = result["machine"]
-    return about.get("gpu") or f"{about['cores']} cores, {about['processor']}"
+    """The GPU of a run, or the number of cores and the processor."""
+    facts = result["machine"]
+    return facts.get("gpu") or f"{facts['cores']} cores, {facts['processor']}"

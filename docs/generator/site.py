@@ -19,13 +19,13 @@ from generator.scores import ROOT
 from generator.study_pages import study_pages
 
 COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "examples.md": "examples/README.md"}
-"""pages of the site that are files elsewhere in the repository"""
+"""pages of the site that are copies of other files in the repository"""
 _pages: dict[str, str] = {}
 _pictures: dict[str, bytes] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make the generated pages, and put them where the navigation names their folder."""
+    """Generate the pages, and add them to the navigation in place of entries such as `methods/*`."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     studies, pictures = study_pages()
     _pages.clear()
@@ -71,6 +71,6 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
 
 
 def copied(source: str) -> str:
-    """A Markdown file of the repository; links to other files of it become plain text."""
+    """A Markdown file of the repository; relative links become plain text."""
     text = (ROOT / source).read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"`\1`", text)

@@ -1,4 +1,4 @@
-"""A page for each study of studies/*.toml: its design, and tables and plots where results are stored."""
+"""A page for each study of studies/*.toml: its design, and tables and plots if results are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from generator.scores import RESULTS, ROOT, table
 
 
 def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The pages of all studies and their index, by their place in the site, and the pictures on them."""
+    """The pages of all studies and their index (path in the site -> text), and their pictures (path -> PNG)."""
     from proxymetric.studies import load_study
     from proxymetric.studies.results import stored
 
@@ -32,28 +32,30 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
         rows.append([f"[{study.title}]({study.name}.md)", str(len(study.rows)), f"{len(runs)} of {len(study.tasks())}"])
     index = (
         "# Studies\n\nA study compares methods over data sets, backbones, protocols and seeds; "
-        "[Run a study](../how-to/studies.md) explains how. Tables and plots are made from the files in `results/` when "
-        f"this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n"
-        "[History](history.md) has the results of 0.1.0, which were made with other settings.\n"
+        "[Run a study](../how-to/studies.md) explains how. Tables and plots are generated from the files in `results/` "
+        f"when this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n"
+        "[History](history.md) has the results of 0.1.0, whose settings differ from the papers'.\n"
     )
     return pages | {"studies/index.md": index}, pictures
 
 
 def design(study) -> str:
-    """What a study compares, in a table."""
+    """The data, backbones, metrics and rows of a study."""
     rows = [
         [row.title, f"`{row.recipe}`" if row.recipe else "", study.rows[row.baseline].title if row.baseline else "",
          ", ".join(row.protocols), str(len(row.seeds))]
         for row in study.rows.values()
     ]  # fmt: skip
     data = ", ".join(data.title for data in study.data.values())
-    backbones = ", ".join(filter(None, (backbone.title for backbone in study.backbones.values()))) or "of the recipes"
+    backbones = (
+        ", ".join(filter(None, (backbone.title for backbone in study.backbones.values()))) or "those of the recipes"
+    )
     heading = f"**Data:** {data}. **Backbones:** {backbones}. **Metrics:** {', '.join(study.metrics)}."
     return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}"
 
 
 def command(file: Path, name: str) -> str:
-    """How to run a study and how to store its results."""
+    """The commands that run a study and store its results."""
     study = f"studies/{file.name}"
     return (
         f"```bash\nproxymetric study {study} --data-root DATA --archive {name}.tar.gz\n"
@@ -62,7 +64,7 @@ def command(file: Path, name: str) -> str:
 
 
 def measured(study, runs: dict[str, dict]) -> tuple[str, dict[str, bytes]]:
-    """The tables of a study and its pictures."""
+    """The tables and pictures of the stored results of a study."""
     from proxymetric.studies.tables import write_tables
 
     with tempfile.TemporaryDirectory() as temporary:

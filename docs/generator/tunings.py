@@ -1,4 +1,4 @@
-"""Tables of tuned vision transformers: parameters, results, and the cost of a step, beside those of VPTSP's paper."""
+"""Tables of tuned vision transformers: parameters, results, and the cost of a step, compared with VPTSP's paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE_1 = (
 
 
 def parameters_table() -> str:
-    """What each tuning trains of a ViT-S/16 with 384-D vectors and 100 classes, beside VPTSP's Table 1."""
+    """The trained parameters of each tuning of a ViT-S/16 (384-D, 100 classes), compared with VPTSP's Table 1."""
     from proxymetric import _torchvision  # noqa: F401
     import timm  # isort: skip
 
@@ -34,7 +34,7 @@ def parameters_table() -> str:
     for label, method, tuning, paper in TABLE_1:
         parts, width = _trained(method, tuning)
         total = sum(parts.values())
-        # The released code keeps the classifier of the backbone, and counts its bias, although no vector passes it.
+        # The released code keeps and counts the bias of the backbone's classifier, although the classifier is not used.
         unused = classifier * (width + 1 if "backbone" in parts else 1 if "biases" in parts else 0)
         row = [label, "", f"{total / 1e6:.3f} M", f"{(total + unused) / 1e6:.3f} M" if unused else "", ""]
         if paper is not None:
@@ -76,7 +76,7 @@ TUNED = {
 
 
 def tuned_table() -> str:
-    """The runs of results/vit-s-128/ beside the paper's: means over the seeds and 95 % Student intervals."""
+    """The runs of results/vit-s-128/ compared with the paper: means over the seeds and 95 % Student intervals."""
     rows = []
     for name, (label, *papers) in TUNED.items():
         row = [label]
@@ -129,17 +129,17 @@ RELEASED = {
 
 
 def alike_table() -> str:
-    """With and without semantic proxies at the same learning rates, seed by seed."""
+    """Runs with and without semantic proxies at the same learning rates, seed by seed."""
     return _seed_by_seed(ALIKE, {"lr": 1.5e-3, "proxy_lr": 1e-2})
 
 
 def released_table() -> str:
-    """With and without semantic proxies in the setting of VPTSP's released code."""
+    """Runs with and without semantic proxies in the setting of VPTSP's released code."""
     return _seed_by_seed(RELEASED, {"batch": 64, "per_class": 2})
 
 
 def _seed_by_seed(studies: dict[str, dict[str, str]], train: dict[str, float]) -> str:
-    """Runs that differ only in the proxies and in patience; all have these keys of `[train]`."""
+    """A table of runs that differ only in the proxies and in patience; `train` are keys of `[train]` that all have."""
     rows = []
     for data, title in (("cub", "CUB"), ("cars", "Cars")):
         baseline = seeds(*_place(studies["VPT+B"][data]))
@@ -220,7 +220,7 @@ def tuning_table() -> str:
 
 
 def _recomputing(by_batch: dict) -> str:
-    """What it saves and costs a recorded step to compute the hidden layers of the MLPs a second time."""
+    """The memory and time of a recorded step that computes the hidden layers of the MLPs twice."""
     pairs = [(sides["vptsp-g, recorded"], sides["vptsp-g, mlp again, recorded"]) for sides in by_batch.values()]
     saved = [100 * (1 - again["memory_mb"] / plain["memory_mb"]) for plain, again in pairs]
     longer = [100 * (again["step_ms"] / plain["step_ms"] - 1) for plain, again in pairs]
@@ -231,7 +231,7 @@ def _recomputing(by_batch: dict) -> str:
 
 
 def _rounds(by_batch: dict) -> str:
-    """How much the rounds of one side differ."""
+    """The spread of the rounds of a benchmark."""
     spans = []
     for size in sorted(by_batch, key=int):
         ends = [(*cost["lowest and highest round"], cost["step_ms"]) for cost in by_batch[size].values()]
@@ -244,7 +244,7 @@ def _rounds(by_batch: dict) -> str:
 
 
 def _by_classes(sizes: dict) -> str:
-    """What more classes cost on the accelerator."""
+    """The GPU memory that more classes need."""
     few, many = sizes["memory_mb"].items()
     rows = sizes["free proxies, their gradient and two moments, stored proxies, mb"]
     prompts = sizes["class prompts, their gradient and two moments, if they lay on the device, mb"]
@@ -263,6 +263,6 @@ def _ratio(cost: dict, key: str) -> str:
 
 
 def _memory(cost: dict) -> str:
-    """Reserved memory, and in brackets the memory in use where it is known (it is not for a recorded step)."""
+    """Reserved memory, and in brackets the memory in use if it is known (it is unknown for a recorded step)."""
     used = f" ({_ratio(cost, 'in use times full, eager')})" if "in use times full, eager" in cost else ""
     return _ratio(cost, "memory times full, eager") + used

@@ -12,7 +12,7 @@ def above_zero(**numbers: float) -> None:
         **numbers: argument name -> value.
 
     Raises:
-        ValueError: a value is not; the message names the argument.
+        ValueError: a value is not such a number; the message names the argument.
 
     Example:
         >>> above_zero(scale=-1)
@@ -32,7 +32,7 @@ def number(**numbers: float) -> None:
         **numbers: argument name -> value.
 
     Raises:
-        ValueError: a value is not; the message names the argument.
+        ValueError: a value is not such a number; the message names the argument.
     """
     for name, value in numbers.items():
         if not _is_number(value):
@@ -46,7 +46,7 @@ def at_least_zero(**numbers: float) -> None:
         **numbers: argument name -> value.
 
     Raises:
-        ValueError: a value is not; the message names the argument.
+        ValueError: a value is not such a number; the message names the argument.
     """
     for name, value in numbers.items():
         if not _is_number(value) or value < 0:
@@ -61,7 +61,7 @@ def whole_number(least: int = 0, **numbers: int) -> None:
         **numbers: argument name -> value.
 
     Raises:
-        ValueError: a value is not; the message names the argument.
+        ValueError: a value is not such a number; the message names the argument.
 
     Example:
         >>> whole_number(1, patience=2.5)

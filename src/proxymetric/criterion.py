@@ -21,7 +21,7 @@ NEEDS = {
     "images": "criterion(embeddings, labels, images=images)",
     "validation": "criterion.boundary(score=...) after each evaluation",
     "pool": "criterion.boundary(..., pool=...): a function (count) -> (embeddings, labels) of that many random "
-    "training images of each class, or those two tensors for all of them",
+    "training images of each class, or the embeddings and labels of all training images",
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
@@ -126,7 +126,7 @@ class Criterion(nn.Module):
         Args:
             embeddings: (B, D), not normalised.
             labels: (B,) whole numbers in [0, C).
-            images: the images of the embeddings, (B, 3, H, W); VPTSP and MoCo need them, and `bind(encoder)` too.
+            images: the images of the embeddings, (B, 3, H, W). VPTSP and MoCo need them, and also `bind(encoder)`.
             second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
 
         Raises:
@@ -246,7 +246,7 @@ class Criterion(nn.Module):
         ungrouped = set() if self._grouped_parts is None else self.parts().keys() - self._grouped_parts
         if ungrouped:
             raise ValueError(
-                f"bind: got an encoder after param_groups, which lacks the parts made for it now "
+                f"bind: got an encoder after param_groups(...), whose groups lack the parts that bind has created "
                 f"({', '.join(sorted(ungrouped))}), expected criterion.bind(encoder) before criterion.param_groups(...)"
             )
         return self
@@ -510,7 +510,7 @@ class _StepEncoder:
 
 
 def pool_from(embeddings: Tensor, labels: Tensor) -> Pool:
-    """A pool that draws from embeddings of all training images, anew at each call.
+    """A pool that draws new random rows from the embeddings of all training images at each call.
 
     Args:
         embeddings: (N, D).

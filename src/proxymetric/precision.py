@@ -22,7 +22,7 @@ def full_precision(device: str = "cpu") -> Iterator[None]:
     backends = (getattr(module, "matmul", None) for module in (torch.backends.cuda, torch.backends.mkldnn))
     switches: list[Any] = [backend for backend in backends if hasattr(backend, "fp32_precision")]
     previous = [switch.fp32_precision for switch in switches]
-    # A torch that has these switches raises an error for the older function.
+    # Versions of torch that have these switches raise an error in the older function.
     legacy = None if switches else torch.get_float32_matmul_precision()
     for switch in switches:
         switch.fp32_precision = "ieee"

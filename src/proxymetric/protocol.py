@@ -8,7 +8,8 @@ PROTOCOLS = {
     "papers": "all training classes are trained on, and the test classes choose the epoch",
 }
 """name -> description. "papers" is how most papers report: the scores are those of the epoch that is best on the test
-classes. They are higher than what a user will see, and are labelled wherever they are shown"""
+classes. They are higher than the scores that a user will get on new classes, and carry a label wherever they are
+shown"""
 
 CHOSEN_ON_TEST = "epoch chosen on the test half"
 """label of the scores of protocol `papers`"""

@@ -6,7 +6,7 @@ A recipe has five tables. The keys of each are the arguments of a class or funct
 table          what its keys are
 =============  =====================================================================
 `[data]`       fields of `DataOptions`: where the images are and how they are split
-`[view]`       arguments of `data.TrainView`: size, crop, flip; or `name`: a paper's
+`[view]`       arguments of `data.TrainView`: size, crop, flip; or `name`, a paper
 `[encoder]`    arguments of `encoders.build`: backbone, dim, pooling, weights, ...
 `[loss]`       arguments of the method: scale, margin, per_class, ...
 `[train]`      fields of `TrainOptions`: epochs, learning rates, schedule, ...
@@ -14,7 +14,7 @@ table          what its keys are
 
 `method`, `protocol` and `seed` stand outside the tables. An unknown key is an error that names the most similar key.
 
-The package ships recipes. `find("cub/proxy-anchor")` is the file of the one with that name.
+The package ships recipes. `find("cub/proxy-anchor")` returns the file of the recipe with that name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "parallel": ("ddp", "fsdp"),
     "track": (None, "tensorboard"),
 }
-"""values of the keys of `[train]` that are a choice"""
+"""key of `[train]` -> the values it may have"""
 MINIMA = {
     "epochs": 1,
     "batch": 1,
@@ -60,12 +60,12 @@ MINIMA = {
     "warmup": 0,
     "per_class": 0,
 }
-"""least values of the keys of `[train]` that are numbers"""
+"""key of `[train]` -> its smallest value"""
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The table `[data]`: where the images are and which classes are for what.
+    """The table `[data]`: where the images are, and which classes are used for validation and test.
 
     Attributes:
         path: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
@@ -111,7 +111,7 @@ class TrainOptions:
         accumulate: forward passes in an optimiser step.
         per_class: images of each class in a batch. None: what the method advises; 0: random batches.
         optimizer: "adamw", "adam" or "sgd".
-        proxy_optimizer: "rowwise-adagrad" keeps one number of state per proxy. None: as `optimizer`.
+        proxy_optimizer: "rowwise-adagrad" keeps one number of state per proxy. None: the same as `optimizer`.
         lr: learning rate of the encoder. None: 1e-4, or 1e-3 with `frozen`.
         proxy_lr: learning rate of the proxies. None: 100 times `lr`.
         weight_decay: of all parameters.
@@ -122,8 +122,8 @@ class TrainOptions:
             (over `decay_every` epochs; None: over all).
         decay_every: epochs.
         decay_by: a factor.
-        clip_value: each gradient is clipped to this size.
-        clip_norm: the norm of all gradients is clipped to this size.
+        clip_value: each entry of a gradient is clipped to this absolute value.
+        clip_norm: the norm of all gradients together is clipped to this value.
         amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16" or "off".
         metrics: the metrics of an evaluation.
         monitor: the metric that chooses the epoch.
@@ -132,10 +132,11 @@ class TrainOptions:
         patience: evaluations without improvement after which training stops. None: never.
         save_every: optimiser steps between checkpoints.
         frozen: train head and proxies on cached features of the backbone.
-        refit: afterwards train on all classes for the number of epochs that the held-out classes chose.
-        deterministic: make runs on a GPU bit-equal too.
-        compile: compile the training steps of the backbone with torch.compile, and record them on a GPU. The first
-            steps take about a minute, all others less time than before.
+        refit: after this training, train again on all classes, for the number of epochs that the held-out classes
+            chose.
+        deterministic: make repeated runs bit-identical on a GPU, as they are on a CPU.
+        compile: compile the training steps of the backbone with torch.compile and, on a GPU, record them as a CUDA
+            graph. The first steps take about a minute; later steps are faster than without compilation.
         shard: each of several processes holds the proxies of some classes, and their optimiser state.
         parallel: how several processes train the encoder. "ddp": each holds all of it. "fsdp": each holds a part of its
             parameters and of their optimiser state (FSDP2; not with warmup, frozen, compile or fp16).
@@ -231,7 +232,7 @@ class Recipe:
 
 
 def folder() -> Path:
-    """The folder of the shipped recipes: inside an installed package, or beside `src` in a checkout."""
+    """The folder of the shipped recipes: inside an installed package, or next to `src` in a checkout."""
     package = Path(__file__).resolve().parent
     places = (package / "recipes", package.parent.parent / "recipes")
     return next((place for place in places if place.is_dir()), places[0])
@@ -303,10 +304,10 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            before = result.get(key, {})
-            if isinstance(value, Mapping) != isinstance(before, Mapping) and before != {}:
-                raise ValueError(f"{key}: got {before!r} and {value!r}, expected a table or a value, not both")
-            result[key] = _updated(before, value) if isinstance(value, Mapping) else value
+            previous = result.get(key, {})
+            if isinstance(value, Mapping) != isinstance(previous, Mapping) and previous != {}:
+                raise ValueError(f"{key}: got {previous!r} and {value!r}, expected a table or a value, not both")
+            result[key] = _updated(previous, value) if isinstance(value, Mapping) else value
     return result
 
 
@@ -319,7 +320,7 @@ NAME_KEYS = {"base": "method"}
 
 
 def _updated(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with changed keys; `InnerKeys` are merged into the value that is there."""
+    """A table with changed keys; `InnerKeys` are merged into the current value of their key."""
     result = dict(table)
     for key, value in changes.items():
         current = result.get(key)
@@ -436,7 +437,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     loss = complete("loss", tables["loss"], lookup(method), without=("classes", "dim"))
     if train["frozen"] and "images" in needs(method, loss):
         raise ValueError(
-            f"train.frozen: got true, but {method} runs the encoder on images, and only cached features are there; "
+            f"train.frozen: got true, but {method} runs the encoder on images, and only cached features are available; "
             "expected no --frozen"
         )
     if train["frozen"] and encoder["tuning"] not in ("full", "linear"):
@@ -468,7 +469,7 @@ def complete(
         table: name of the table, for errors.
         given: its keys and values.
         target: the class or function whose arguments are the keys.
-        without: arguments that are no keys.
+        without: arguments that are not keys of the table.
 
     Raises:
         ValueError: a key is unknown or a value has the wrong type.
@@ -487,7 +488,7 @@ def complete(
 
 
 def _expected_key(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
-    """What an unknown key at the top should be: with its table if a table has it (`margin` is `loss.margin`)."""
+    """The keys that are allowed at the top level, and a suggestion for an unknown key, such as `loss.margin`."""
     homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
     known = (*TOP_KEYS, *builders)
     hint = f"; did you mean {homes[0]!r}?" if homes else did_you_mean(key, known)

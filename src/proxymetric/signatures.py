@@ -1,4 +1,4 @@
-"""Check arguments: one check of a choice, one check of a type, one "did you mean"."""
+"""Checks of arguments: of a choice and of a type, with a "did you mean" for wrong names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MIN_LIKENESS = 0.5
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Name the known name that is most like a wrong one, as the end of an error message.
+    """Suggest the known name that is most similar to a wrong one, as the end of an error message.
 
     Args:
         name: the wrong name.
         known: the right names.
 
     Returns:
-        `"; did you mean 'x'?"`, or an empty text if no name is alike.
+        `"; did you mean 'x'?"`, or an empty text if no known name is similar.
 
     Example:
         >>> did_you_mean("proxy-ancor", ["proxy-anchor", "triplet"])
@@ -31,13 +31,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
         >>> did_you_mean("zzz", ["proxy-anchor", "triplet"])
         ''
     """
-    spellings = {_normalised(each): each for each in known}
+    spellings = {_normalised(spelling): spelling for spelling in known}
     matches = difflib.get_close_matches(_normalised(str(name)), spellings, 1, MIN_LIKENESS)
     return f"; did you mean {spellings[matches[0]]!r}?" if matches else ""
 
 
 def one_of(argument: str, value: Any, known: Iterable[Any]) -> None:
-    """Refuse a value that is not among the known ones.
+    """Raise an error if a value is not one of the known values.
 
     Args:
         argument: name of the argument, for the message.
@@ -45,7 +45,7 @@ def one_of(argument: str, value: Any, known: Iterable[Any]) -> None:
         known: the values it may have.
 
     Raises:
-        ValueError: the value is not known; the message names the one most like it.
+        ValueError: the value is not known; the message suggests the most similar known value.
 
     Example:
         >>> one_of("optimizer", "adamm", ("adam", "sgd"))
@@ -54,8 +54,8 @@ def one_of(argument: str, value: Any, known: Iterable[Any]) -> None:
     """
     choices = list(known)
     if value not in choices:
-        names = did_you_mean(value, [choice for choice in choices if isinstance(choice, str)])
-        raise ValueError(f"{argument}: got {value!r}, expected one of {_listed(choices)}{names}")
+        suggestion = did_you_mean(value, [choice for choice in choices if isinstance(choice, str)])
+        raise ValueError(f"{argument}: got {value!r}, expected one of {_listed(choices)}{suggestion}")
 
 
 def fit(argument: str, value: Any, annotation: Any) -> Any:

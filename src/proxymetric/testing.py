@@ -1,4 +1,4 @@
-"""The contract of a method: checks that every method passes, also one that is defined outside this library.
+"""The contract of a method: checks that every method must pass, including methods defined outside this library.
 
 Example:
     >>> import proxymetric as pm
@@ -38,7 +38,7 @@ class Subject:
         build: a function (classes, dim) -> Criterion.
         name: its name in messages.
         sums_over: "batch", "classes" or None, as in `papers.About`.
-        grouped: whether the K proxies of a class make one similarity.
+        grouped: whether the K proxies of a class are combined into one similarity.
         surrogate_gradient: whether the loss has factors that count as constants in its gradient.
         fast: whether gradients are compared along random directions only, instead of entry by entry.
     """
@@ -59,13 +59,13 @@ def check_method(method: str | Build, *, surrogate_gradient: bool = False, **opt
 
     Args:
         method: a name of the catalogue, or a function (classes, dim) -> Criterion.
-        surrogate_gradient: for a function: whether its loss has factors that count as constants in its gradient. A
-            method of the catalogue states it in its row.
+        surrogate_gradient: for a function only: whether its loss has factors that count as constants in its gradient.
+            A method of the catalogue states this in its row.
         **options: arguments of a method of the catalogue.
 
     Raises:
         AssertionError: a check failed; the message names the method and the check.
-        ValueError: options beside a function, or surrogate_gradient beside a name.
+        ValueError: `options` was given with a function, or `surrogate_gradient` with a name.
 
     Example:
         >>> check_method("proxy-nca++", temperature=0.1)
@@ -84,16 +84,16 @@ def builder(method: str | Build, *, surrogate_gradient: bool = False, **options:
         **options: arguments of a method of the catalogue.
 
     Returns:
-        How to build the method, with what its row states.
+        The function that builds the method, and what its catalogue row states.
     """
     if callable(method):
         if options:
-            raise ValueError(f"options: got {', '.join(options)} beside a function, expected them inside the function")
+            raise ValueError(f"options: got {', '.join(options)} with a function, expected them inside the function")
         if isinstance(method, Subject):
             return method
         return Subject(method, getattr(method, "__name__", repr(method)), surrogate_gradient=surrogate_gradient)
     if surrogate_gradient:
-        raise ValueError(f"surrogate_gradient: got True beside {method!r}, expected it in the catalogue row")
+        raise ValueError(f"surrogate_gradient: got True for {method!r}, expected it in the catalogue row")
     from proxymetric.papers import method as from_catalogue
     from proxymetric.papers import rows
 
@@ -155,7 +155,7 @@ class Toy(torch.nn.Module):
 
 
 def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
-    """A criterion that is ready to train, bound to an encoder and evaluated once where the method needs that."""
+    """A criterion that is ready to train: bound to an encoder and evaluated once, if the method needs that."""
     torch.manual_seed(0)
     criterion = build(CLASSES, DIM)
     if "encoder" in criterion.needs:
@@ -167,7 +167,7 @@ def make(build: Build, dtype: torch.dtype = torch.float32) -> Criterion:
 
 
 def run(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """The loss of a batch, with images where the method needs them."""
+    """The loss of a batch, with images if the method needs them."""
     generator = torch.Generator().manual_seed(len(labels))
     images = torch.rand(len(labels), PIXELS, generator=generator).to(embeddings)
     loss: Tensor = criterion(embeddings, labels, images=images if "images" in criterion.needs else None)
@@ -185,7 +185,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, seed: int) -> Tensor:
-    """Train one step on the batch of that seed; the gradient in the embeddings."""
+    """Train one step on the batch of a seed, and return the gradient in the embeddings."""
     torch.manual_seed(seed)
     embeddings, labels = sample(seed)
     loss = run(criterion, embeddings.requires_grad_(), labels)
@@ -199,7 +199,7 @@ def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, se
 
 
 def optimizer_of(criterion: Criterion) -> torch.optim.Optimizer | None:
-    """An optimiser of the parameters of the criterion; None where there are none."""
+    """An optimiser of the parameters of the criterion; None if it has no parameters."""
     groups = criterion.param_groups(lr=1e-2)
     return torch.optim.AdamW(groups, lr=1e-3) if groups else None
 
@@ -207,8 +207,9 @@ def optimizer_of(criterion: Criterion) -> torch.optim.Optimizer | None:
 def check_gradient(subject: Subject) -> None:
     """The gradient in the embeddings and in every parameter is that of the value (float64, random state fixed).
 
-    In eval mode, where nothing is fitted to the batch. Where training gives the same value, it gives the same gradient.
-    For a declared surrogate gradient, the factors that `core.surrogate.held` marks are frozen in the value.
+    The check runs in eval mode, where nothing is fitted to the batch. If training mode gives the same value, it must
+    give the same gradient. For a declared surrogate gradient, the factors that `core.surrogate.held` marks are frozen
+    in the value.
     """
     criterion = make(subject, torch.float64).eval()
     embeddings, labels = sample(dtype=torch.float64)
@@ -233,8 +234,8 @@ def check_gradient(subject: Subject) -> None:
         gradcheck(surrogate, tuple(inputs), eps=1e-6, atol=1e-5, fast_mode=subject.fast)
     except GradcheckError as error:
         raise AssertionError(
-            "the gradient is not that of the value. A factor without gradient is marked by core.surrogate.held and "
-            f"declared by surrogate_gradient=True. {error}"
+            "the gradient is not that of the value. A factor without gradient must be marked with "
+            f"core.surrogate.held and declared with surrogate_gradient=True. {error}"
         ) from error
     in_eval = value(*inputs)
     criterion.train()
@@ -261,9 +262,12 @@ def check_reduction(subject: Subject) -> None:
     if subject.sums_over is None:
         return
     objective = make(subject, torch.float64).objective
-    assert isinstance(objective, Compare), f"sums_over: got it for {type(objective).__name__}, expected a Compare"
+    assert isinstance(objective, Compare), f"sums_over: got {type(objective).__name__}, expected a Compare"
     loss, per_class = objective.loss, objective.source.per_class or 1
-    assert hasattr(loss, "of_class") == subject.grouped, "grouped: it must be stated if the loss has `of_class`"
+    has_of_class = hasattr(loss, "of_class")
+    assert has_of_class == subject.grouped, (
+        f"grouped: got {subject.grouped}, expected {has_of_class}: it states whether the loss has `of_class`"
+    )
     queries, labels = sample(dtype=torch.float64)
     generator = torch.Generator().manual_seed(4)
     vectors = torch.randn(CLASSES * per_class, DIM, generator=generator, dtype=torch.float64)
@@ -282,7 +286,8 @@ def check_reduction(subject: Subject) -> None:
     else:
         changed = torch.cat([vectors[:per_class], -vectors[per_class:]])
         before, after = (gradients(queries, each)[1][:per_class] for each in (vectors, changed))
-    torch.testing.assert_close(after, before, msg=f"sums_over: got {subject.sums_over!r}, which the loss does not")
+    message = f"sums_over: got {subject.sums_over!r}, but the loss does not sum over it"
+    torch.testing.assert_close(after, before, msg=message)
 
 
 def check_batch_of_one(subject: Subject) -> None:
@@ -310,7 +315,7 @@ def check_zero_embedding(subject: Subject) -> None:
 
 
 def check_labels(subject: Subject) -> None:
-    """Labels out of range, of the wrong type or number, and embeddings of another width are refused by name."""
+    """Bad labels (range, type, number) and embeddings of another width raise an error that names the argument."""
     criterion = make(subject)
     embeddings, labels = sample()
     bad_batches: list[tuple[Any, Any, str]] = [
@@ -356,7 +361,7 @@ def check_half(subject: Subject) -> None:
 
 
 def check_commit(subject: Subject) -> None:
-    """State changes in commit alone: not in forward, in eval mode, without gradients or after discard."""
+    """State changes only in commit: not in forward, in eval mode, without gradients or after discard."""
     criterion = make(subject)
     embeddings, labels = sample()
     before = snapshot(criterion)
@@ -379,6 +384,9 @@ def check_commit(subject: Subject) -> None:
     assert all(not value.requires_grad for value in criterion.state_dict().values()), "the state has a gradient"
 
 
+STATE_HINT = "is all state a parameter or a persistent buffer, and is what `commit` stores detached?"
+
+
 def check_resume(subject: Subject) -> None:
     """A criterion that is saved with safetensors after a few steps and loaded again continues bit for bit."""
     original = make(subject)
@@ -393,13 +401,13 @@ def check_resume(subject: Subject) -> None:
         resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for seed in range(3, 6):
         gradient, resumed_gradient = train_step(original, optimizer, seed), train_step(resumed, resumed_optimizer, seed)
-        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}"
-    assert same(snapshot(original), snapshot(resumed)), "the states differ"
+        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}; {STATE_HINT}"
+    assert same(snapshot(original), snapshot(resumed)), f"the states differ; {STATE_HINT}"
     assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps of 6"
 
 
 def check_groups(subject: Subject) -> None:
-    """Every trained parameter is in exactly one group. Those of a bound encoder are in none, and not in the state."""
+    """Every trained parameter is in exactly one group. No group and no state has parameters of a bound encoder."""
     criterion = make(subject)
     names = set(criterion.state_dict())
     encoder = Toy()
@@ -413,7 +421,7 @@ def check_groups(subject: Subject) -> None:
 
 
 def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], None]:
-    """The check with failures that name the method and the check."""
+    """Wrap a check so that its failures name the method and the check."""
 
     @functools.wraps(check)
     def named(build: Build) -> None:
@@ -431,6 +439,7 @@ def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], Non
 CHECKS: dict[str, Callable[[Build], None]] = {
     name: _named(name, check)
     for name, check in {
+        "commit": check_commit,
         "gradient": check_gradient,
         "reduction": check_reduction,
         "batch of one": check_batch_of_one,
@@ -438,7 +447,6 @@ CHECKS: dict[str, Callable[[Build], None]] = {
         "labels": check_labels,
         "order": check_order,
         "half precision": check_half,
-        "commit": check_commit,
         "resume": check_resume,
         "parameter groups": check_groups,
     }.items()

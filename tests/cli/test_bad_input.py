@@ -215,7 +215,7 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
         ("[loss]\nmargn = 0.2\n", "loss.margn: got an unknown key, expected a key of [loss]; did you mean 'margin'?"),
         ("[los]\nmargin = 0.2\n", "loss, train; did you mean 'loss'?"),
         ("[loss]\nmargin = '0.2'\n", "loss.margin: got '0.2', expected a number"),
-        ("[loss\n", "mine.toml is not valid TOML"),
+        ("[loss\n", "mine.toml, expected valid TOML"),
     ],
 )
 def test_a_mistake_in_a_recipe_file(photos, tmp_path, content, said):

@@ -254,7 +254,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
-    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
+    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "the image format is not recognised")
     out = tmp_path / "x.safetensors"
     refused(proxymetric("embed", run, tmp_path, "--out", out), "not one of the 1 images can be read")
     refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "there is no such folder")

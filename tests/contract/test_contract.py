@@ -119,21 +119,21 @@ def test_a_surrogate_gradient_must_be_declared_and_true() -> None:
         check_method(build)
     with pytest.raises(AssertionError, match="'gradient': surrogate_gradient: got True with 0 held factors"):
         check_method(against_proxies(pm.losses.ProxyAnchor()), surrogate_gradient=True)
-    with pytest.raises(ValueError, match="surrogate_gradient: got True beside 'circle', expected it in the catalogue"):
+    with pytest.raises(ValueError, match="surrogate_gradient: got True for 'circle', expected it in the catalogue"):
         check_method("circle", surrogate_gradient=True)
 
 
 def test_a_factor_without_gradient_that_is_not_marked_is_found() -> None:
-    with pytest.raises(AssertionError, match="A factor without gradient is marked by"):
+    with pytest.raises(AssertionError, match="A factor without gradient must be marked with"):
         CHECKS["gradient"](against_proxies(unmarked))
 
 
 @pytest.mark.parametrize(
     ("loss", "sums_over", "grouped", "message"),
     [
-        (pm.losses.ProxyAnchor(), "classes", False, "sums_over: got 'classes', which the loss does not"),
-        (pm.losses.CosFace(), "batch", False, "sums_over: got 'batch', which the loss does not"),
-        (pm.losses.MPA(), "batch", False, "grouped: it must be stated"),
+        (pm.losses.ProxyAnchor(), "classes", False, "sums_over: got 'classes', but the loss does not sum over it"),
+        (pm.losses.CosFace(), "batch", False, "sums_over: got 'batch', but the loss does not sum over it"),
+        (pm.losses.MPA(), "batch", False, "grouped: got False, expected True"),
         (pm.losses.MultiSimilarity(), "classes", False, "expected one written on ops"),
     ],
 )

@@ -1,6 +1,7 @@
 """Feeds: the same batches whatever the workers, the cache and the past; bad files named and left out."""
 
 import io
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -162,6 +163,20 @@ def test_cache_is_read_once(images, folder):
         equal(source.epoch(0), before)
     finally:
         other.write_bytes(content)
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_only_workers_that_are_asked_for_are_processes(images, workers):
+    options = {} if workers is None else {"workers": workers}
+    view = TrainView(24, resize=32)
+    for batches in (
+        TrainFeed(images, Batches(images.labels, 12), view, **options).epoch(0),
+        iter(EvalFeed(images, EvalView(24), batch=12, **options)),
+    ):
+        before = set(multiprocessing.active_children())
+        next(batches)
+        assert len(set(multiprocessing.active_children()) - before) == (workers or 0)
+        batches.close()
 
 
 def test_feeds_that_are_refused(images):

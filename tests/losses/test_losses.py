@@ -12,6 +12,8 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, References, unit
 from proxymetric.losses import (
     MPA,
+    MPAAP,
+    MPADW,
     Circle,
     Contrastive,
     MarginContrastive,
@@ -214,6 +216,17 @@ def test_mpa_with_one_proxy_is_proxy_anchor(seed):
     refs = References(unit(torch.from_numpy(p)), torch.arange(C), 1)
     queries, labels = unit(torch.from_numpy(x)), torch.from_numpy(y)
     assert torch.equal(MPA()(queries, labels, refs), ProxyAnchor()(queries, labels, refs))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reference"), [(MPA, oracle.mpa_of), (MPADW, oracle.mpa_dw_of), (MPAAP, oracle.mpa_ap_of)]
+)
+def test_the_mpa_family_has_scale_32_margin_0_1_and_soft_similarity_unless_told(loss, reference):
+    x, y, p = problem(0, K)
+    refs = References(unit(torch.from_numpy(p)), torch.arange(C).repeat_interleave(K), per_class=K)
+    value = loss()(unit(torch.from_numpy(x)), torch.from_numpy(y), refs)
+    similarity = oracle.class_similarity(x, p, K, "soft", gamma=0.1)
+    np.testing.assert_allclose(value.item(), reference(similarity, y, scale=32.0, margin=0.1), rtol=1e-10)
 
 
 def test_weights_of_one_change_nothing_and_others_multiply_the_exponent():

@@ -56,7 +56,7 @@ def test_no_names() -> None:
         ({"labels": []}, "labels: got none"),
         ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, expected whole numbers"),
         ({"labels": ["a", "a", "b", "b"]}, "labels: got list, expected an array of whole numbers"),
-        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without an item of their class"),
+        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without a relevant item"),
         ({"gallery": VECTORS}, "gallery_labels: got None"),
         ({"gallery_labels": LABELS}, "gallery: got None"),
         ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),

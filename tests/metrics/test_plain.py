@@ -47,3 +47,20 @@ def test_it_can_differ_from_a_wrong_order():
 def test_an_unknown_distance_is_refused():
     with pytest.raises(ValueError, match=r"distance: got 'cosin', expected one of .*did you mean 'cosine'"):
         plain_topk(torch.eye(2), None, 1, "cosin")
+
+
+@pytest.mark.parametrize("inside", [SCREENED, BY_ROWS])
+@pytest.mark.parametrize(
+    ("items", "order"),
+    [
+        ([[0.0, 1.0], [0.0, 0.0]], [0, 1]),  # both similarities are 0: the order of the items
+        ([[0.0, 0.0], [1e-17, 1.0]], [1, 0]),  # less apart than float64 resolves near 1
+        ([[-1e-17, 1.0], [0.0, 0.0]], [1, 0]),
+    ],
+)
+def test_near_ties_with_a_zero_item_are_ranked_by_their_similarity(items, order, inside, monkeypatch):
+    for name, value in inside.items():
+        monkeypatch.setattr(f"proxymetric.metrics.knn.search.{name}", value)
+    query = torch.tensor([[1.0, 0.0]])
+    neighbours = rank(query, [0], 2, gallery=torch.tensor(items), gallery_labels=[0, 0]).neighbours
+    assert neighbours.tolist() == [order] == plain_topk(query, torch.tensor(items), 2).tolist()

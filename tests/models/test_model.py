@@ -68,7 +68,7 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
     vectors, kept = model.embed(files, errors="skip")
     assert kept == [0, 2]
     assert torch.equal(vectors, model.embed([files[0], files[2]]))
-    with pytest.raises(ValueError, match=r"bad.jpg: not an image"):
+    with pytest.raises(ValueError, match=r"bad.jpg: the image format is not recognised"):
         model.embed(files)
 
 

@@ -170,7 +170,7 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
         (
             "ccp",
             {"base": {"method": "proxy-anchor", "k": 1}},
-            "k: got 1, expected no such argument: proxy-anchor takes scale, margin",
+            r"k: got an unknown argument \(1\), expected an argument of proxy-anchor: scale, margin",
         ),
         ("moco", {"base": "proxy-isa"}, "whose weighting would count the samples of the queue again at every step"),
         ("moco", {"base": "ccp"}, "base: got 'ccp', which is built around another method; expected"),

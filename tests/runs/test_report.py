@@ -154,7 +154,7 @@ def test_classes_at_both_ends_of_certainty(tmp_path: Path) -> None:
     assert read.tags.count("section") == 6
     assert read.tags.count("img") == 13 + 5
     assert "<b>" not in text
-    part = read.text[read.text.index("How sure it is of its classes") :]
+    part = read.text[read.text.index("Certainty about classes") :]
     assert part.index("most certain") < part.index(NASTY) < part.index("uncertainty 1.23")
     assert part.index("uncertainty 1.23") < part.index("least certain") < part.index("owl") < part.index("20.5")
     assert "A note & more." in part

@@ -368,7 +368,7 @@ def test_what_is_forgotten_is_said() -> None:
     with pytest.raises(ValueError, match=r"encoder: got none, expected criterion.bind\(encoder\).*; ccp needs it"):
         toy.criterion(toy.encoder(x), y)
     toy.criterion.bind(toy.encoder)
-    with pytest.raises(ValueError, match="boundary: got no call, expected one before the first step"):
+    with pytest.raises(ValueError, match=r"boundary: got no call, expected boundary\(...\) before the first step"):
         toy.criterion(toy.encoder(x), y)
     with pytest.raises(ValueError, match=r"validation: got none, expected criterion.boundary"):
         toy.criterion.boundary(pool=toy.pool)

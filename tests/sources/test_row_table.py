@@ -117,6 +117,12 @@ def test_rows_lie_in_host_memory_whatever_the_default_device() -> None:
         assert table.take(torch.tensor([2], device="cpu")).tolist() == [[1.0, 1.0]]
 
 
+def test_a_table_moves_with_its_module_unless_it_is_kept_in_host_memory() -> None:
+    moved, kept = RowTable(torch.ones(3, 2)).to("meta"), RowTable(torch.ones(3, 2), host=True).to("meta")
+    assert {tensor.device.type for tensor in moved.buffers()} == {"meta"}
+    assert {tensor.device.type for tensor in kept.buffers()} == {"cpu"}
+
+
 @pytest.mark.parametrize("index", [[5], [0, -1], [2, 7]])
 def test_rows_that_a_table_does_not_have(index: list[int]) -> None:
     table = RowTable(torch.zeros(5, 2), host=True)

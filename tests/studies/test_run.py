@@ -87,12 +87,12 @@ def test_a_killed_study_goes_on_where_it_was(finished, outputs):
     first, second = outputs
     assert f"finished  {RUNS[0]}" in first
     assert RUNS[0] not in second.split("archive:")[0], "a finished run is kept"
-    assert f"started   {RUNS[1]} (goes on)" in second or f"finished  {RUNS[1]}" not in second
+    assert f"started   {RUNS[1]} (resumed)" in second or f"finished  {RUNS[1]}" not in second
     for name in RUNS:
         assert (finished / "runs" / name / "result.json").is_file()
     again = proxymetric("study", GLYPHS, "--out", finished, "--dry-run")
     assert again.out.count(" done ") == 4
-    assert again.out.splitlines()[-1] == "all are done"
+    assert again.out.splitlines()[-1] == "all runs are done"
 
 
 def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
@@ -188,7 +188,7 @@ def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
     text = GLYPHS.read_text().replace('"encoder.dim" = 32', '"encoder.dim" = 16')
     changed.write_text(text.replace('"recipes/', f'"{recipes}/'))
     answer = proxymetric("study", changed, "--out", out)
-    refused(answer, "4 runs in", "encoder.dim was 32 and is 16", "--overwrite makes them anew")
+    refused(answer, "4 runs in", "encoder.dim was 32 and is 16", "--overwrite repeats them")
     listed = proxymetric("study", changed, "--out", out, "--dry-run")
     assert listed.out.count("changed") == 4
     before = {name: (out / "runs" / name / "result.json").read_bytes() for name in RUNS}
@@ -219,7 +219,7 @@ def test_failures_kills_and_stops(tmp_path):
     first = Running(file, "--out", out, "--jobs", 1)
     first.until(last.is_file)
     busy = proxymetric("study", file, "--out", out)
-    refused(busy, "is in use by process", str(first.process.pid))
+    refused(busy, f"which process {first.process.pid} uses")
     worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     os.kill(worker, signal.SIGKILL)
     code, text = first.finish()
@@ -238,9 +238,9 @@ def test_failures_kills_and_stops(tmp_path):
     second.process.send_signal(signal.SIGINT)
     code, text = second.finish()
     assert code == 130
-    assert "started   long-g-held-out-seed0 (goes on)" in text
+    assert "started   long-g-held-out-seed0 (resumed)" in text
     assert "stopped   long-g-held-out-seed0: saved" in text
-    assert "1 runs are left, such as long-g-held-out-seed0; the same command goes on from here" in text
+    assert "1 runs are left, such as long-g-held-out-seed0; the same command continues the study" in text
     worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
@@ -304,7 +304,7 @@ def test_only_runs_that_fit_are_started(finished):
 def test_an_estimate_is_a_rows_minutes_until_a_run_is_done(tmp_path):
     answer = proxymetric("study", GLYPHS, "--out", tmp_path / "new", "--dry-run", "--jobs", 2)
     assert answer.out.count("to do") == 5
-    assert answer.out.splitlines()[-1] == "4 runs, 4 to do: about 12s with 2 at once"
+    assert answer.out.splitlines()[-1] == "4 runs, 4 to do: about 12s with 2 at the same time"
     assert not (tmp_path / "new").exists()
 
 

@@ -90,7 +90,7 @@ WRONG = {
     "the same folder": (
         small(data={"g": {"path": "x"}}, backbones={"a-b": {}}, rows=[{"name": "a-g"}, {"name": "a", "title": "t"}])
         | {"data": {"g": {"path": "x"}, "g-g": {"path": "x"}}},
-        "rows: got two runs of the folder",
+        "rows: got two runs with the folder",
     ),
 }
 
@@ -109,7 +109,7 @@ def test_narrowing():
     assert [task.name for task in narrowed(study, ["b"], [1])] == ["b-g-held-out-seed1"]
     with pytest.raises(ValueError, match=r"--only: got 'bb', expected a row of the study; did you mean 'b'\?"):
         narrowed(study, ["bb"])
-    with pytest.raises(ValueError, match="--seeds: got 7, expected among 1, 3"):
+    with pytest.raises(ValueError, match="--seeds: got 7, expected one of 1, 3"):
         narrowed(study, (), [7])
 
 
@@ -130,9 +130,9 @@ BAD_COMMANDS = {
     "root": ([str(GLYPHS), "--data-root", "nowhere"], "--data-root: got 'nowhere', expected a folder"),
     "archive": ([str(GLYPHS), "--archive", "x.zip"], "--archive: got 'x.zip', expected a name that ends in .tar.gz"),
     "collect": ([str(GLYPHS), "--collect", "x.tar.gz"], "--results: got none, expected the folder"),
-    "results": ([str(GLYPHS), "--results", "x"], "--results: got a folder, expected --collect or --tables"),
+    "results": ([str(GLYPHS), "--results", "x"], "--results: got a folder without --collect or --tables"),
     "no archive": ([str(GLYPHS), "--collect", "x.tar.gz", "--results", "r"], "collect: got x.tar.gz, expected an"),
-    "no results": ([str(GLYPHS), "--tables", "t"], "expected results of the study 'glyphs' there"),
+    "no results": ([str(GLYPHS), "--tables", "t"], "expected a folder with results of the study 'glyphs'"),
 }
 
 
@@ -155,10 +155,10 @@ def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(t
 
     told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\nsettings = {"loss.margn" = 1}',
          "rows.a: loss.margn: got an unknown key, expected a key of [loss]; did you mean 'margin'?")  # fmt: skip
-    told('[data.g]\npath = "birds"\n[[rows]]\nname = "a"', "data.g.path: got 'birds', expected images there")
+    told('[data.g]\npath = "birds"\n[[rows]]\nname = "a"', "data.g.path: got 'birds', expected a path of images")
     told('[data.g]\npath = "glyphs:60"\n[backbones.small]\nweights = "w"\n[[rows]]\nname = "a"',
          "backbones.small.weights: got 'w', expected a file (--data-root")  # fmt: skip
-    told("name = ", "is not valid TOML")
+    told("name = ", "expected valid TOML")
     (tmp_path / "runs" / "study-s").mkdir(parents=True)
     (tmp_path / "runs" / "study-s" / "mine.txt").write_text("x")
     file.write_text('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"')

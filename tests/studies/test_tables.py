@@ -181,5 +181,5 @@ def test_pictures_show_something(tmp_path):
 def test_an_unknown_folder_of_results_is_refused():
     from proxymetric.studies.results import stored
 
-    with pytest.raises(ValueError, match="results: got nowhere, expected results of the study 's' there"):
+    with pytest.raises(ValueError, match="results: got nowhere, expected a folder with results of the study 's'"):
         stored(study(), Path("nowhere"))

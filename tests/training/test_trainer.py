@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +58,42 @@ def test_the_last_step_of_an_epoch_takes_what_is_left(photos: Path, tmp_path: Pa
     done = run(photos, tmp_path / "run", train__accumulate=3, train__epochs=2)
     assert done.result.steps == 6, "8 batches: three, three and two"
     assert tensors(done)["criterion._extra_state"].tolist() == [6.0, 1.0]
+
+
+class Heavy(torch.autograd.Function):
+    """The identity, with a tensor that lives as long as its node in the graph, as the caches of the losses do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensors: list[weakref.ref]) -> Tensor:
+        ctx.kept = torch.zeros(1)
+        tensors.append(weakref.ref(ctx.kept))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return slope, None
+
+
+def test_the_memory_of_accumulation_does_not_grow_with_the_batches(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a batch is computed, the graph of the one before may be there, but no earlier one."""
+    tensors: list[weakref.ref] = []
+    alive: list[int] = []
+
+    class Watched(Compare):
+        def forward(self, ctx: Context) -> Outcome:
+            alive.append(sum(tensor() is not None for tensor in tensors))
+            return super().forward(ctx._replace(embeddings=Heavy.apply(ctx.embeddings, tensors)))
+
+    @about(paper="none", choose="never")
+    def watched(classes: int, dim: int) -> Objective:
+        return Watched(ProxyAnchor(), LearnedProxies(classes, dim))
+
+    monkeypatch.setitem(CATALOGUE, "watched", watched)
+    run(photos, tmp_path / "run", method="watched", train__accumulate=4, train__epochs=1, train__warmup=0)
+    assert len(alive) == 8
+    assert max(alive) <= 1
 
 
 class Poisoned(Compare):

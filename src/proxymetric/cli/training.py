@@ -83,8 +83,8 @@ def train(
     tuning: Annotated[
         str | None,
         typer.Option(
-            help="Which parameters of the backbone are trained: full, linear or bitfit; for ViTs also vpt, adapter or "
-            "lora. Join several with +, such as vpt+bitfit."
+            help="Which parameters of the backbone are trained, such as full, linear, bitfit or, for ViTs, vpt, "
+            "adapter and lora; an unknown name lists all. Join several with +, such as vpt+bitfit."
         ),
     ] = None,
     recipe: RecipeName = None,

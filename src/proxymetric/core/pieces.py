@@ -95,7 +95,7 @@ class References(NamedTuple):
         The reductions in `ops` need no such copy, which saves memory with many rows.
 
         Args:
-            queries: the copy gets their dtype; None: it keeps its own.
+            queries: the copy gets the dtype of the queries; None: the copy keeps the dtype of the rows.
 
         Returns:
             (R, D) rows, ready to be compared.
@@ -145,7 +145,7 @@ class Progress(NamedTuple):
 
 
 class Encode(Protocol):
-    """The bound encoder as a piece may call it; it computes in the precision of the training step."""
+    """The calls of the bound encoder that a piece may make; it computes in the precision of the training step."""
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Embeddings (B, D) of images."""
@@ -156,7 +156,7 @@ class Encode(Protocol):
         Args:
             images: (B, 3, H, W).
             prompts: prompt tokens (B, n_i, W) for each block i of a vision transformer, or None for a block.
-            shared: True: `prompts` follow the encoder's own prompts; False: they replace them.
+            shared: True: `prompts` follow the encoder's own prompts; False: `prompts` replace the encoder's prompts.
         """
 
 
@@ -190,7 +190,7 @@ Pool = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class Boundary(NamedTuple):
-    """What an objective learns after an evaluation."""
+    """What a run passes to an objective after an evaluation."""
 
     score: float | None = None
     """validation score, higher is better"""
@@ -252,10 +252,10 @@ class Energy(NamedTuple):
                 "ProxyAnchor or another loss that has it, or newton_steps=0, which trains mu and sigma by gradient"
             )
         of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
-        least = LEAST[self.normalise]
+        min_length = LEAST[self.normalise]
 
         def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:
-            shrink = vectors.norm(dim=1, keepdim=True).clamp(min=least).reciprocal()
+            shrink = vectors.norm(dim=1, keepdim=True).clamp(min=min_length).reciprocal()
             gradient, curvature = of_normalised(vectors * shrink)
             return gradient * shrink, curvature * shrink.square()
 
@@ -321,7 +321,7 @@ class Source(nn.Module):
         Raises:
             ValueError: the source has no seats.
         """
-        raise ValueError(f"seats: got {type(self).__name__}, which has none, expected a source with seats to read")
+        raise ValueError(f"source: got {type(self).__name__}, which has no seats, expected a source with seats to read")
 
     def reseed(self, vectors: Tensor) -> None:
         """Replace the vectors in the seats.
@@ -332,7 +332,9 @@ class Source(nn.Module):
         Raises:
             ValueError: the source has no seats.
         """
-        raise ValueError(f"seats: got {type(self).__name__}, which has none, expected a source with seats to replace")
+        raise ValueError(
+            f"source: got {type(self).__name__}, which has no seats, expected a source with seats to replace"
+        )
 
 
 class Weighting(nn.Module):
@@ -437,8 +439,13 @@ class Compare(Objective):
         if refs.vectors.dtype == torch.bfloat16:
             # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
-        # A memory may still be empty. There is nothing to compare with then, and the loss is 0.
-        terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
+        # A memory may still be empty. Then the batch has no references to be compared with, and the loss is 0.
+        value = self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0
+        if value.ndim:
+            raise ValueError(
+                f"loss: got a tensor of shape {tuple(value.shape)} from {type(self.loss).__name__}, expected a scalar"
+            )
+        terms = {"loss": value}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)

@@ -40,7 +40,7 @@ class SecondPass(NamedTuple):
 
     prompts: ClassPrompts
     shared: bool
-    """True: the prompts follow the encoder's own prompts; False: they replace them"""
+    """True: the prompts follow the encoder's own prompts; False: the prompts replace the encoder's prompts"""
     plan: Any = None
     """data of the source that made the request; it comes back unchanged in the result"""
 

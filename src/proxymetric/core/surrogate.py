@@ -1,4 +1,4 @@
-"""Factors of a loss that count as constants in its gradient, and a way to hold them still in a test.
+"""Factors of a loss that count as constants in its gradient, and a way to freeze them in a test.
 
 The gradient of such a loss is not the gradient of its value. It is the gradient of a surrogate: the value as a function
 of its arguments with the factors frozen. Circle loss weights each similarity by how far it is from its optimum, and
@@ -17,8 +17,8 @@ from torch import Tensor
 class Factors:
     """The factors of one evaluation of a loss, recorded once and used again at other arguments.
 
-    A test records the factors at a point and replays them at points beside it: finite differences of the replayed
-    values are the gradient of the surrogate.
+    A test records the factors at one point and replays them at nearby points: finite differences of the replayed
+    values approximate the gradient of the surrogate.
 
     Example:
         >>> import torch
@@ -35,12 +35,12 @@ class Factors:
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
-        """the factors in the order in which the loss asked for them"""
+        """the factors in the order in which the loss passed them to `held`"""
         self._position: int | None = None
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Store every factor that is held inside."""
+        """Record every factor that a loss passes to `held` inside this context."""
         self.values.clear()
         self._position = None
         with self._active():
@@ -48,11 +48,11 @@ class Factors:
 
     @contextmanager
     def replay(self) -> Iterator[None]:
-        """Give back the stored factors, in their order, instead of those that are held inside."""
+        """Make `held` return the recorded factors, in the order of recording, instead of its argument."""
         self._position = 0
         with self._active():
             yield
-        assert self._position == len(self.values), "a replay holds as many factors as the recording"
+        assert self._position == len(self.values), "a replay must call `held` as often as the recording"
 
     @contextmanager
     def _active(self) -> Iterator[None]:
@@ -74,7 +74,7 @@ _factors: ContextVar[Factors | None] = ContextVar("factors", default=None)
 
 
 def held(factor: Tensor) -> Tensor:
-    """A factor of a loss as a constant of its gradient: `factor.detach()`.
+    """Mark a factor of a loss that counts as a constant in its gradient; returns `factor.detach()`.
 
     A loss that uses this is declared in its catalogue row: `surrogate_gradient=True`. Use it for factors of the value
     only. Masks and indices have no gradient and need no declaration.
@@ -83,7 +83,7 @@ def held(factor: Tensor) -> Tensor:
         factor: any tensor.
 
     Returns:
-        The same values without gradient. Inside `Factors.replay`, the values recorded before.
+        The same values without gradient. Inside `Factors.replay`, the recorded values.
 
     Example:
         >>> import torch

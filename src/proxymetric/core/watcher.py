@@ -1,4 +1,4 @@
-"""Watchers: what a run reports its progress to."""
+"""Watchers: objects that a run reports its progress to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tick(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What a run calls to report its progress. `Silent` ignores the calls, the command line draws bars."""
+    """An object that a run calls to report its progress. `Silent` ignores the calls; the command line draws bars."""
 
     def say(self, text: str) -> None:
         """Show a message that stays on the screen."""
@@ -43,7 +43,7 @@ class Watcher(Protocol):
         Args:
             epoch: epochs so far; a fraction in the middle of an epoch.
             scores: metric -> score.
-            best: the score is the best so far.
+            best: whether the score is the best so far.
             scored_on: the classes that were scored, in words.
         """
 

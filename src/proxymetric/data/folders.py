@@ -55,7 +55,7 @@ def class_folders(root: Path) -> list[Path]:
         return _visible_folders(root)
     except OSError as error:
         raise ValueError(
-            f"data: got {root}, which cannot be listed ({error.strerror}), expected a folder that you may read"
+            f"data: got {root}, which cannot be read ({error.strerror}), expected files and folders that you may read"
         ) from None
 
 

@@ -59,6 +59,17 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
             f"sets {' and '.join(EMBEDDED)}{near}"
         )
+    try:
+        return _noted(_opened(path, layout))
+    except PermissionError as error:
+        raise ValueError(
+            f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
+            "that you may read"
+        ) from None
+
+
+def _opened(path: Path, layout: str) -> ImageSet:
+    """Open a folder or a CSV file that exists."""
     if layout == "auto":
         layout = "csv" if path.is_file() else detect(path) or "auto"
     if path.is_dir() and layout == "csv":
@@ -68,10 +79,10 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             raise ValueError(f"layout: got {layout!r} for the file {path}, expected a folder")
         if path.suffix.lower() != ".csv":
             raise ValueError(f"data: got the file {path}, expected a folder, or a .csv file of files and classes")
-        return _noted(from_csv(path))
+        return from_csv(path)
     if layout in BENCHMARKS:
-        return _noted(from_benchmark(path, layout))
-    return _noted(from_folder(path, layout))
+        return from_benchmark(path, layout)
+    return from_folder(path, layout)
 
 
 def _noted(images: ImageSet) -> ImageSet:

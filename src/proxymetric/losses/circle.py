@@ -16,7 +16,7 @@ from proxymetric.ops import NONE, log1p_exp
 
 @dataclass(frozen=True)
 class Circle:
-    """Positives against negatives, each similarity weighted by its distance from its optimum (Sun et al. 2020, Eq. 6).
+    """Compare positives with negatives, each weighted by its distance from its optimum (Sun et al. 2020, Eq. 6).
 
     ``1/B sum_i log(1 + sum_n e^{scale a_n (s_in - margin)} sum_p e^{-scale a_p (s_ip - 1 + margin)})``
 

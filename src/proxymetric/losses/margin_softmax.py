@@ -17,11 +17,11 @@ from proxymetric.ops import Line, over_classes
 
 @dataclass(frozen=True)
 class CosFace:
-    """Softmax cross entropy on cosines, with a margin subtracted from that of the own class (Wang et al. 2018, Eq. 4).
+    """Softmax cross entropy with a margin on the cosine to the query's class (Wang et al. 2018, Eq. 4).
 
     ``-1/B sum_i log( e^{scale (s_iy - margin)} / (e^{scale (s_iy - margin)} + sum_{c != y} e^{scale s_ic}) )``
 
-    Relations: `ProxyNCAPlusPlus` is this loss without a margin; `SoftTriple` is this loss with several centres of a
+    Relations: `ProxyNCAPlusPlus` is this loss without a margin; `SoftTriple` is this loss with several centres per
     class.
 
     Args:
@@ -49,11 +49,11 @@ class CosFace:
 
 @dataclass(frozen=True)
 class ArcFace:
-    """Softmax cross entropy on cosines, with a margin added to the angle to the own class (Deng et al. 2019, Eq. 3).
+    """Softmax cross entropy with a margin on the angle to the query's class (Deng et al. 2019, Eq. 3).
 
-    `CosFace` with ``cos(theta + margin)`` instead of ``s - margin``, where ``theta = arccos s_iy``. Where theta +
-    margin exceeds pi, ``s - margin sin(margin)`` replaces it and keeps the function monotonic. The loss needs one
-    reference per class.
+    The equation is that of `CosFace` with ``cos(theta + margin)`` instead of ``s - margin``, where
+    ``theta = arccos s_iy``. If theta + margin exceeds pi, ``s - margin sin(margin)`` replaces the cosine, which keeps
+    the function monotonic. The loss needs one reference per class.
 
     Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, shrinks near 0 and
     pi.
@@ -84,7 +84,7 @@ class ArcFace:
             )
         if weight is not None:
             raise ValueError(
-                "weighting: got one for ArcFace, whose exponent for the own class is not linear in the similarity; "
+                "weighting: got one for ArcFace, whose exponent for the query's class is not linear in the similarity; "
                 "expected CosFace"
             )
         sums = over_classes(queries, labels, refs, Line(1.0), Line(self.scale))

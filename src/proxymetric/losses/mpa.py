@@ -31,7 +31,7 @@ class MPA:
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
         margin: 0.1 by default.
-        of_class: how K proxies make one similarity.
+        of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
@@ -65,7 +65,7 @@ class MPADW:
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
         margin: 0.1 by default.
-        of_class: how K proxies make one similarity.
+        of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
@@ -90,7 +90,7 @@ class MPADW:
 
 @dataclass(frozen=True)
 class MPAAP:
-    """One logarithm for each sample over its own class and all others (Saeki et al. 2023, Eqs. 15 and 16).
+    """Sum over the sample's own class and all others in one logarithm (Saeki et al. 2023, Eqs. 15 and 16).
 
     ``1/B sum_i log(1 + exp(scale (margin - S_iy)) + sum_{c != y} exp(scale (S_ic + margin)))``
 
@@ -100,7 +100,7 @@ class MPAAP:
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
         margin: 0.1 by default.
-        of_class: how K proxies make one similarity.
+        of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
@@ -121,5 +121,5 @@ class MPAAP:
         pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
         has_positive = sums.positive.isfinite()
-        of_sample = log1p_exp(torch.logaddexp(sums.positive, sums.negative))
-        return mean_where(of_sample.where(has_positive, 0.0), has_positive)
+        sample_losses = log1p_exp(torch.logaddexp(sums.positive, sums.negative))
+        return mean_where(sample_losses.where(has_positive, 0.0), has_positive)

@@ -31,7 +31,7 @@ class MultiSimilarity:
     Args:
         alpha: > 0; scale of the positive pairs.
         beta: > 0; scale of the negative pairs.
-        base: similarity from which both are counted.
+        base: the similarity at which both exponents are 0.
         epsilon: >= 0; margin of the mining, 0.1 by default. None turns the mining off.
 
     Example:

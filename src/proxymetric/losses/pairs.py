@@ -17,7 +17,7 @@ def distances(queries: Tensor, refs: References) -> Tensor:
 
 
 def mean_where(values: Tensor, where: Tensor) -> Tensor:
-    """The mean of the chosen values; 0 where none is chosen."""
+    """The mean of the chosen values; 0 if none is chosen."""
     return (values * where).sum() / where.sum().clamp(min=1)
 
 

@@ -22,7 +22,7 @@ class ProxyNCA:
 
     The sum leaves out the proxy of the sample's own class, so the loss can be negative.
 
-    Relations: `ProxyNCAPlusPlus` keeps that proxy in the sum, which bounds the loss and makes training calmer.
+    Relations: `ProxyNCAPlusPlus` keeps that proxy in the sum, which bounds the loss and makes training more stable.
 
     Args:
         scale: > 0; 12 is common.
@@ -51,8 +51,8 @@ class ProxyNCAPlusPlus:
 
     ``-1/B sum_i log( exp(s_iy/T) / sum_c exp(s_ic/T) )``
 
-    Relations: the loss equals the normalised softmax (`CosFace` with margin 0 and scale 1/T); the paper adds a way to
-    train it.
+    Relations: the loss equals the normalised softmax (`CosFace` with margin 0 and scale 1/T); the paper adds a training
+    recipe.
 
     Args:
         temperature: T > 0, divides the cosine. The paper and its code divide squared distances by 1/9. On the unit
@@ -80,7 +80,7 @@ def cross_entropy(positive: Tensor, negative: Tensor) -> Tensor:
     """`-log(e^positive / (e^positive + e^negative))`, mean over the queries that have a reference of their class.
 
     Args:
-        positive: (B,) logarithm of the summed exponentials over the own class; -inf where there is no reference of it.
+        positive: (B,) logarithm of the summed exponentials over the query's class; -inf if the class has no reference.
         negative: (B,) the same over the other classes.
     """
     has_positive = positive.isfinite()

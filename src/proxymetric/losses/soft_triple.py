@@ -24,12 +24,12 @@ class SoftTriple:
     S is the soft similarity to a class (`Similarity`). The regulariser on the centres is a separate term: `Spread`.
 
     Relations: `MPAAP` has the same structure with a margin on both sides and a 1 in the logarithm. Its gradient does
-    not vanish when the similarities to the own class and to another are both high.
+    not vanish when the similarities to the sample's class and to another class are both high.
 
     Args:
         scale: > 0; lambda in the paper, 20.
         margin: 0.01 in the paper.
-        of_class: how K centres make one similarity.
+        of_class: how the K centres of a class are combined into one similarity.
         reduction: "mean" over the batch, or "sum" as in the paper.
 
     Example:

@@ -18,11 +18,11 @@ class Spread:
 
     ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix.
 
-    1e-5 is added under the root, which gives coinciding proxies a finite gradient. K = 1 gives 0. Proxies of 16 bits
+    1e-5 is added under the root, which gives coinciding proxies a finite gradient. K = 1 gives 0. 16-bit proxies
     are compared in float32, because in bfloat16 the products of nearly equal proxies round to more than 1. The term is
     not a reduction of `ops`: all proxies are normalised and multiplied at once, whatever `ops.using` sets.
 
-    Relations: a term beside `SoftTriple` and the MPA family, for classes that need fewer than K proxies.
+    Relations: add this term to `SoftTriple` or a loss of the MPA family if some classes need fewer than K proxies.
 
     Args:
         tau: >= 0; weight of the term, 0.2 in both papers.
@@ -41,7 +41,7 @@ class Spread:
     def __call__(self, refs: References) -> Tensor:
         if refs.per_class is None:
             raise ValueError(
-                "references: got loose rows, expected a source with a fixed number of proxies for each class"
+                "references: got rows that are not grouped by class, expected a source with K proxies for each class"
             )
         k = refs.per_class
         if k == 1 or not self.tau:

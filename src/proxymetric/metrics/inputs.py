@@ -14,15 +14,15 @@ _EXACT_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.uint8, torch.int8, tor
 
 
 def as_vectors(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
-    """Vectors (N, D) as float32 or float64, with every number unchanged (whole numbers up to 2^53).
+    """Convert vectors (N, D) to float32 or float64 without changing a number (whole numbers: up to 2^53).
 
     Args:
-        name: of the argument, for errors.
+        name: the name of the argument, for errors.
         value: a tensor, an array or nested lists.
         device: where to put the vectors; None: where they are.
 
     Raises:
-        ValueError: the value is no finite real matrix with at least one row and one column.
+        ValueError: the value is not a finite real matrix with at least one row and one column.
     """
     vectors = _tensor(name, value, "real numbers")
     if vectors.ndim != 2:
@@ -41,16 +41,16 @@ def as_vectors(name: str, value: Any, device: torch.device | str | None = None) 
 
 
 def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None) -> Tensor:
-    """Labels (N,) as int64.
+    """Convert labels (N,) to int64.
 
     Args:
-        name: of the argument, for errors.
+        name: the name of the argument, for errors.
         value: a tensor, an array or a list of whole numbers.
         of: the name of the vectors, for errors.
-        vectors: there must be one label for each; the labels are put on their device. None: no check.
+        vectors: the vectors, one for each label; the labels are moved to their device. None: no check.
 
     Raises:
-        ValueError: the value is no list of whole numbers, or has another length than the vectors.
+        ValueError: the value is not a list of whole numbers, or its length differs from that of the vectors.
     """
     labels = _tensor(name, value, "whole numbers")
     if labels.ndim != 1:

@@ -24,7 +24,10 @@ _FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K of at lea
 
 
 class Metric(NamedTuple):
-    """A checked name, its kind, and its cutoff; None: the number of relevant items of each query, or no cutoff."""
+    """A checked name, its kind, and its cutoff K.
+
+    `cutoff` is None for a cutoff at R, the number of relevant items of each query, and for metrics without a cutoff.
+    """
 
     name: str
     kind: str
@@ -37,7 +40,7 @@ class Metric(NamedTuple):
 
 
 def parse(name: str) -> Metric:
-    """Read one name.
+    """Parse the name of a metric.
 
     Args:
         name: such as "R@1", "MAP@R" or "NMI".
@@ -46,7 +49,7 @@ def parse(name: str) -> Metric:
         The name with its kind and cutoff.
 
     Raises:
-        ValueError: there is no such metric; the message names the nearest.
+        ValueError: the name is unknown; the message names the nearest metric.
 
     Example:
         >>> parse("nDCG@8")
@@ -76,7 +79,7 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
         The names as a tuple.
 
     Raises:
-        ValueError: there is no name, or an unknown one.
+        ValueError: no name is given, or a name is unknown.
 
     Example:
         >>> names(["R@1", "MAP@R"])
@@ -91,7 +94,7 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _nearest(name: str) -> str:
-    """The metric most similar to an unknown name, whatever that is."""
+    """The metric whose name is most like an unknown name."""
     kind, _, cutoff = name.partition("@")
     plain = re.sub(r"[\s_-]+", " ", kind.strip().lower())
     known = difflib.get_close_matches(plain, _ALIASES, n=1, cutoff=0.0)

@@ -36,7 +36,7 @@ def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[
     """Compute each metric for each query of a ranking.
 
     Args:
-        ranking: with as many results as the metrics need.
+        ranking: a ranking with as many results as the metrics need.
         metrics: names; see `evaluate`.
 
     Returns:
@@ -76,14 +76,14 @@ def scores(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str
     """Compute the mean of each metric over the queries of a ranking, as fractions.
 
     Args:
-        ranking: with as many results as the metrics need.
+        ranking: a ranking with as many results as the metrics need.
         metrics: names; see `evaluate`.
 
     Returns:
         Metric -> mean.
 
     Raises:
-        ValueError: as `per_query`, or the ranking has no query.
+        ValueError: see `per_query`; or the ranking has no query.
 
     Example:
         >>> hits = torch.tensor([[1, 0, 1, 0, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
@@ -111,18 +111,18 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute metrics of embeddings, as fractions.
 
-    Memory is bounded, whatever the number of queries. Queries without a relevant item are left out; `left_out` counts
+    Memory use does not grow with the number of queries. Queries without a relevant item are left out; `left_out` counts
     them.
 
     Args:
         embeddings: (N, D); see `rank`.
         labels: (N,).
         metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8", with any cutoff from 1; also "NMI",
-            "covering_radius" and "inter_class_distance", of embeddings and gallery together, with their defaults.
+            "covering_radius" and "inter_class_distance", which describe embeddings and gallery together.
         gallery: (G, D) the items to search; None: the embeddings search each other.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; None: chosen.
+        block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
 
     Returns:
@@ -204,4 +204,4 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
 
 
 def _no_relevant_items(queries: int) -> str:
-    return f"labels: got {queries} queries without an item of their class to find, expected at least one with an item"
+    return f"labels: got {queries} queries without a relevant item, expected at least one query with one"

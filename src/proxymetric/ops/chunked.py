@@ -16,7 +16,7 @@ from proxymetric.ops.chunks import NEGATIVE, POSITIVE, Chunks, PairExponents
 from proxymetric.ops.problem import NONE, Count, Problem, Reduced, Settings, Totals, at_least_float32, log1p_exp
 
 NUMBERS_PER_CPU_CHUNK = 2**20
-"""numbers of one chunk on a CPU, so that they stay in its cache: the rows, and three matrices of rows by queries"""
+"""numbers of one chunk on a CPU, so that they stay in its cache: n rows of D numbers and three (n, B) matrices"""
 PAIRS_PER_GPU_CHUNK = 2**26
 """pairs of one chunk on a GPU, which needs large products"""
 MIN_ROWS_PER_CHUNK = 256
@@ -45,8 +45,8 @@ def mean_over_batch(
     """See `reductions.mean_over_batch`.
 
     The part of the means that belongs to a chunk's columns depends on that chunk only, so the forward pass also
-    computes the gradient. The gradient contains a given count. Without a count, the backward pass multiplies the
-    gradient once more.
+    computes the gradient. A count that is given divides this gradient at once. Without a count, the backward pass
+    multiplies the gradient by the remaining factor.
     """
     queries = at_least_float32(queries)
     plan = _plan(queries, problem, settings)._replace(counts=(positive_count or 1, negative_count or 1))
@@ -71,7 +71,7 @@ def chunk_plan(queries: Tensor, problem: Problem, rows: int, budget: int) -> Chu
     """The plan of a problem in chunks of `rows` rows; similarities are kept if they fit into `budget` bytes."""
     vectors = problem.refs.vectors
     needs_grad = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
-    # Similarities are float32 or wider, whatever the type of the queries.
+    # Similarities are float32 or wider, also for 16-bit queries.
     keep = any(needs_grad) and len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
     problem = problem._replace(refs=problem.refs._replace(vectors=vectors[:0].detach()))
     return ChunkPlan(problem, rows, needs_grad, keep)

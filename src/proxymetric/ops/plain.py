@@ -18,9 +18,9 @@ class Columns(NamedTuple):
     similarity: Tensor
     """(B, columns)"""
     positive: Tensor
-    """(B, columns) bool: the pair has one class"""
+    """(B, columns) bool: query and column have the same class"""
     negative: Tensor
-    """(B, columns) bool: the pair has two classes"""
+    """(B, columns) bool: query and column have different classes"""
     labels: Tensor
     """(columns,) the class of each column"""
 

@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     negative: Line
     """the exponent of pairs of different classes"""
     of_class: Similarity | None = None
-    """how the K similarities of a class become one; None: each reference is a column of its own"""
+    """how the K similarities of a class are combined into one; None: each reference is one column"""
     weight: PairWeights | None = None
     """factors of the exponents; None: all are 1"""
 
@@ -73,9 +73,9 @@ class Reduced(NamedTuple):
     positive: Tensor
     negative: Tensor
     positive_weight: Tensor
-    """mean weight of the positives: 1 without a weighting, 0 where there are no positives"""
+    """mean weight of the positives: 1 without a weighting, 0 if there are no positives"""
     negative_weight: Tensor
-    """mean weight of the negatives, likewise"""
+    """mean weight of the negatives: 1 without a weighting, 0 if there are no negatives"""
 
 
 class Totals(NamedTuple):

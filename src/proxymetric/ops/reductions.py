@@ -7,10 +7,10 @@ reduction                 result                                                
 `over_classes`            for each query i `log sum_c exp(w z(s_ic))`                            the softmax family
 ========================  =====================================================================  ===================
 
-Each reduction is computed once for the pairs of one class (positives) and once for the pairs of two classes
+Each reduction is computed once for the pairs of the same class (positives) and once for the pairs of different classes
 (negatives). s_ic is the similarity of query i and column c, z the exponent (`Line`) and w the weight of the pair. A
 column is a reference row, or a class if `of_class` combines the K rows of a class. Sums are computed in float32 or
-float64, whatever the type of the queries and references.
+float64, for every type of the queries and references.
 """
 
 from __future__ import annotations

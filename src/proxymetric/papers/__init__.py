@@ -70,7 +70,7 @@ def lookup(name: str) -> Method:
         The function that builds the method. Its catalogue row is the attribute `about`.
 
     Raises:
-        ValueError: there is no such method; the message names the nearest.
+        ValueError: there is no such method; the message suggests the most similar name.
 
     Example:
         >>> lookup("proxy-anchor").about.paper
@@ -146,7 +146,7 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
         The criterion, a module.
 
     Raises:
-        ValueError: the method is unknown, or does not take an argument; the message names the nearest.
+        ValueError: the method or an argument is unknown; the message suggests the most similar name.
 
     Example:
         >>> criterion = method("proxy-anchor", classes=100, dim=64, margin=0.2)
@@ -158,7 +158,7 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
     for key, value in arguments.items():
         if key not in known:
             raise ValueError(
-                f"{key}: got {value!r}, expected no such argument: {name} takes {', '.join(known)}"
+                f"{key}: got an unknown argument ({value!r}), expected an argument of {name}: {', '.join(known)}"
                 f"{did_you_mean(key, known)}"
             )
     return Criterion(

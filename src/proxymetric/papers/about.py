@@ -1,4 +1,4 @@
-"""The row of the catalogue: what is known about a method besides how to build it."""
+"""The row of the catalogue: facts about a method in addition to the function that builds it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NO_PROXIES = "has no proxies: it compares the samples of a batch or of a memory"
 
 
 class About(NamedTuple):
-    """One row of the catalogue. Planning, the contract tests, refusals and tables are derived from it."""
+    """One row of the catalogue. Planning, the contract tests, error messages and tables are derived from it."""
 
     paper: str
     """authors, year and title"""
     choose: str
-    """when to choose the method, and over which other"""
+    """when to choose the method, and over which other method"""
     needs: tuple[str, ...] = ()
     """what the method needs beyond embeddings and labels: keys of `criterion.NEEDS`"""
     samples_per_class: int | None = None
@@ -28,9 +28,9 @@ class About(NamedTuple):
     sums_over: Reduction | None = None
     """what the loss sums over in `ops`: the "batch" for each class, or the "classes" for each query; None: no plan"""
     grouped: bool = False
-    """the K proxies of a class make one similarity"""
+    """whether the K proxies of a class are combined into one similarity"""
     surrogate_gradient: bool = False
-    """the loss has factors that count as constants in its gradient (`core.surrogate.held`)"""
+    """whether the loss has factors that count as constants in its gradient (`core.surrogate.held`)"""
     no_plan: str = "does not state in its catalogue row what its loss sums over (sums_over)"
     """why there is no plan, as the end of a sentence that begins with the method's name"""
 
@@ -60,13 +60,13 @@ def about(
 
     Args:
         paper: authors, year and title.
-        choose: when to choose the method, and over which other.
+        choose: when to choose the method, and over which other method.
         needs: what the method needs beyond embeddings and labels, keys of `criterion.NEEDS`.
         samples_per_class: how many images of a class a batch should hold; None: random batches are fine.
         sums_over: "batch" for a loss on `ops.mean_over_batch`, "classes" for one on `ops.over_classes`. None for a
             method whose memory and time cannot be planned.
-        grouped: the K proxies of a class make one similarity.
-        surrogate_gradient: the loss has factors without gradient, marked by `core.surrogate.held`.
+        grouped: whether the K proxies of a class are combined into one similarity.
+        surrogate_gradient: whether the loss has factors without gradient, marked with `core.surrogate.held`.
         no_plan: why there is no plan for a method without `sums_over`.
 
     Returns:
@@ -83,7 +83,7 @@ def about(
     """
     one_of("sums_over", sums_over, ("batch", "classes", None))
     if sums_over is not None and no_plan is not None:
-        raise ValueError(f"no_plan: got {no_plan!r} beside sums_over={sums_over!r}, expected one of the two")
+        raise ValueError(f"no_plan: got {no_plan!r} with sums_over={sums_over!r}, expected one of the two")
     row = About(paper, choose, needs, samples_per_class, sums_over, grouped, surrogate_gradient)
     if no_plan is not None:
         row = row._replace(no_plan=no_plan)

@@ -21,7 +21,7 @@ def split_base(base: Base) -> tuple[str, dict[str, Any]]:
         base: the name of a method, or a table with the key `method`.
 
     Returns:
-        The name, and the arguments beside it.
+        The name, and the other keys of the table.
 
     Raises:
         ValueError: the table does not name a method, or sets classes or dim.
@@ -39,7 +39,7 @@ def split_base(base: Base) -> tuple[str, dict[str, Any]]:
 def base_of(
     parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of the base that a method is built around; None where there is none.
+    """The name and the arguments of the base that a method is built around; None if it has no base.
 
     Args:
         parameters: the parameters of the method.
@@ -58,8 +58,8 @@ def base_objective(base: Base, classes: int, dim: int, **advice: object) -> Comp
         base: the name of a method, or a table of its name and arguments.
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        **advice: arguments for the base, or for the base that it is built around in turn. An argument is used where the
-            method takes it and the table does not set it.
+        **advice: default arguments for the base, and for the base that it is built around itself. An argument is used
+            if the method takes it and the table does not set it.
 
     Raises:
         ValueError: the base is not a single loss against a single source.
@@ -94,6 +94,6 @@ def base_needs(base: Base) -> frozenset[str]:
 
 
 def check_compares_with_rows(loss: Loss, dim: int) -> None:
-    """Refuse a loss that cannot be compared with loose rows, before a memory of such rows is filled."""
+    """Raise an error now if a loss does not accept references without a fixed number per class, as in a memory."""
     vectors = torch.zeros(2, dim)
     loss(vectors, torch.arange(2), References(vectors, torch.arange(2)))

@@ -20,7 +20,7 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
     choose="over any pair loss when batches must be small, over a proxy loss when classes are wide",
     needs=("encoder", "validation", "pool"),
     samples_per_class=4,
-    no_plan="has a copy of the encoder and a pool of embeddings beside its proxies; plan the loss it is built on",
+    no_plan="has a copy of the encoder and a pool of embeddings in addition to its proxies; plan its base loss",
 )
 def ccp(
     classes: int,
@@ -42,7 +42,7 @@ def ccp(
     memory_weight: float = 1.0,
     normalise: str = "ball",
 ) -> Objective:
-    """A loss against K proxies of a class, picked again whenever training on them has converged.
+    """A loss against K proxies per class, which are picked again whenever training on them has converged.
 
     Scheme: `schemes.AlternatingProjections`.
 
@@ -54,7 +54,7 @@ def ccp(
         dim: width of the embeddings, D.
         base: any pair or proxy loss, a name or a table of its name and arguments. A pair loss is compared with proxies
             instead of with the batch.
-        per_class: K proxies of a class; CUB and Cars 8, SOP and In-Shop 4. A proxy base that takes several proxies gets
+        per_class: K proxies per class; CUB and Cars 8, SOP and In-Shop 4. A proxy base that takes several proxies gets
             K too, unless its table sets another number.
         pool: b samples of a class to pick from; CUB and Cars 12, SOP and In-Shop 7.
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
@@ -74,7 +74,8 @@ def ccp(
     base_normalise = split_base(base)[1].get("normalise", normalise)
     if base_normalise != normalise:
         raise ValueError(
-            f"base: got normalise={base_normalise!r} in its table and {normalise!r} beside it, expected it beside alone"
+            f"base: got normalise={base_normalise!r} in its table and {normalise!r} as an argument of ccp, expected "
+            "normalise as an argument of ccp only"
         )
     compared = base_objective(base, classes, dim, per_class=per_class)
     source = LearnedProxies(classes, dim, per_class) if compared.source.classes is None else compared.source

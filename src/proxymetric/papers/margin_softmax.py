@@ -28,8 +28,8 @@ def norm_softmax(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 20 is the paper's temperature of 0.05.
-        per_class: K proxies of a class.
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched))
@@ -57,8 +57,8 @@ def cosface(
         dim: width of the embeddings, D.
         scale: > 0; 64 for faces.
         margin: >= 0; 0.35 in the paper.
-        per_class: K proxies of a class.
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(CosFace(scale, margin), proxies(classes, dim, per_class, init, touched))
@@ -85,7 +85,7 @@ def arcface(
         dim: width of the embeddings, D.
         scale: > 0; 64 for faces.
         margin: radians in [0, pi); 0.5 in the paper.
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))

@@ -17,7 +17,7 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
 
 @about(
     paper=PAPER,
-    choose="over proxy-anchor when classes have several looks (colours, sides, poses)",
+    choose="over proxy-anchor when images of a class look very different (colours, sides, poses)",
     sums_over="batch",
     grouped=True,
 )
@@ -43,9 +43,9 @@ def mpa(
         margin: 0.1 by default.
         gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
-        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how K proxies make one similarity: "soft", "max" or "mean".
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPA(scale, margin, Similarity(similarity, gamma))
@@ -80,9 +80,9 @@ def mpa_dw(
         margin: 0.1 by default.
         gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
-        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how K proxies make one similarity: "soft", "max" or "mean".
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPADW(scale, margin, Similarity(similarity, gamma))
@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="the family's strongest on fine-grained images; also for small batches",
+    choose="the strongest of the MPA family on fine-grained images; also for small batches",
     sums_over="classes",
     grouped=True,
 )
@@ -108,7 +108,7 @@ def mpa_ap(
     init: str = "kaiming-uniform",
     touched: str | float = "all",
 ) -> Objective:
-    """One logarithm for each sample over its own class and all others. Losses: `MPAAP`, `Spread`.
+    """A sum over the sample's own class and all others in one logarithm. Losses: `MPAAP`, `Spread`.
 
     Args:
         classes: number of training classes, C.
@@ -117,9 +117,9 @@ def mpa_ap(
         margin: 0.1 by default.
         gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
         tau: >= 0; weight of the regulariser; 0.2 in the paper.
-        per_class: K proxies of a class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how K proxies make one similarity: "soft", "max" or "mean".
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
+        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPAAP(scale, margin, Similarity(similarity, gamma))

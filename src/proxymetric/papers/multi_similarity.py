@@ -31,7 +31,7 @@ def multi_similarity(
         dim: width of the embeddings; ignored as well.
         alpha: > 0; scale of the positive pairs. 2 in CCP's study on CUB and SOP.
         beta: > 0; scale of the negative pairs. 40 in CCP's study on CUB and SOP.
-        base: similarity from which both are counted. 0.5 in CCP's study on CUB and SOP.
+        base: the similarity at which both exponents are 0. 0.5 in CCP's study on CUB and SOP.
         epsilon: >= 0; margin of the mining, 0.1 by default. None turns the mining off.
         normalise: "l2" or "ball", a key of `NORMALISATIONS`.
     """

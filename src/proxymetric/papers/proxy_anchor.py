@@ -35,9 +35,9 @@ def proxy_anchor(
         scale: > 0; 32 in the paper.
         margin: 0.1 in the paper.
         positive_norm: what the sum over positives is divided by: "present" classes (the paper) or "all".
-        per_class: K proxies of a class.
-        init: how proxies start, a name of `sources.INITIALISATIONS`. VPTSP's free proxies start with "xavier/8", and so
-            do those of its baseline (VPT with BitFit).
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`. VPTSP uses "xavier/8" for its free
+            proxies and for the proxies of its baseline (VPT with BitFit).
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies(classes, dim, per_class, init, touched))

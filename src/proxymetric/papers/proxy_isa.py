@@ -1,8 +1,9 @@
 """Proxy-ISA: informative sample-aware proxies (Li, Sato, Ishikawa, Kawakami & Yokota, MMAsia 2022).
 
-Deviations from the published code. It updates its memory before the optimiser step; here the memory is updated after
-the step, with the proxies that the loss was computed with. The result is the same, and a skipped step leaves no trace.
-Its queue overwrites the last places when it is full; here the queue is first in, first out, as the paper says.
+Deviations from the published code: the code updates its memory before the optimiser step. Here the memory is updated
+after the step, with the proxies that the loss was computed with; the result is the same, and a skipped step leaves no
+trace. The queue of the code overwrites its last places when it is full. Here the queue is first in, first out, as in
+the paper.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from proxymetric.weightings import InformativeSamples
     paper="Li et al. 2022, Informative Sample-Aware Proxy for Deep Metric Learning",
     choose="over proxy-anchor when training is long enough to over-fit, or labels and images are noisy",
     needs=("epochs",),
-    no_plan="has a memory of embeddings beside its proxies; plan its base, such as proxy-anchor",
+    no_plan="has a memory of embeddings in addition to its proxies; plan its base, such as proxy-anchor",
 )
 def proxy_isa(
     classes: int,
@@ -53,7 +54,7 @@ def proxy_isa(
         volume: V > 1; 100 in the paper.
         h: > 0; scale of the learned similarity S (Eq. 10); 0.15 by default.
         k: >= 0; how the band grows as S falls (Eq. 15); 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop).
-        lam: >= 0; the least length of the band (Eq. 15); 0.1 by default.
+        lam: >= 0; added to the length of the band (Eq. 15); 0.1 by default.
         tau: >= 0; shifts where sigma falls (Eq. 17); 1.5 by default.
         memory: T embeddings kept; the paper does not state it, its code has 55,000.
         memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
@@ -83,7 +84,7 @@ def proxy_isa(
         negative=negative,
         of_class=getattr(weighted.loss, "of_class", Similarity("max")),
     )
-    # A loss whose exponent cannot be weighted refuses here, not at the first step.
+    # A loss whose exponent cannot be weighted raises its error here, not at the first step.
     vector, label = torch.zeros(1, dim), torch.zeros(1, dtype=torch.int64)
     weighted.loss(vector, label, References(vector, label, per_class=1), weighting.rule(filtering=True))
     return Compare(weighted.loss, weighted.source, weighting, weighted.regulariser, weighted.normalise)

@@ -28,8 +28,8 @@ def proxy_nca(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         scale: > 0; 12 is common.
-        per_class: K proxies of a class.
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ProxyNCA(scale), proxies(classes, dim, per_class, init, touched))
@@ -37,7 +37,7 @@ def proxy_nca(
 
 @about(
     paper="Teh et al. 2020, ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis",
-    choose="a calm softmax over classes; for small batches or few images per class",
+    choose="a stable softmax over classes; for small batches or few images per class",
     sums_over="classes",
 )
 def proxy_nca_pp(
@@ -58,8 +58,8 @@ def proxy_nca_pp(
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         temperature: > 0, divides the cosines.
-        per_class: K proxies of a class.
-        init: how proxies start, a name of `sources.INITIALISATIONS`.
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ProxyNCAPlusPlus(temperature), proxies(classes, dim, per_class, init, touched))

@@ -11,7 +11,7 @@ from proxymetric.sources import proxies
 
 @about(
     paper="Qian et al. 2019, SoftTriple Loss: Deep Metric Learning Without Triplet Sampling",
-    choose="classes with several looks each; mpa-ap keeps a gradient where that of soft-triple vanishes",
+    choose="when images of a class look very different; mpa-ap keeps a gradient where that of soft-triple vanishes",
     sums_over="classes",
     grouped=True,
 )
@@ -41,10 +41,11 @@ def soft_triple(
         gamma: > 0; temperature of the soft similarity to the K centres of a class.
         tau: >= 0; weight of the regulariser.
         margin: subtracted from the similarity to the sample's own class.
-        per_class: K centres of a class; 10 on CUB and Cars.
+        per_class: K centres per class; 10 on CUB and Cars.
         reduction: "mean" over the batch, or "sum" as in the paper.
-        similarity: how K centres make one similarity: "soft" (the paper), "max" or "mean".
-        init: how centres start, a name of `sources.INITIALISATIONS`; "kaiming-uniform" is the released code's.
+        similarity: how the K centres of a class are combined: "soft" (the paper), "max" or "mean".
+        init: initialisation of the centres, a name of `sources.INITIALISATIONS`; "kaiming-uniform" in the released
+            code.
         touched: which centres a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = SoftTriple(scale, margin, Similarity(similarity, gamma), reduction)

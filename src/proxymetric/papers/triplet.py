@@ -10,7 +10,7 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Schroff et al. 2015, FaceNet: A Unified Embedding for Face Recognition and Clustering",
-    choose="the classic of ranking; needs several images of a class in each batch",
+    choose="the classic ranking loss; needs several images of a class in each batch",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

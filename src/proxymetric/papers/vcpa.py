@@ -1,8 +1,8 @@
 """VCPA: variational continual proxy-anchor (Kim, Guerrero, Pham & Pavlovic, AISTATS 2022).
 
 The paper does not state how mu and sigma are trained on SOP and In-Shop, where it takes no Newton steps. Here they are
-ordinary parameters (mu, log sigma) that train at the proxies' rate. With one gradient step per batch from a warm start,
-the KL divergence has no gradient there, unless it refers to an older q (`prior_lag`).
+ordinary parameters (mu, log sigma) that train at the learning rate of proxies. With one gradient step per batch from q
+itself, the KL divergence has a gradient of 0, unless its prior is an older q (`prior_lag`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from proxymetric.sources import VariationalProxies
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="to know how certain the model is about each class; tau must fit: watch the sigmas in the log",
-    no_plan="has two vectors for each proxy and fits them in Newton steps; proxy-anchor is the least it takes",
+    choose="to estimate how certain the model is about each class; tau must be tuned: watch the sigmas in the log",
+    no_plan="has two vectors for each proxy and fits them in Newton steps; it needs more than proxy-anchor",
 )
 def vcpa(
     classes: int,
@@ -46,8 +46,8 @@ def vcpa(
 ) -> Objective:
     """Proxy-Anchor against Gaussian proxies that are fitted to each batch. Source: `sources.VariationalProxies`.
 
-    With gradient accumulation q is fitted in each forward pass, always from where the step began; the q of the last
-    pass is kept.
+    With gradient accumulation, q is fitted in each forward pass and always starts from the q of the last commit; the q
+    of the last pass is kept.
 
     Ablations of the paper: `sample=False`; `tau` from 1e3 to 1e-7; `prior_lag`; Proxy-Anchor with M updates per batch:
     `sample=False, tau=0` with `newton_steps=M, damping=1e-3` or with `newton_steps=0, gradient_steps=M`.
@@ -57,19 +57,20 @@ def vcpa(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; its 32 by default.
-        margin: of Proxy-Anchor, both of whose terms are divided by C (Eq. 4); its 0.1 by default.
+        scale: > 0; that of Proxy-Anchor, 32 by default.
+        margin: that of Proxy-Anchor, 0.1 by default. Both terms of the loss are divided by C (Eq. 4).
         tau: >= 0; weight of the KL divergence; 0.01 on CUB and Cars, 0.001 on SOP and In-Shop.
         newton_steps: Newton steps on q per batch; 10 in the paper (CUB, Cars). 0 trains mu and sigma by gradient.
         gradient_steps: steps of Adam on q per batch, instead of Newton steps.
-        gradient_lr: > 0; the rate of these steps.
+        gradient_lr: > 0; the learning rate of the Adam steps.
         sample: whether the proxies are drawn from q; False compares with mu.
-        floor: > 0; the least sigma.
-        halving: a Newton step reduces sigma to no less than its half.
+        floor: > 0; the smallest sigma.
+        halving: whether each Newton step is limited so that sigma keeps at least half its value.
         damping: >= 0; added to the curvature in a Newton step.
-        prior_lag: the KL divergence refers to the q of so many batches ago; 1 in the paper.
-        per_class: K proxies of a class.
-        init: how mu starts, "zero" or a name of `sources.INITIALISATIONS`; None: "zero", or "kaiming" without sampling.
+        prior_lag: the prior of the KL divergence is the q of this many batches ago; 1 in the paper.
+        per_class: K proxies per class.
+        init: initialisation of mu, "zero" or a name of `sources.INITIALISATIONS`; None: "zero", or "kaiming" without
+            sampling.
         base: a method whose loss replaces Proxy-Anchor, a name or a table of its name and arguments. A loss without
             closed-form curvature needs newton_steps=0. Newton steps use a weighted loss without its weights.
     """
@@ -93,7 +94,7 @@ def vcpa(
     else:
         if (scale, margin) != (32.0, 0.1):
             raise ValueError(
-                f"scale, margin: got {scale}, {margin} beside a base, expected them in the table of the base"
+                f"scale, margin: got {scale}, {margin} with a base, expected them in the table of the base"
             )
         compared = base_objective(base, classes, dim)
         if compared.source.classes is None:
@@ -101,7 +102,7 @@ def vcpa(
                 f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'"
             )
         if "images" in base_needs(base):
-            raise ValueError(f"base: got {base!r}, whose proxies are made of the images; expected another method")
+            raise ValueError(f"base: got {base!r}, whose proxies are made from images; expected another method")
         if hasattr(compared.source, "uncertainty"):
             raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; expected another method")
         _check_sets_no_proxies(base, per_class=per_class, init=init, touched="all")
@@ -117,7 +118,7 @@ def vcpa(
 
 
 def _check_sets_no_proxies(base: Base, **vcpa_arguments: object) -> None:
-    """Refuse a base whose table describes other proxies than those of vcpa: they would be ignored in silence."""
+    """Raise an error for a base whose table describes other proxies than those of vcpa, which would be ignored."""
     name, arguments = split_base(base)
     for key, value in vcpa_arguments.items():
         if arguments.get(key, value) != value:

@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="with prompts in a frozen vision transformer: level with free proxies or above; needs a high proxy_lr",
+    choose="for prompts in a frozen vision transformer: as good as free proxies or better; needs a high proxy_lr",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
@@ -50,22 +50,22 @@ def vptsp_m(
 ) -> Objective:
     """Proxy-Anchor against moving averages of features made with class prompts. Source: `sources.SemanticProxies`.
 
-    The text's reading is `positive_norm="present", class_prompts="with_shared"`. For the paper's training, and its
-    numbers for each benchmark, see `vptsp_g`.
+    The settings of the paper's text are `positive_norm="present", class_prompts="with_shared"`. `vptsp_g` describes
+    the paper's training and its numbers for each benchmark.
 
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; its 32 by default.
-        margin: of Proxy-Anchor; its 0.1 by default.
+        scale: > 0; that of Proxy-Anchor, 32 by default.
+        margin: that of Proxy-Anchor, 0.1 by default.
         positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
         accumulate: "ema" adds the samples of a class one by one, "ema-mean" adds their mean (the released code).
         lam: weight of the past in the moving average, in [0, 1]; 0.8 in the released code.
         a: in [0, 1]; share of the free proxies (Eq. 8).
         prompts: m prompts for each class in the first block.
         depth: how many of the first blocks have class prompts; None: all.
-        step: how many prompts fewer from block to block.
-        class_prompts: "only" the class prompts (the code), or "with_shared" ones of the encoder (the text).
+        step: each block has this many prompts fewer than the block before it.
+        class_prompts: "only": without the prompts of the encoder (the code); "with_shared": with them (the text).
         normalise_every: "step" (Eq. 7) or "batch" (the released code).
         normalise_free: True normalises the free proxies in Eq. 8, which makes `a` the true ratio of the mixture.
         dropout: in [0, 1), on the accumulated state.
@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; here its R@1 is no better than that of vptsp-m, whose memory has no parameters",
+    choose="the paper's best; in our runs its R@1 is no better than that of vptsp-m, whose memory has no parameters",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
@@ -117,7 +117,7 @@ def vptsp_g(
 ) -> Objective:
     """Proxy-Anchor against a GRU's state over features made with class prompts. Source: `sources.SemanticProxies`.
 
-    The text's reading is `positive_norm="present", class_prompts="with_shared"`.
+    The settings of the paper's text are `positive_norm="present", class_prompts="with_shared"`.
 
     The paper's training (ViT-S/16, CUB): frozen backbone with 10 prompts in each block and all biases trained, SGD
     5e-3, the free proxies 0.1, no warm-up, no clip, 64 images of 32 classes. a: CUB 0.5; Cars 0.7 with 50 prompts in 8
@@ -126,15 +126,15 @@ def vptsp_g(
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        scale: > 0, of Proxy-Anchor; its 32 by default.
-        margin: of Proxy-Anchor; its 0.1 by default.
+        scale: > 0; that of Proxy-Anchor, 32 by default.
+        margin: that of Proxy-Anchor, 0.1 by default.
         positive_norm: what the sum over positives is divided by: "all" classes (the code) or those "present" (Eq. 2).
         accumulate: the cell, "gru"; "gru-tanh", "rnn", "lstm" or "attention" for Table 7.
         a: in [0, 1]; share of the free proxies (Eq. 8).
         prompts: m prompts for each class in the first block.
         depth: how many of the first blocks have class prompts; None: all.
-        step: how many prompts fewer from block to block.
-        class_prompts: "only" the class prompts (the code), or "with_shared" ones of the encoder (the text).
+        step: each block has this many prompts fewer than the block before it.
+        class_prompts: "only": without the prompts of the encoder (the code); "with_shared": with them (the text).
         normalise_every: "step" (Eq. 7) or "batch" (the released code).
         normalise_free: True normalises the free proxies in Eq. 8, which makes `a` the true ratio of the mixture.
         dropout: in [0, 1), on the accumulated state.
@@ -159,7 +159,7 @@ def vptsp_g(
 
 
 def _check_accumulate(accumulate: str, known: tuple[str, ...], other: str) -> None:
-    """Refuse an accumulation that the method does not have; one that the other method has is named."""
+    """Raise an error for a cell that the method does not have; the message names the other method if that has it."""
     if accumulate not in known and accumulate in (*MOVING_AVERAGES, *LEARNED_CELLS):
         raise ValueError(f"accumulate: got {accumulate!r}, which {other} has; expected one of {', '.join(known)}")
     one_of("accumulate", accumulate, known)

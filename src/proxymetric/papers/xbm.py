@@ -10,7 +10,7 @@ from proxymetric.sources import Memory
 
 @about(
     paper="Wang et al. 2020, Cross-Batch Memory for Embedding Learning",
-    choose="over its base loss when batches are small beside the number of classes",
+    choose="over its base loss when batches are small compared with the number of classes",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )
@@ -23,17 +23,17 @@ def xbm(
     start: int = 1000,
     weight: float = 1.0,
 ) -> Objective:
-    """A base method, and its loss a second time against a memory of past embeddings. Source: `sources.Memory`.
+    """A base method, plus its loss against a memory of past embeddings. Source: `sources.Memory`.
 
     Args:
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         base: a name, or a table of its name and arguments: `{method = "triplet", margin = 0.1}`. Any pair or proxy loss
-            that can be compared with loose rows.
+            that accepts references without a fixed number per class.
         memory: embeddings in the memory. CCP's study has 3 or 25 batches on CUB and Cars, 100 or 400 on In-Shop, 400 or
             1,400 on SOP.
-        start: steps of the base loss alone before the memory is used.
-        weight: of the memory's term.
+        start: steps with the base loss only, before the memory is used.
+        weight: weight of the term with the memory.
     """
     in_batch = base_objective(base, classes, dim)
     check_compares_with_rows(in_batch.loss, dim)

@@ -32,7 +32,8 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
     """Changes that lower the memory of a workload.
 
     If no single change of implementation, optimiser or dtype makes the workload fit, these changes are also tried
-    together, then on more devices if that is needed. A change that replaces the loss (`touched`) is only tried alone.
+    together and, if that does not suffice, on more devices. A change that replaces the loss (`touched`) is tried only
+    by itself.
 
     Args:
         work: the workload.
@@ -116,7 +117,7 @@ def _changed(words: str, work: Workload, available: int, **change: str | int) ->
 
 
 def _more_devices(words: str, work: Workload, available: int, **change: str) -> Advice | None:
-    """The change to the smallest number of devices on which the workload fits; None if it fits on no number."""
+    """The change to the smallest number of devices on which the workload fits; None if no number suffices."""
     most = min(MAX_DEVICES, work.classes, work.batch)
     for devices in range(work.devices + 1, most + 1):
         advice = _changed(words, work, available, **change, devices=devices)

@@ -178,7 +178,7 @@ def _size(rate: Rate) -> tuple[int, int]:
 
 
 def less_than_measured(work: Workload, rate: Rate) -> list[str]:
-    """The reasons why `work` may not reach a measured rate: ways in which it is smaller or differs; empty: none.
+    """The ways in which `work` is smaller than the measured workload or differs from it, so that it may be slower.
 
     Example:
         >>> work = Workload(classes=1000, dim=64, batch=4096, dtype="bfloat16")

@@ -11,7 +11,7 @@ PAIRS_PER_GPU_CHUNK = 2**26
 NUMBERS_PER_CPU_CHUNK = 2**20
 """numbers of one chunk on a CPU: n rows of D numbers and three (n, B) matrices"""
 MIN_ROWS_PER_CHUNK = 256
-"""the smallest number of proxies in a chunk"""
+"""the smallest number of proxies in a chunk of chunked, unless there are fewer in all"""
 TRITON_ROW_MULTIPLE = 64
 """the number of proxies in a chunk of triton is a multiple of this number"""
 NUMBERS_PER_ROW = 9
@@ -21,7 +21,7 @@ NUMBERS_PER_TRITON_ROW = 5
 MAX_FUSED_BATCH = 1024
 """the largest batch for which triton does not write a float32 product of bfloat16 matrices"""
 RUNNING_SUM_NUMBERS = 2**20
-"""the largest number of numbers in the running sums over the classes that triton holds"""
+"""the size limit of triton's running sums over the classes, in numbers"""
 WORKSPACE_BYTES = 2**26
 """approximate bytes of the workspace of the matrix library (cuBLAS) on a large GPU"""
 

@@ -1,4 +1,4 @@
-"""Workloads: the size of a proxy loss and the devices that share it, which a plan is made for."""
+"""Workloads: the size of a proxy loss, and the devices that share it."""
 
 from __future__ import annotations
 

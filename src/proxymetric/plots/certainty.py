@@ -1,4 +1,4 @@
-"""The training classes that the method is most and least certain of, with some of their images."""
+"""The training classes about which the method is most and least certain, with some of their images."""
 
 import html
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class ClassSamples(NamedTuple):
 
 
 class Certainty(NamedTuple):
-    """The most certain and the most uncertain classes, the most extreme first, and a sentence on all classes."""
+    """The most certain and the most uncertain classes, the most extreme first, and a note about all classes."""
 
     certain: list[ClassSamples]
     uncertain: list[ClassSamples]

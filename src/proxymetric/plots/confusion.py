@@ -15,7 +15,7 @@ class ConfusedPair(NamedTuple):
     class_name: str
     found_name: str
     share: float
-    """the share of `found_name` in the first R results of the class's queries, R their relevant items"""
+    """the share of `found_name` in the first R results of the queries, where R is their number of relevant items"""
     image: Image.Image
     found_image: Image.Image
 
@@ -31,6 +31,6 @@ def _pair(pair: ConfusedPair) -> str:
         f'<figure class="pair"><div class="frame"><img src="{data_uri(pair.image)}" alt="class {name}"></div>'
         f'<div class="frame"><img src="{data_uri(pair.found_image)}" alt="class {found_name}"></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
-        f'<span class="name" title="{found_name}">taken for {found_name}</span>'
+        f'<span class="name" title="{found_name}">confused with {found_name}</span>'
         f'<span class="score">{100 * pair.share:.1f} % of its results</span></figcaption></figure>'
     )

@@ -42,7 +42,7 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
     Args:
         ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
         count: the number of queries, at least 1; there are fewer if the ranking has fewer.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Rows of the ranking, the best first.
@@ -76,13 +76,13 @@ def gallery_rows(
     """Build gallery rows of a leave-one-out ranking, with cosine similarities.
 
     Args:
-        ranking: with at least one result for each query.
-        rows: rows of the ranking, such as from `pick_queries`.
+        ranking: a leave-one-out ranking with at least one result for each query.
+        rows: rows of the ranking, for example from `pick_queries`.
         embeddings: (N, D) the ranked embeddings.
         labels: (N,) indices into `classes`.
         classes: names of the classes.
-        read: returns the image of an embedding's index.
-        top: results shown for each query.
+        read: a function that returns the image of an index.
+        top: the number of results for each query.
 
     Example:
         >>> from proxymetric.metrics import rank

@@ -36,23 +36,22 @@ def write_report(
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
-    An empty table, curve, gallery, confused, hardest or notes, and a missing scatter or certainty, leave out their
-    section.
+    Sections without content are left out: those of an empty list, and of a scatter or certainty that is None.
 
     Args:
-        path: of the HTML file; its folder is created.
+        path: path of the HTML file; its folder is created.
         title: heading of the page.
         facts: facts about the run, name to value.
         table: rows such as ``{"name": "trained encoder", "R@1": 0.91, "MAP@R": 0.62}``. Floats are fractions, shown in
             per cent with one decimal. The row with the best MAP@R, or else the best first metric, is marked.
         curve: records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
         gallery: queries with their results; see `pick_queries` and `gallery_rows`.
-        scatter: from `tsne`.
-        notes: sentences for the end of the page.
+        scatter: a map of the embeddings; see `tsne`.
+        notes: sentences at the end of the page.
         gallery_note: how the queries were chosen; by default as in `pick_queries`.
         confused: pairs of confused classes, most frequent first.
         hardest: the queries with the worst results, in the form of `gallery`.
-        certainty: the training classes that the method is most and least certain of.
+        certainty: the training classes about which the method is most and least certain.
 
     Returns:
         The path.
@@ -94,19 +93,23 @@ def _page(
         hint = f"Each query on the left, its nearest images on the right, nearest first. {gallery_note}"
         parts.append(_section("What it finds", hint, _KEY + gallery_html(gallery)))
     if confused:
-        hint = "A class, and the class whose images its queries find most often in the places of their own."
-        parts.append(_section("Taken for each other", hint, confusion_html(confused)))
+        hint = "Each pair is a class and the class whose images its queries find most often instead of their own."
+        parts.append(_section("Confused classes", hint, confusion_html(confused)))
     if hardest:
-        hint = "The queries that find least: look here for wrong labels, near-duplicates in two classes, odd pictures."
+        hint = (
+            "The queries with the worst results: look for wrong labels, near-duplicates in two classes, odd pictures."
+        )
         parts.append(_section("Hardest queries", hint, _KEY + gallery_html(hardest)))
     pictures = curve_svg(curve)
     if pictures:
         parts.append(_section("Training", _chosen(curve), f'<div class="chart">{"".join(pictures)}</div>'))
     if certainty is not None:
-        hint = f"Some training images of the classes that the method knows best and least. {certainty.note}".strip()
-        parts.append(_section("How sure it is of its classes", hint, certainty_html(certainty)))
+        hint = (
+            f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
+        )
+        parts.append(_section("Certainty about classes", hint, certainty_html(certainty)))
     if scatter is not None:
-        hint = f"{scatter.caption}. Near points are images that the encoder takes for alike (t-SNE)."
+        hint = f"{scatter.caption}. Points that are close are images with similar embeddings (t-SNE)."
         parts.append(_section("Map of the unseen classes", hint, f'<div class="wide">{scatter_svg(scatter)}</div>'))
     if notes:
         items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)

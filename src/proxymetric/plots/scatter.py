@@ -16,7 +16,7 @@ _MARGIN = 40
 _SHAPES = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 """marker of matplotlib -> the same shape as a character, for the class names"""
 _LETTER_WIDTH = 7.6
-"""of the class names, in SVG units"""
+"""average width of a letter of the class names, in SVG units"""
 
 
 class Scatter(NamedTuple):
@@ -45,13 +45,13 @@ def tsne(
     Args:
         embeddings: (N, D).
         labels: (N,) indices into `names`.
-        names: of the classes.
-        limit: the largest number of points, at least 1; they are drawn at random.
-        classes: the largest number of classes, at least 1; they are drawn at random.
-        seed: of the draws and of t-SNE.
+        names: names of the classes.
+        limit: the largest number of points, at least 1; if there are more, a random subset is shown.
+        classes: the largest number of classes, at least 1; if there are more, a random subset is shown.
+        seed: seed of the subsets and of t-SNE.
 
     Raises:
-        ValueError: embeddings and labels do not fit, or a number is below 1.
+        ValueError: the numbers of embeddings and labels differ, or a number is below 1.
 
     Example:
         >>> few = tsne(np.eye(4), [0, 0, 7, 7], names=list("abcdefgh"))
@@ -90,7 +90,7 @@ def _project(unit: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # Several threads would sum in an order that changes from call to call.
+    # With several threads, the order of summation would change from call to call.
     with threadpool_limits(limits=1):
         perplexity = min(30.0, (len(unit) - 1) / 3)
         return TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(unit)
@@ -131,7 +131,7 @@ def _hex(colour: tuple[float, float, float]) -> str:
 
 
 def _densest_point(group: np.ndarray) -> np.ndarray:
-    """The point of a class with the smallest mean distance to its nearest half; a mean may lie where no point is."""
+    """The point of a class with the smallest mean distance to its nearest half; the mean may be far from all points."""
     distances = np.sort(np.linalg.norm(group[:, None] - group[None], axis=2), axis=1)
     return group[distances[:, : len(group) // 2 + 1].mean(axis=1).argmin()]
 

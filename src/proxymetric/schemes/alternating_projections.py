@@ -1,4 +1,4 @@
-"""Alternating projections: solve a proxy problem, pick new proxies where the old ones cover poorly, solve again."""
+"""Alternating projections: solve a proxy problem, pick new proxies where the old ones cover a class poorly, repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxymetric.signatures import one_of
 MIN_GAIN = 1e-5
 """by how much a score must exceed the best one to count as better"""
 MAX_MEASURED_CLASSES = 200
-"""classes whose geometry is measured at a projection, at most"""
+"""the largest number of classes whose geometry is measured at a projection"""
 
 
 class AlternatingProjections(Objective):
@@ -114,7 +114,9 @@ class AlternatingProjections(Objective):
 
     def forward(self, ctx: Context) -> Outcome:
         if not self.problem:
-            raise ValueError("boundary: got no call, expected one before the first step: it picks the first proxies")
+            raise ValueError(
+                "boundary: got no call, expected boundary(...) before the first step: it picks the first proxies"
+            )
         outcome: Outcome = self.objective(ctx)
         lam = self.first_lam if self.problem <= 1 else self.lam
         if lam and not self._encoder:
@@ -216,7 +218,7 @@ class AlternatingProjections(Objective):
             if name not in buffers:
                 raise ValueError(
                     f"bind: got {name[:-1].replace('/', '.')}, which became trainable after bind(encoder); expected "
-                    "all parameters that will be trained to be trainable then"
+                    "bind(encoder) after all parameters that will be trained are trainable"
                 )
             yield value, buffers[name]
 

@@ -1,4 +1,4 @@
-"""Greedy k-center: which members of a pool cover a class best beside the vectors that it has."""
+"""Greedy k-center: the members of a pool that, together with the current vectors of a class, cover the class best."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def k_center(pool: Tensor, converged: Tensor, picks: int) -> Tensor:
-    """Pick members of each class's pool one after the other, each the farthest from all before it.
+    """Pick members of each class's pool one by one, always the member farthest from the vectors and earlier picks.
 
     ``argmax_{u in pool, not picked} min_{v in converged or picked} |u - v|``: CCP's Algorithm 2, for G classes at once.
     The covering radius after k picks is at most twice the best possible.

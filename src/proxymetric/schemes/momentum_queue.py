@@ -22,7 +22,7 @@ class MomentumQueue(Objective):
     Args:
         objective: what is minimised.
         dim: width of the embeddings, D.
-        size: embeddings kept; 900 beside a batch of 180 in VCPA's comparison.
+        size: embeddings kept; 900 with a batch of 180 in VCPA's comparison.
         momentum: in [0, 1]; 0.999 in VCPA's comparison.
     """
 

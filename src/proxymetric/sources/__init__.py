@@ -1,4 +1,4 @@
-"""Sources of references: what queries are compared with, and what is remembered of it.
+"""Sources: they make the references that queries are compared with, and own the memory that these come from.
 
 To add a source, write its file in this folder and add its line below.
 """
@@ -50,4 +50,4 @@ def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", t
         return RowProxies(classes, dim, per_class, init)
     if isinstance(touched, int | float) and not isinstance(touched, bool) and 0 < touched < 1:
         return RowProxies(classes, dim, per_class, init, float(touched))
-    raise ValueError(f"touched: got {touched!r}, expected 'all', 'batch' or a share of the other classes in (0, 1)")
+    raise ValueError(f"touched: got {touched!r}, expected 'all', 'batch' or a share of the classes in (0, 1)")

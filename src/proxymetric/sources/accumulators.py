@@ -52,7 +52,7 @@ class Cell(nn.Module):
 
 
 def gates(dim: int, count: int, bias: bool) -> nn.Linear:
-    """A layer of `count` matrices (D, D), each initialised xavier-uniform by itself; biases are 0."""
+    """A layer of `count` (D, D) matrices, each of which is initialised separately (Xavier uniform); biases are 0."""
     linear = nn.Linear(dim, count * dim, bias=bias)
     for matrix in linear.weight.data.chunk(count):
         nn.init.xavier_uniform_(matrix)
@@ -172,7 +172,7 @@ class LSTM(Cell):
 class Attention(Cell):
     """`sum_i softmax_i(Wq P . Wk p_i / sqrt D) Wv p_i` over the class's samples in this batch (Table 7).
 
-    The stored proxy is only the query: the new proxy consists of this batch's samples alone.
+    The stored proxy is only the query: the new proxy consists of this batch's samples only.
     """
 
     whole = True

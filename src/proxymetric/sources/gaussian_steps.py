@@ -40,7 +40,7 @@ def newton(
     halving: bool = False,
     damping: float = 0.0,
 ) -> tuple[Gaussian, Tensor]:
-    """Newton steps on `tau KL(q || prior) + L(mu + sigma eps)`.
+    """Take Newton steps on `tau KL(q || prior) + L(mu + sigma eps)`.
 
     g and h are the gradient and the diagonal curvature of L at the sample `p = mu + sigma eps`. The paper's fractions
     (VCPA, Eqs. 21, 22 and 26 to 29) are expanded by tau, so that nothing is divided by a small tau::
@@ -51,12 +51,12 @@ def newton(
     Args:
         q: the Gaussians before the steps.
         prior: mu' and sigma'.
-        noise: draws eps (R, D), anew for each step.
+        noise: a function that draws new eps (R, D) at each call, one call per step.
         closed_forms: a function of p that returns g and h, (R, D) each.
         steps: number of steps.
         tau: weight of the KL divergence, at least 0.
         floor: smallest sigma.
-        halving: a step reduces sigma to no less than its half.
+        halving: whether each step is limited so that sigma keeps at least half its value.
         damping: added to both denominators, at least 0.
 
     Returns:
@@ -103,12 +103,12 @@ def descend(
     tau: float,
     floor: float = 1e-5,
 ) -> tuple[Gaussian, Moments]:
-    """Adam steps on the same function, in mu and log sigma: the first-order comparison of VCPA's Fig. 5.
+    """Take Adam steps on the function of `newton`, in mu and log sigma: the first-order comparison of VCPA's Fig. 5.
 
     Args:
         q: the Gaussians before the steps.
         prior: the prior of the KL divergence.
-        noise: draws eps (R, D), anew for each step.
+        noise: a function that draws new eps (R, D) at each call, one call per step.
         energy: L as a function of the sample `mu + sigma eps`.
         moments: Adam's state before the steps.
         steps: number of steps.

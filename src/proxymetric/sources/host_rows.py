@@ -1,7 +1,7 @@
 """Reading and writing rows of a table in host memory.
 
 One thread copies the rows, through NumPy. The rows of a batch are a few megabytes: waking all threads of torch takes
-longer than the copy, some milliseconds each time when other programs use the processors too.
+longer than the copy: several milliseconds each time if other programs also use the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def copy_rows(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
         (n, ...) rows.
 
     Raises:
-        IndexError: the index is no list of row numbers, or the table does not have these rows.
+        IndexError: the index is not a list of row numbers, or the table does not have these rows.
 
     Example:
         >>> copy_rows(torch.eye(3), torch.tensor([2]), torch.device("cpu"))

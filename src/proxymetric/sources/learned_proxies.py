@@ -85,7 +85,7 @@ class LearnedProxies(Source):
     def seated(self) -> Tensor:
         if self.part is not None:
             raise ValueError(
-                "shard: got proxies divided among processes, which cannot be re-picked, expected all of them here"
+                "shard: got proxies divided among processes, which cannot be re-picked, expected all in each process"
             )
         return self.vectors.detach().clone()
 

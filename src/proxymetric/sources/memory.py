@@ -15,8 +15,8 @@ class Memory(Queue, Source):
     Args:
         size: number of embeddings, at least 1.
         dim: D.
-        start: commits before the memory fills and is used, since embeddings drift fast at first (the paper: 1,000).
-        normalise: the normalisation of stored embeddings, that of the objective: "l2" or "ball".
+        start: commits before the memory is filled and used, because embeddings drift fast at first (the paper: 1,000).
+        normalise: the normalisation of stored embeddings, the same as in the objective: "l2" or "ball".
 
     Example:
         >>> source = Memory(size=4, dim=2, start=1000)

@@ -87,7 +87,7 @@ class RowTable(nn.Module):
         """index and rows of the next `take`, copied in advance"""
 
     def follow(self, optimizer: str, betas: tuple[float, float], weight_decay: float, momentum: float) -> None:
-        """Step with another optimiser; a trainer passes that of the run. State that does not fit it is reset.
+        """Use another optimiser; a trainer passes that of the run. State that does not fit the new optimiser is reset.
 
         Args:
             optimizer: "adamw", "adam", "sgd" or "rowwise-adagrad".
@@ -252,12 +252,12 @@ class RowTable(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without the prefetched rows."""
+        """The attributes for a copy, without the prefetched rows."""
         self._finish_copies()
         return self.__dict__ | {"_prefetched": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
-        """What `.to`, `.cuda` and `.double` call; in a table in host memory only the dtype changes."""
+        """Called by `.to`, `.cuda` and `.double`; for a table in host memory, only the dtype changes."""
         self._finish_copies()
         self._prefetched = None
         if not self.host:

@@ -24,7 +24,7 @@ CHOICES = {
     "class_prompts": ("only", "with_shared"),
     "normalise_every": ("step", "batch"),
 }
-"""arguments of `SemanticProxies` that are one of a few words, and these words"""
+"""argument of `SemanticProxies` -> the values it may have"""
 MAX_COUNTED_PAIRS = 2**24
 """pairs (sample, class) of a batch up to which nearest proxies are counted"""
 COUNTED_PROXIES_PER_CHUNK = 4096
@@ -105,7 +105,7 @@ class SemanticProxies(Source):
     O are free proxies, one for each class. Gradients flow through the accumulation of this batch, not into earlier
     batches: `commit` stores P without its graph. In eval mode nothing is accumulated and the encoder does not run. If
     several forward passes precede one commit, the last pass of each class is stored. The class prompts lie in host
-    memory (`RowTable`) and step in `commit`, at the learning rate of networks; only the prompts of the batch's classes
+    memory (`RowTable`) and step in `commit`, at the network's learning rate; only the prompts of the batch's classes
     are copied to the device.
 
     `bind` requires an encoder with `features(images, prompts=[(B, n_i, W) or None for each block], shared=bool)` and
@@ -122,7 +122,7 @@ class SemanticProxies(Source):
         depth: number of blocks with class prompts; None: all blocks.
         step: block i has `m - step i` prompts, at least 0.
         class_prompts: "only": class prompts replace the encoder's own prompts (the code that made the paper's tables);
-            "with_shared": they follow them (the paper's text).
+            "with_shared": class prompts follow the encoder's own prompts (the paper's text).
         normalise_every: when P is normalised: after each "step" (Eq. 7) or each "batch" (released code).
         normalise_free: True: O has unit length in Eq. 8, so that a is the ratio of the mixture. False (released code):
             O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts above 1 - a and falls
@@ -293,7 +293,7 @@ class SemanticProxies(Source):
 
     @torch.no_grad()
     def _counted(self, energy: Energy, gates: list[Tensor]) -> dict[str, Tensor | int]:
-        """What this batch adds to the tally. P is taken from before the batch, so it does not contain these images."""
+        """The counts that this batch adds to the tally. P is from before the batch and contains none of its images."""
         labels, counts = energy.labels, dict[str, Tensor | int]()
         if len(labels) * len(self.stored) <= MAX_COUNTED_PAIRS:
             counts = {"samples": len(labels)}
@@ -356,7 +356,7 @@ class SemanticProxies(Source):
             features = ctx.encode.features(images, prompts=prompts, shared=self.shared)
         else:
             blocks = 0 if self.encoder_sizes is None else self.encoder_sizes[1]
-            # A list of None removes the own prompts of a vision transformer. Other encoders have no prompts.
+            # A list of None removes the prompts of a vision transformer. Other encoders have no prompts.
             with torch.no_grad():
                 features = ctx.encode.features(images, prompts=[None] * blocks or None)
         return self.head(features.to(self.stored.dtype))

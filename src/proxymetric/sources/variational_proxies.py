@@ -40,11 +40,12 @@ class VariationalProxies(Source):
         gradient_lr: learning rate of these Adam steps, above 0.
         sample: False: compare with mu, without noise.
         floor: smallest sigma, above 0.
-        halving: one step reduces sigma to no less than its half. With a small tau the first batches would otherwise
-            drive sigma to its floor, where the KL divergence holds mu fixed (`figures` counts this). With a tau far
-            below 0.001, sigma diverges instead.
+        halving: whether each step is limited so that sigma keeps at least half its value. Without this limit and with a
+            small tau, the first batches drive sigma to its floor, where the KL divergence holds mu fixed (`figures`
+            counts this). With a tau far below 0.001, sigma diverges instead.
         damping: added to the curvature, at least 0.
-        prior_lag: the KL divergence refers to q of so many batches ago, at least 1 (the paper: 1).
+        prior_lag: number of batches, at least 1: the prior of the KL divergence is q of that many batches ago (the
+            paper: 1).
         init: of mu: "zero" or a name of `INITIALISATIONS`. None: "zero", or "kaiming" if sample is False, because
             without noise the classes would never differ.
 
@@ -102,7 +103,8 @@ class VariationalProxies(Source):
             init = "zero" if sample else "kaiming"
         if init == "zero" and not sample:
             raise ValueError(
-                "init: got 'zero' with sample=False, where classes never differ, expected another such as 'kaiming'"
+                "init: got 'zero' with sample=False, where the proxies of all classes stay equal, expected another "
+                "name, such as 'kaiming'"
             )
         self.classes = classes
         self.dim = dim
@@ -236,7 +238,7 @@ class VariationalProxies(Source):
 
     @torch.no_grad()
     def reseed(self, vectors: Tensor) -> None:
-        """Set the means to the vectors, every sigma to 1, and every stored q to the same.
+        """Set the means to the vectors and every sigma to 1, in the current q and in every stored q.
 
         Args:
             vectors: (C * seats, D).

@@ -1,4 +1,4 @@
-"""Studies: methods x backbones x data x protocols x seeds, run side by side, and the tables made of their results."""
+"""Studies: methods x backbones x data x protocols x seeds, run in parallel, and tables of their results."""
 
 from proxymetric.studies.reading import load_study, parse
 from proxymetric.studies.spec import Cell, Study, Task, narrowed

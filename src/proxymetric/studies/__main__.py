@@ -1,4 +1,4 @@
-"""`python -m proxymetric.studies STUDY.toml`: the verb `study` where typer and rich are not installed."""
+"""`python -m proxymetric.studies STUDY.toml`: the command `proxymetric study` without typer and rich."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the words and run the study; the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the arguments and run the study; return the exit code."""
     from proxymetric.studies.command import Options, execute
     from proxymetric.studies.reporting import Lines
 
@@ -24,10 +24,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
-    given = vars(parser.parse_args(words))
-    given["collect"] = tuple(given["collect"])
+    options = vars(parser.parse_args(arguments))
+    options["collect"] = tuple(options["collect"])
     try:
-        return execute(Options(**given), Lines())
+        return execute(Options(**options), Lines())
     except (ValueError, OSError) as error:
         print(f"proxymetric: {error}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def selection_score(result: Result) -> float | None:
-    """The score that chose a run's epoch, on the set that it was chosen on; None where the last epoch was taken."""
+    """The score by which a run's epoch was chosen; None if the run uses its last epoch."""
     if result.protocol == "last" or result.chosen_by == "last":
         return None
     value = result.validation.get(result.recipe["train"]["monitor"])
@@ -20,7 +20,7 @@ def selection_score(result: Result) -> float | None:
 
 
 def best_run(study: Study, cell: Cell, known: dict[str, Known]) -> Task | None:
-    """The finished run of a row with the best selection score; the first seed where nothing was chosen."""
+    """The finished run of a cell with the best selection score; the first seed if no epoch was chosen."""
     done = [(task, known[task.name].result) for task in study.tasks() if task.cell == cell and task.name in known]
     scored = [(task, selection_score(result)) for task, result in done if result is not None]
     if not scored:

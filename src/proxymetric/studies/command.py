@@ -1,4 +1,4 @@
-"""What `proxymetric study` does, whoever parsed the words: run, list, archive, collect, tables."""
+"""The actions of `proxymetric study`: run, list, archive, collect, tables."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 GPU_JOBS = 4
+"""runs at the same time on a GPU, by default"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The words after `proxymetric study`."""
+    """The arguments of `proxymetric study`."""
 
     study: Path
     out: Path | None = None
@@ -40,10 +41,13 @@ class Options:
 
 
 def execute(options: Options, reporter: Reporter) -> int:
-    """Do what was asked; the exit code: 0, 1 where a run failed, 130 where it was stopped.
+    """Do the action that the options ask for.
+
+    Returns:
+        The exit code: 0, 1 if a run failed, 130 if the study was interrupted.
 
     Raises:
-        ValueError: something was asked that cannot be; nothing has been written.
+        ValueError: an option or the study is wrong; nothing has been written.
     """
     _check(options)
     study = load_study(options.study)
@@ -77,37 +81,42 @@ def _check(options: Options) -> None:
     if options.collect and options.results is None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
     if options.results is not None and not (options.collect or options.tables):
-        raise ValueError("--results: got a folder, expected --collect or --tables beside it")
+        raise ValueError("--results: got a folder without --collect or --tables, expected one of them")
     if options.archive is not None and not options.archive.name.endswith((".tar.gz", ".tgz")):
         raise ValueError(f"--archive: got {options.archive.name!r}, expected a name that ends in .tar.gz")
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
-    found = identities(book.study, tasks, options.data_root)
+    data_identities = identities(book.study, tasks, options.data_root)
     with book.locked() as lock:
-        return _run_locked(options, book, tasks, found, lock, reporter)
+        return _run_locked(options, book, tasks, data_identities, lock, reporter)
 
 
 def _run_locked(
-    options: Options, book: StudyFolder, tasks: list[Task], found: dict[str, str], lock: int, reporter: Reporter
+    options: Options,
+    book: StudyFolder,
+    tasks: list[Task],
+    data_identities: dict[str, str],
+    lock: int,
+    reporter: Reporter,
 ) -> int:
     study = book.study
     book.read()
-    known = {task.name: book.known(task, found.get(task.cell.data)) for task in study.tasks()}
+    known = {task.name: book.known(task, data_identities.get(task.cell.data)) for task in study.tasks()}
     changed = [task for task in tasks if known[task.name].status == "changed"]
     if changed and not options.overwrite:
         first = changed[0].name
         raise ValueError(
-            f"out: {len(changed)} runs in {book.folder} were made otherwise, such as {first}: {known[first].reason}; "
-            "--overwrite makes them anew, another --out keeps both"
+            f"out: got {len(changed)} runs in {book.folder} with another recipe or data, such as {first} "
+            f"({known[first].reason}), expected runs of this study; --overwrite repeats them, another --out keeps both"
         )
     todo = [task for task in tasks if known[task.name].status != "done"]
     on_gpu = _on_gpu(todo)
     jobs = options.jobs or (GPU_JOBS if on_gpu else 1)
     book.settle(known)
     book.save()
-    reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at once")
-    session = Session(book, todo, known, found, jobs, options.data_root, options.minutes, reporter, on_gpu)
+    reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
+    session = Session(book, todo, known, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu)
     outcome = session.run(lock)
     if options.archive is not None:
         count = write_archive(book, session.known, options.archive)
@@ -115,10 +124,10 @@ def _run_locked(
     if any(each.result for each in session.known.values()):
         _tables(study, stored(study, book.folder), book.folder / "tables", reporter, needed=False)
     for name, error in outcome.failed.items():
-        reporter.say(f"failed: {name}: {error.splitlines()[0]} (all of it: {book.folder / 'logs' / name}.log)")
+        reporter.say(f"failed: {name}: {error.splitlines()[0]} (whole log: {book.folder / 'logs' / name}.log)")
     if outcome.left:
-        some = ", ".join(task.name for task in outcome.left[:3])
-        reporter.say(f"{len(outcome.left)} runs are left, such as {some}; the same command goes on from here")
+        examples = ", ".join(task.name for task in outcome.left[:3])
+        reporter.say(f"{len(outcome.left)} runs are left, such as {examples}; the same command continues the study")
     if outcome.interrupted:
         return 130
     return 1 if outcome.failed else 0
@@ -131,25 +140,29 @@ def _on_gpu(tasks: list[Task]) -> bool:
 
 
 def _list(book: StudyFolder, tasks: list[Task], known: dict[str, Known], jobs: int, reporter: Reporter) -> None:
-    """The runs, what became of them, and how long those to do will take."""
+    """List the runs with their status, and estimate the time of those that are not done."""
     estimates = book.estimates(book.study.tasks(), known)
     width = max(len(task.name) for task in tasks)
     todo, total, unknown = 0, 0.0, 0
     for task in tasks:
-        about, estimate = known[task.name], estimates[task.name]
-        words = {"new": "to do", "begun": "to go on"}.get(about.status, about.status)
+        status, estimate = known[task.name], estimates[task.name]
+        label = {"new": "to do", "begun": "to resume"}.get(status.status, status.status)
         time = "unknown" if estimate is None else f"{estimate / 60:.1f} min"
-        reason = f"  {about.reason.splitlines()[0]}" if about.reason else ""
-        if about.status == "done":
-            assert about.result is not None
-            time = f"{about.result.seconds / 60:.1f} min"
+        reason = f"  {status.reason.splitlines()[0]}" if status.reason else ""
+        if status.status == "done":
+            assert status.result is not None
+            time = f"{status.result.seconds / 60:.1f} min"
         else:
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
-        reporter.say(f"{task.name:{width}}  {words:8}  {time:>9}{reason}")
+        reporter.say(f"{task.name:{width}}  {label:9}  {time:>9}{reason}")
     left = clock(total / min(jobs, max(1, todo))) if todo > unknown else "unknown"
     more = f", and {unknown} of unknown length" if unknown and todo > unknown else ""
-    reporter.say(f"{len(tasks)} runs, {todo} to do: about {left}{more} with {jobs} at once" if todo else "all are done")
+    reporter.say(
+        f"{len(tasks)} runs, {todo} to do: about {left}{more} with {jobs} at the same time"
+        if todo
+        else "all runs are done"
+    )
 
 
 def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Reporter, needed: bool = True) -> None:
@@ -159,8 +172,8 @@ def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Re
         files = write_tables(study, results, folder)
     except ModuleNotFoundError as error:
         if needed:
-            raise ValueError(f"--tables: got no {error.name} here, expected it to be installed") from None
-        reporter.say(f"no tables, as {error.name} is not installed here; --tables makes them from the archive")
+            raise ValueError(f"--tables: got no package {error.name}, expected it to be installed") from None
+        reporter.say(f"no tables: {error.name} is not installed; --tables can write them later from the results")
         return
     reporter.say(f"tables: {files[0]}")
 

@@ -1,4 +1,4 @@
-"""Pictures of a study: curves by epoch, and differences to the baselines beside the papers'."""
+"""Plots of a study: scores over the epochs, and differences to the baselines with those that the papers claim."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
     from proxymetric.studies.spec import Cell
 
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
-MOST_BANDS = 4
+MAX_ROWS_WITH_BANDS = 4
+"""with more rows, the bands of their intervals would hide each other"""
 INK, GRID = "#16181d", "#e3e6eb"
 SCORED_ON = {"papers": "test half", "held-out": "held-out training classes", "last": "held-out training classes"}
 
 
 def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> list[Path]:
-    """Write the pictures of one group of rows; the files, none where there is nothing to draw."""
+    """Write the plots of one group of rows as PNGs; return the files. A plot without data is not written."""
     first = cells[0]
     stem = "-".join(filter(None, (first.data, first.backbone, first.protocol)))
-    made = {
+    figures = {
         f"curves-{stem}.png": _curves(results, heading, cells),
         f"differences-{stem}.png": _differences(results, heading, cells),
     }
     files = []
-    for name, figure in made.items():
+    for name, figure in figures.items():
         if figure is not None:
             with replacing(folder / name) as temporary:
                 figure.savefig(temporary, format="png", dpi=150)
@@ -39,15 +40,15 @@ def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> lis
 
 
 def mean_curve(runs: list[list[dict[str, Any]]], metric: str) -> tuple[list[float], list[float], list[float]]:
-    """Epochs that all runs were scored at, the mean score over the runs, and half the 95 % interval (0 for one run).
+    """The epochs common to all runs, the mean scores in per cent, and half the 95 % intervals (0 for one run).
 
     Example:
         >>> mean_curve([[{"epoch": 1, "R@1": 0.5}, {"epoch": 2, "R@1": 0.6}], [{"epoch": 1, "R@1": 0.7}]], "R@1")[:2]
         ([1], [60.0])
     """
     scores = [{record["epoch"]: 100 * record[metric] for record in run if metric in record} for run in runs]
-    common = sorted(set.intersection(*(set(each) for each in scores))) if scores else []
-    means = [student([each[epoch] for each in scores]) for epoch in common]
+    common = sorted(set.intersection(*(set(by_epoch) for by_epoch in scores))) if scores else []
+    means = [student([by_epoch[epoch] for by_epoch in scores]) for epoch in common]
     return common, [mean.value for mean in means], [mean.half or 0.0 for mean in means]
 
 
@@ -57,7 +58,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -80,15 +81,15 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
             colour, title = COLOURS[number % len(COLOURS)], results.study.rows[cell.row].title
             style = ("-", "--", ":")[number // len(COLOURS) % 3]
             axes.plot(epochs, means, style, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
-            if len(cells) > MOST_BANDS:
+            if len(cells) > MAX_ROWS_WITH_BANDS:
                 continue
             low, high = ([m + sign * h for m, h in zip(means, halves)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
-        _dress(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
+        _style(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
         axes.set_xlabel("epoch", fontsize=9, color=INK)
     if not drawn:
         return None
-    band = ", band: 95 % interval" if len(cells) <= MOST_BANDS else ""
+    band = ", band: 95 % interval" if len(cells) <= MAX_ROWS_WITH_BANDS else ""
     figure.suptitle(f"{heading}\nmean over the seeds (their number){band}", fontsize=10, color=INK)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
@@ -104,10 +105,10 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
     for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0], metrics):
         axes.axvline(0, color=INK, linewidth=1)
         for place, cell in enumerate(paired):
-            found, claim = results.difference(cell, metric), results.claim(cell, metric)
-            if found is not None:
+            measured, claim = results.difference(cell, metric), results.claim(cell, metric)
+            if measured is not None:
                 axes.errorbar(
-                    found.value, place, xerr=found.half or 0.0, fmt="o", color=COLOURS[0], capsize=3,
+                    measured.value, place, xerr=measured.half or 0.0, fmt="o", color=COLOURS[0], capsize=3,
                     label=None if place else "measured, 95 % interval",
                 )  # fmt: skip
             if claim is not None:
@@ -116,7 +117,7 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
         names = [f"{rows[cell.row].title}\nagainst {rows[rows[cell.row].baseline or ''].title}" for cell in paired]
         axes.set_yticks(range(len(paired)), names)
         axes.set_ylim(len(paired) - 0.5, -0.5)
-        _dress(axes, f"{metric}, points")
+        _style(axes, f"{metric}, points")
     figure.suptitle(f"{heading}\ndifference to the baseline, paired by seed", fontsize=10, color=INK)
     marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""The folder of a study: where each run lies, what became of it, and how long it takes."""
+"""The folder of a study: the files of each run, its status, and estimates of its time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ if TYPE_CHECKING:
 NOT_COMPARED = {
     "data.path", "data.workers", "data.cache", "train.device", "train.save_every", "train.track", "train.parallel",
 }  # fmt: skip
-"""keys that change where and how a run is made, not its result"""
+"""keys of a recipe that do not change the result of a run"""
 STATE = "study.json"
 EMBEDDED = "glyphs", "digits"
+"""data sets that come with the package and need no files"""
 LOCK_SECONDS = 90.0
+"""time to wait for the workers of a killed study"""
 
 
 @dataclass
 class Known:
-    """What a study's folder says of one run.
+    """The status of one run.
 
-    status: "done", "begun" (has a checkpoint or could), "failed" (and why, in `reason`), "changed" (made from another
-    recipe or data, see `reason`) or "new".
+    Attributes:
+        status: "done", "begun" (it has a checkpoint), "failed", "changed" (the recipe or the data differs from that of
+            the stored run) or "new".
+        reason: why the status is "failed" or "changed".
+        result: of a run that is done.
     """
 
     status: str
@@ -41,7 +46,7 @@ class Known:
 
 
 def placed(path: str, root: Path | None) -> str:
-    """A path of a study as the machine has it: below the data root, unless it is absolute or an embedded set.
+    """A path of a study on this machine: below the data root, unless it is absolute or names an embedded set.
 
     >>> placed("glyphs:60", Path("/data")), placed("CUB_200_2011", Path("/data"))
     ('glyphs:60', '/data/CUB_200_2011')
@@ -52,17 +57,17 @@ def placed(path: str, root: Path | None) -> str:
 
 
 def local(task: Task, root: Path | None) -> dict[str, Any]:
-    """The settings of a run with the paths of this machine."""
+    """The settings of a run with local paths."""
     keys = [key for key in ("data.path", "encoder.weights") if key in task.settings]
     return task.settings | {key: placed(task.settings[key], root) for key in keys}
 
 
 def checked(task: Task, root: Path | None) -> dict[str, Any]:
-    """The whole recipe of a run with its defaults, flat and as JSON has it: what decides about its result.
+    """Everything that decides the result of a run: its checked recipe with defaults, as dotted keys with JSON values.
 
     Args:
         task: the run.
-        root: where data and weights lie; what weights say in their header belongs to the recipe.
+        root: the folder of data and weights; the header of the weights completes the recipe.
 
     Raises:
         ValueError: a recipe or a setting is wrong.
@@ -89,12 +94,15 @@ def _plain(value: Any) -> Any:
 
 
 class StudyFolder:
-    """`runs/NAME/` of each run, `logs/NAME.log` with its output, `plans/NAME.json` with its recipe, and `study.json`.
+    """The files of a study.
+
+    Each run has a folder `runs/NAME/`, its output in `logs/NAME.log` and its recipe in `plans/NAME.json`. `study.json`
+    holds the status of all runs.
 
     Args:
-        study: what is run.
-        folder: where; made when something is written.
-        root: where data and weights lie.
+        study: the study.
+        folder: its folder, created by the first file that is written.
+        root: the folder of data and weights.
     """
 
     def __init__(self, study: Study, folder: Path, root: Path | None = None) -> None:
@@ -110,18 +118,18 @@ class StudyFolder:
         return self.folder / "runs" / task.name
 
     def log(self, task: Task) -> Path:
-        """The output of a run's worker."""
+        """The file with the output of a run."""
         return self.folder / "logs" / f"{task.name}.log"
 
     def plan(self, task: Task) -> Path:
-        """The recipe that a run was begun with."""
+        """The file with the recipe and the data with which a run was started."""
         return self.folder / "plans" / f"{task.name}.json"
 
     def read(self) -> None:
         """Read `study.json`, if there is one.
 
         Raises:
-            ValueError: it belongs to another study.
+            ValueError: the file belongs to another study.
         """
         if not (self.folder / STATE).is_file():
             return
@@ -137,7 +145,7 @@ class StudyFolder:
         write_json(self.folder / STATE, self.state)
 
     def note(self, task: Task, **facts: Any) -> None:
-        """Keep facts of a run in `study.json`."""
+        """Record facts about a run in `study.json`."""
         self.state["runs"].setdefault(task.name, {}).update(facts)
         self.save()
 
@@ -146,17 +154,22 @@ class StudyFolder:
         return float(self.state["runs"].get(task.name, {}).get("spent", 0.0))
 
     def known(self, task: Task, identity: str | None = None) -> Known:
-        """What became of a run. identity: that of its data now, None where it is not known."""
+        """The status of a run.
+
+        Args:
+            task: the run.
+            identity: the current hash of its data; None: the data is not compared.
+        """
         plan, folder = self.plan(task), self.run(task)
         if not plan.is_file():
             return Known("new")
-        before = read_json(plan)
-        now, then = checked(task, self.root), before["recipe"]
+        stored = read_json(plan)
+        now, then = checked(task, self.root), stored["recipe"]
         for key in sorted(now.keys() | then.keys()):
             if now.get(key) != then.get(key):
                 return Known("changed", f"{key} was {then.get(key)!r} and is {now.get(key)!r}")
-        if identity is not None and before["identity"] not in (None, identity):
-            return Known("changed", f"the images of {task.cell.data} are not those that it was begun with")
+        if identity is not None and stored["identity"] not in (None, identity):
+            return Known("changed", f"the images of {task.cell.data} have changed since the run started")
         result = read_result(folder / "result.json")
         if result is not None:
             return Known("done", result=result)
@@ -166,23 +179,30 @@ class StudyFolder:
         return Known("begun" if (folder / "last.safetensors").is_file() else "new")
 
     def settle(self, known: dict[str, Known]) -> None:
-        """Write "done" beside every run whose result is there; a worker may finish a run after its study was killed."""
-        for name, about in known.items():
-            facts = self.state["runs"].setdefault(name, {}) if about.status == "done" else {}
-            if about.result is not None and facts.get("status") != "done":
-                facts.update(status="done", seconds=about.result.seconds, spent=0.0, scores=about.result.scores)
+        """Record as "done" every run that has a result: a worker may finish a run after its study was killed."""
+        for name, run in known.items():
+            facts = self.state["runs"].setdefault(name, {}) if run.status == "done" else {}
+            if run.result is not None and facts.get("status") != "done":
+                facts.update(status="done", seconds=run.result.seconds, spent=0.0, scores=run.result.scores)
 
-    def begin(self, task: Task, identity: str | None, anew: bool = False) -> None:
-        """Write down what a run is made from, before it starts. anew: remove what was made from something else."""
-        if anew:
+    def begin(self, task: Task, identity: str | None, restart: bool = False) -> None:
+        """Write the plan of a run before it starts.
+
+        Args:
+            task: the run.
+            identity: the hash of its data.
+            restart: delete the files of the earlier run of this name.
+        """
+        if restart:
             shutil.rmtree(self.run(task), ignore_errors=True)
             self.state["runs"].pop(task.name, None)
         write_json(self.plan(task), {"recipe": checked(task, self.root), "identity": identity})
 
     def estimates(self, tasks: list[Task], known: dict[str, Known]) -> dict[str, float | None]:
-        """Seconds that each run takes: of finished runs most like it, else as its row says, else None.
+        """Estimate the seconds that each run takes.
 
-        Runs that were begun take what is left of that.
+        The estimate is the median time of finished runs of the same cell, or else of the same row and data set, or else
+        `minutes` of the row, or else None. The time already spent on an unfinished run is subtracted.
         """
         done = [(task, known[task.name].result) for task in tasks]
         seconds = [
@@ -193,10 +213,10 @@ class StudyFolder:
         estimates: dict[str, float | None] = {}
         for task in tasks:
             cell, minutes = task.cell, self.study.rows[task.cell.row].minutes
-            alike = [took for other, took in seconds if other == cell] or [
-                took for other, took in seconds if (other.row, other.data) == (cell.row, cell.data)
+            similar = [time for other, time in seconds if other == cell] or [
+                time for other, time in seconds if (other.row, other.data) == (cell.row, cell.data)
             ]
-            whole = statistics.median(alike) if alike else None if minutes is None else 60 * minutes
+            whole = statistics.median(similar) if similar else None if minutes is None else 60 * minutes
             if whole is not None and known[task.name].status in ("begun", "failed"):
                 whole = max(0.1 * whole, whole - self.spent(task))
             estimates[task.name] = whole
@@ -204,28 +224,29 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the folder; workers inherit the lock, so that it lasts until the last of them is gone.
+        """Lock the folder. Workers inherit the lock, so it is released when the last of them has exited.
 
         Raises:
-            ValueError: another study runs there.
+            ValueError: another process runs a study in this folder.
         """
         import fcntl
 
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            until = time.monotonic() + LOCK_SECONDS
+            deadline = time.monotonic() + LOCK_SECONDS
             while True:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     owner = os.pread(handle, 32, 0).decode() or "0"
-                    if _alive(int(owner)) or time.monotonic() > until:
+                    if _alive(int(owner)) or time.monotonic() > deadline:
                         raise ValueError(
-                            f"out: {self.folder} is in use by process {owner}; wait for it, or choose another --out"
+                            f"out: got {self.folder}, which process {owner} uses, expected a folder that no study "
+                            "uses; wait for it, or choose another --out"
                         ) from None
-                    time.sleep(0.1)  # workers of a study that was killed are still saving
+                    time.sleep(0.1)  # the workers of a killed study are still saving
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield handle
@@ -266,30 +287,30 @@ def read_result(file: Path) -> Result | None:
 
 
 def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, str]:
-    """The identity of each data set that the runs use, which opens them.
+    """Open each data set that the runs use, and return the hash of its content by name.
 
     Raises:
-        ValueError: a data set or a weights file is not there.
+        ValueError: a data set or a weights file does not exist.
     """
     from proxymetric.data import open_data
 
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for task in tasks:
         name, settings = task.cell.data, local(task, root)
         weights = settings.get("encoder.weights")
         if weights is not None and not Path(weights).is_file():
             raise ValueError(f"backbones.{task.cell.backbone}.weights: got {weights!r}, expected a file{_below(root)}")
-        if name in found:
+        if name in hashes:
             continue
         path = settings["data.path"]
         if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
-            raise ValueError(f"data.{name}.path: got {path!r}, expected images there{_below(root)}{_near(path)}")
-        found[name] = open_data(path, checked(task, root)["data.layout"]).identity()
-    return found
+            raise ValueError(f"data.{name}.path: got {path!r}, expected a path of images{_below(root)}{_near(path)}")
+        hashes[name] = open_data(path, checked(task, root)["data.layout"]).identity()
+    return hashes
 
 
 def _below(root: Path | None) -> str:
-    return " (--data-root says where data and weights lie)" if root is None else ""
+    return " (--data-root is the folder of data and weights)" if root is None else ""
 
 
 def _near(path: str) -> str:

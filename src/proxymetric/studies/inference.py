@@ -1,4 +1,4 @@
-"""What a handful of seeds can say: Student intervals, paired differences, and seeds needed to resolve a claim."""
+"""Statistics of a few seeds: Student intervals, paired differences, and the seeds needed to resolve a claim."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_SEEDS = 10_000
-MOST_SHIFT = 30.0
+MAX_SEEDS = 10_000
+MAX_SHIFT = 30.0
 
 
 class Mean(NamedTuple):
-    """A mean over n seeds; half: half the width of its 95 % interval, None for a single seed."""
+    """A mean over n seeds.
+
+    Attributes:
+        value: the mean.
+        half: half the width of its 95 % interval; None for a single seed.
+        n: the number of seeds.
+        sd: the standard deviation over the seeds; None for a single seed.
+    """
 
     value: float
     half: float | None
@@ -26,15 +33,15 @@ def student(values: Sequence[float], level: float = 0.95) -> Mean:
     """The mean and its Student interval.
 
     Args:
-        values: one for each seed.
+        values: one for each seed, at least one.
         level: probability that the interval covers the mean.
 
     Returns:
         The mean, half the width of the interval, the number of values, their standard deviation.
 
     Example:
-        >>> found = student([1.0, 2.0, 3.0])
-        >>> found.value, round(found.half, 3), found.n
+        >>> mean = student([1.0, 2.0, 3.0])
+        >>> mean.value, round(mean.half, 3), mean.n
         (2.0, 2.484, 3)
     """
     from scipy.special import stdtrit
@@ -50,7 +57,7 @@ def student(values: Sequence[float], level: float = 0.95) -> Mean:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
-    """The mean of the differences at equal seeds, None where no seed has both.
+    """The mean of the differences at equal seeds; None if they have no seed in common.
 
     Example:
         >>> paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 1.0}).value
@@ -65,8 +72,8 @@ def power(effect: float, n: int, level: float = 0.05) -> float:
 
     Args:
         effect: true mean of the differences in units of their standard deviation.
-        n: pairs.
-        level: of the test.
+        n: the number of pairs.
+        level: significance level of the test.
 
     Example:
         >>> round(power(1.0, 10), 3)
@@ -76,22 +83,22 @@ def power(effect: float, n: int, level: float = 0.05) -> float:
     from scipy.stats import nct
 
     limit, shift = float(stdtrit(n - 1, 1 - level / 2)), abs(effect) * math.sqrt(n)
-    if shift <= MOST_SHIFT:
+    if shift <= MAX_SHIFT:
         return float(nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift))
-    # Far out the noncentral t is not computed well: the mean over the estimated spread of the normal probability.
+    # scipy's noncentral t is inaccurate for large shifts: average the normal probability over the estimated deviation.
     shares = (np.arange(4096) + 0.5) / 4096
     spread = np.sqrt(2 * gammaincinv((n - 1) / 2, shares) / (n - 1))
     return float(np.mean(ndtr(shift - limit * spread)))
 
 
 def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.05) -> int | None:
-    """The fewest paired seeds with which a t-test sees a difference as large as claimed, None for over 10,000.
+    """The smallest number of paired seeds with which a t-test detects the claimed difference; None above 10,000.
 
     Args:
         claim: the difference.
         sd: standard deviation of the paired differences, as measured.
-        target: power to reach.
-        level: of the two-sided test.
+        target: the required power.
+        level: significance level of the two-sided test.
 
     Example:
         >>> seeds_needed(claim=1.0, sd=1.0), seeds_needed(claim=0.0, sd=1.0)
@@ -103,9 +110,9 @@ def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.
         return 2
     effect, enough = abs(claim) / sd, 2
     while power(effect, enough, level) < target:
-        if enough >= MOST_SEEDS:
+        if enough >= MAX_SEEDS:
             return None
-        enough = min(2 * enough, MOST_SEEDS)
+        enough = min(2 * enough, MAX_SEEDS)
     few = enough // 2
     while enough - few > 1 and enough > 2:
         middle = (few + enough) // 2

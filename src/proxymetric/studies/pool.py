@@ -1,4 +1,4 @@
-"""The worker processes of a study, and what they say."""
+"""The worker processes of a study, and the events that they send."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TAIL_LINES = 12
 
 
 class Worker:
-    """A process that does one job after another.
+    """A process that runs one job after another.
 
     Args:
-        number: tells workers apart.
-        folder: for what it prints while it has no job.
-        events: gets `(worker, event)` for everything that it says, and `{"event": "gone"}` at its end.
-        environment: more variables.
-        lock: an open file that it holds as long as it lives.
+        number: identifies the worker.
+        folder: for the log of its output while it has no job.
+        events: receives `(worker, event)` for each event of the worker, and `{"event": "gone"}` when the process ends.
+        environment: the environment variables of the process.
+        lock: descriptor of the lock file, which the process keeps open until it ends.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Worker:
         self.number, self.events = number, events
         self.ready = False
         self.task: Any = None
-        """what it works on"""
+        """the run that it works on; None if it is idle"""
         self.kind = ""
         self.data = ""
-        """the data set whose images it has decoded"""
+        """the data set whose decoded images it has in memory"""
         self.since = time.monotonic()
         self.tick: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Worker:
                 text=True,
                 env=environment,
                 pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C is for the study, which tells its workers
+                start_new_session=True,  # Ctrl-C reaches only the study, which stops its workers
             )
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -74,36 +74,36 @@ class Worker:
         self.kind, self.task, self.data, self.tick = kind, task, task.cell.data, {}
         self.since, self.log = time.monotonic(), Path(job["log"])
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # one that is gone says so itself
+        with contextlib.suppress(OSError):  # a process that has ended sends the event "gone"
             self.process.stdin.write(json.dumps({"kind": kind, **job}) + "\n")
             self.process.stdin.flush()
 
     def stop(self) -> None:
-        """Ask it to save and leave."""
+        """Ask the process to save and exit."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self.process.poll() is None:
             self.process.kill()
 
     def dismiss(self) -> None:
-        """Let an idle one leave."""
+        """Let an idle process exit: close its input."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
-    def last_words(self) -> str:
-        """How it ended and the last lines that it printed."""
+    def exit_report(self) -> str:
+        """How the process ended, and the last lines of its log."""
         code = self.process.returncode
-        how = f"the worker ended with code {code}"
+        report = f"the worker exited with code {code}"
         if code is not None and code < 0:
-            how = f"the worker was ended by {signal.Signals(-code).name}"
+            report = f"the worker was ended by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += " (out of memory, or somebody's kill)"
-        last = tail(self.log)
-        return f"{how}\n{last}" if last else how
+                report += " (out of memory, or killed by a user)"
+        last_lines = tail(self.log)
+        return f"{report}\n{last_lines}" if last_lines else report
 
 
 def tail(file: Path, lines: int = TAIL_LINES) -> str:
@@ -120,7 +120,7 @@ def tail(file: Path, lines: int = TAIL_LINES) -> str:
 
 
 def worker_environment(jobs: int, more: dict[str, str]) -> dict[str, str]:
-    """The environment of workers: the package, a share of the cores and a share of the memory."""
+    """The environment variables of workers: path of the package, share of the cores, share of the memory."""
     home = str(Path(proxymetric.__file__).resolve().parent.parent)
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

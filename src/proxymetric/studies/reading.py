@@ -1,4 +1,4 @@
-"""From a study's TOML file to a checked study; unknown keys are errors that name the nearest right one."""
+"""Read and check the TOML file of a study; the error of an unknown key names the nearest known key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_study(path: str | Path) -> Study:
         The study.
 
     Raises:
-        ValueError: the file is missing or no TOML, or a key or value in it is wrong.
+        ValueError: the file is missing or is not TOML, or a key or value is wrong.
 
     Example:
         >>> load_study("nowhere/study.toml")
@@ -50,14 +50,14 @@ def load_study(path: str | Path) -> Study:
 
 
 def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
-    """Check the tables of a study.
+    """Check the content of a study's file.
 
     Args:
-        content: the tables.
-        folder: recipes are searched there first.
+        content: the tables of the TOML file.
+        folder: the folder in which recipes are searched first.
 
     Raises:
-        ValueError: a key is unknown, or a value cannot be meant.
+        ValueError: a key is unknown, or a value is out of range.
 
     Example:
         >>> parse({"name": "x", "sedes": [0]})
@@ -76,10 +76,10 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
     backbones = {key: _backbone(key, table) for key, table in _tables("backbones", content).items()}
     backbones = backbones or {"": Backbone("", None, None, "", {})}
     rows: dict[str, Row] = {}
-    given = content.get("rows", [])
-    if not isinstance(given, list) or not given:
+    row_tables = content.get("rows", [])
+    if not isinstance(row_tables, list) or not row_tables:
         raise ValueError("rows: got no row, expected at least one [[rows]]")
-    for number, table in enumerate(given):
+    for number, table in enumerate(row_tables):
         row = _row(number, table, seeds, protocols, tuple(data), tuple(backbones))
         if row.name in rows:
             raise ValueError(f"rows: got two rows named {row.name!r}, expected different names")
@@ -102,8 +102,8 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
         folder=folder,
     )
     names = [task.name for task in study.tasks()]
-    if double := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"rows: got two runs of the folder {min(double)!r}, expected names that differ")
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"rows: got two runs with the folder {min(repeated)!r}, expected different names")
     return study
 
 
@@ -148,7 +148,7 @@ def _choice(where: str, value: Any, known: Iterable[str], empty: bool = False) -
         raise ValueError(f"{where}: got {value!r}, expected a list of {', '.join(known)}")
     for name in value:
         if name not in known:
-            raise ValueError(f"{where}: got {name!r}, expected among {', '.join(known)}{nearest(name, known)}")
+            raise ValueError(f"{where}: got {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
     return tuple(dict.fromkeys(value))
 
 
@@ -161,7 +161,7 @@ def _metrics(value: Any) -> tuple[str, ...]:
 
 
 def _settings(where: str, value: Any) -> dict[str, Any]:
-    """`{"loss.margin" = 0.2}` and `{loss = {margin = 0.2}}` alike, as the former."""
+    """Settings with dotted keys: `{loss = {margin = 0.2}}` becomes `{"loss.margin" = 0.2}`."""
     if not isinstance(value, Mapping):
         raise ValueError(f'{where}: got {value!r}, expected a table such as {{"loss.margin" = 0.2}}')
     flat: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def _settings(where: str, value: Any) -> dict[str, Any]:
     for key in ("seed", "protocol", "data.path"):
         if key in flat:
             raise ValueError(
-                f"{where}.{key}: got {flat[key]!r}, expected the study's own seeds, protocols and data to say it"
+                f"{where}.{key}: got {flat[key]!r}, expected it in `seeds`, `protocols` or `data` of the study"
             )
     return flat
 
@@ -212,7 +212,7 @@ def _row(
     for key in ("recipe", "baseline"):
         if key in table:
             _text(f"{where}.{key}", table[key])
-    some = {
+    selections = {
         key: _choice(f"{where}.{key}", table[key], known) if key in table else default
         for key, known, default in (
             ("protocols", PROTOCOLS, protocols), ("data", data, data), ("backbones", backbones, backbones)
@@ -224,13 +224,13 @@ def _row(
         paper=_figures(f"{where}.paper", table.get("paper", {}), data),
         claim=_figures(f"{where}.claim", table.get("claim", {}), data),
         seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
-        protocols=some["protocols"], data=some["data"], backbones=some["backbones"],
+        protocols=selections["protocols"], data=selections["data"], backbones=selections["backbones"],
         minutes=None if minutes is None else float(minutes),
     )  # fmt: skip
 
 
 def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """`{cub = {"R@1" = 69.7}}`, in per cent."""
+    """Checked scores in per cent by data set and metric, such as `{cub = {"R@1" = 69.7}}`."""
     from proxymetric.metrics import names
 
     _known(where, value, data)

@@ -1,4 +1,4 @@
-"""Who is told how a study goes."""
+"""Progress of a study for the user: the protocol of reporters, and a plain one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from typing import Any, Protocol
 
 
 class Reporter(Protocol):
-    """Who is told how a study goes."""
+    """Shows the user how a study proceeds."""
 
     def say(self, text: str) -> None:
-        """One event."""
+        """Show one event."""
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None:
-        """How things stand, several times a second."""
+        """Show the current state; called several times a second.
+
+        Args:
+            running: one dictionary for each running job.
+            summary: how many runs are done, and the time left.
+        """
 
     def close(self) -> None:
-        """It is over."""
+        """Called once, at the end of the study."""
 
 
 class Lines:
-    """Tells events as lines of text; nothing in between."""
+    """Prints each event as a line of text and ignores the state between events."""
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -30,7 +35,7 @@ class Lines:
 
 
 def clock(seconds: float) -> str:
-    """A span of time as people say it.
+    """A duration as text.
 
     >>> clock(42), clock(130), clock(7300)
     ('42s', '2m10s', '2h01m')

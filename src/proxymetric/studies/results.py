@@ -18,12 +18,12 @@ from proxymetric.studies.spec import LABELS, Study, Task
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
-DIGITS = 5
+FLOAT_DIGITS = 5
 LOG_LINES = 200
 
 
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
-    """The content of a `result.json` without paths of this machine; floats have five digits, except in `rows`."""
+    """The content of a `result.json` without local paths; floats have five digits, except in `rows`."""
     small = {key: value if key == "rows" else _rounded(value) for key, value in result.items()}
     data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
     root = str(data["path"])
@@ -40,7 +40,8 @@ def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """
+    """A value with all floats in it rounded.
+
     >>> _rounded({"a": [0.1234567, 12345.678, 1.23456789e-7]})
     {'a': [0.12346, 12345.678, 1.2346e-07]}
     """
@@ -49,36 +50,40 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     if isinstance(value, float):
-        return round(value, DIGITS) if abs(value) >= 0.01 else float(f"{value:.{DIGITS}g}")
+        return round(value, FLOAT_DIGITS) if abs(value) >= 0.01 else float(f"{value:.{FLOAT_DIGITS}g}")
     return value
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """JSON with one key of the result a line: small, and changes can be read."""
+    """JSON with one line for each key of the result: small files and readable diffs."""
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in result.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def stored(study: Study, folder: Path) -> dict[str, Result]:
-    """The results of a study by the name of the run, from a folder of collected files or a study's own folder.
+    """The results of a study by the name of the run, from a folder of collected files or the folder of the study.
 
     Raises:
-        ValueError: there is no result.
+        ValueError: the folder has no result of the study.
     """
-    found = {}
+    results = {}
     for task in study.tasks():
         for file in (folder / f"{task.name}.json", folder / "runs" / task.name / "result.json"):
             result = read_result(file)
             if result is not None:
-                found[task.name] = result
+                results[task.name] = result
                 break
-    if not found:
-        raise ValueError(f"results: got {folder}, expected results of the study {study.name!r} there")
-    return found
+    if not results:
+        raise ValueError(f"results: got {folder}, expected a folder with results of the study {study.name!r}")
+    return results
 
 
 def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int:
-    """One .tar.gz with the small results, the last lines of the logs and the embeddings; how many results."""
+    """Write a .tar.gz with the small results, the last lines of the logs and the embeddings.
+
+    Returns:
+        The number of results in it.
+    """
     study, count = book.study, 0
     with replacing(file) as temporary, tarfile.open(temporary, "w:gz") as archive:
 
@@ -107,45 +112,50 @@ def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int
 
 
 def _choice(task: Task, result: Result) -> dict[str, Any]:
-    """How a run came to be the one whose embeddings are kept."""
+    """Why the embeddings of this run are in the archive."""
     score = selection_score(result)
     monitor = result.recipe["train"]["monitor"]
-    why = f"best {monitor} of its seeds, {LABELS[task.cell.protocol]}" if score is not None else "first seed"
-    return {"run": task.name, "protocol": task.cell.protocol, "score": score, "why": why}
+    reason = f"best {monitor} of its seeds, {LABELS[task.cell.protocol]}" if score is not None else "first seed"
+    return {"run": task.name, "protocol": task.cell.protocol, "score": score, "why": reason}
 
 
 def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: bool, vectors: Path | None) -> list[str]:
-    """Bring archives and study folders into a folder of small results, one file for each run.
+    """Copy the results of archives and study folders into one folder, as one small file for each run.
 
     Args:
-        study: whose results.
+        study: the study.
         sources: archives (.tar.gz) and folders of studies.
-        results: the folder that is filled.
-        overwrite: replace results that differ.
-        vectors: a folder for the embeddings of archives; None leaves them where they are.
+        results: the folder for the files.
+        overwrite: replace stored results that differ.
+        vectors: a folder for the embeddings; None: embeddings are not copied.
 
     Returns:
         The names of the runs that are new or replaced.
 
     Raises:
-        ValueError: a source is none, or a result differs from one that is stored already.
+        ValueError: a source is no archive and no study folder, or a result differs from the stored one.
     """
     tasks = {task.name: task for task in study.tasks()}
     texts: dict[str, str] = {}
     embeddings: dict[str, bytes] = {}
     sessions: dict[str, Any] = {}
     for source in sources:
-        found, state, others = _from_archive(source) if source.is_file() else _from_folder(study, source)
-        embeddings |= others
+        contents, state, vectors_of = _from_archive(source) if source.is_file() else _from_folder(study, source)
+        embeddings |= vectors_of
         sessions |= {session["started"]: session for session in state.get("sessions", [])}
-        unknown = sorted(set(found) - set(tasks))
+        unknown = sorted(set(contents) - set(tasks))
         if unknown:
-            raise ValueError(f"collect: {source} holds {unknown[0]}, expected runs of the study {study.name!r}")
-        texts |= {name: as_text(compact(result, tasks[name])) for name, result in found.items()}
+            raise ValueError(
+                f"collect: got {source} with the run {unknown[0]!r}, expected only runs of the study {study.name!r}"
+            )
+        texts |= {name: as_text(compact(result, tasks[name])) for name, result in contents.items()}
     new = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
     for name in new:
         if (results / f"{name}.json").is_file() and not overwrite:
-            raise ValueError(f"results: {results / name}.json differs from the collected one; --overwrite replaces it")
+            raise ValueError(
+                f"results: got {results / name}.json, which differs from the collected result, expected the same; "
+                "--overwrite replaces it"
+            )
     for name in new:
         with replacing(results / f"{name}.json") as temporary:
             temporary.write_text(texts[name], encoding="utf-8")
@@ -187,7 +197,7 @@ def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str,
 
 def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
     if not folder.is_dir():
-        raise ValueError(f"collect: got {folder}, expected an archive of a study or its folder")
+        raise ValueError(f"collect: got {folder}, expected an archive or a folder of a study")
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
     files = sorted((folder / "embeddings").glob("*.safetensors"))
     results = {name: result.as_dict() for name, result in stored(study, folder).items()}

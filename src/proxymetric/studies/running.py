@@ -1,4 +1,4 @@
-"""Run a study: hand its runs to workers, keep time, and write down what became of each."""
+"""Run a study: distribute its runs to workers, watch the time limit, and record the status of each run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import Study, Task
 
 STOP_SECONDS = 60.0
-"""that workers have to save, before they are ended"""
+"""time for workers to save before they are killed"""
 POLL_SECONDS = 0.2
 
 
 @dataclass
 class Outcome:
-    """How a session of a study ended. left: runs that are not done, nor failed."""
+    """How a session of a study ended. `left` are the runs that neither finished nor failed."""
 
     finished: list[Task] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -35,18 +35,18 @@ class Outcome:
 
 
 class Session:
-    """One session of a study: from the start of its workers to their end.
+    """One session of a study: it starts workers, gives them runs, and ends them.
 
     Args:
-        book: the study's folder, locked.
+        book: the folder of the study, locked.
         tasks: the runs that are not done, in order.
-        known: what became of every run of the study so far.
-        identities: of the data sets, by name.
-        jobs: runs at once.
-        root: where data and weights lie.
-        minutes: after so many, runs save and stop; None for no limit.
-        reporter: is told.
-        on_gpu: whether the runs use one, whose minutes are counted.
+        known: the status of every run of the study.
+        identities: name of a data set -> hash of its content.
+        jobs: the number of runs at the same time.
+        root: the folder of data and weights.
+        minutes: after this time, runs save and stop; None: no limit.
+        reporter: shows the progress.
+        on_gpu: whether the runs use a GPU; `card_minutes` then counts its time.
     """
 
     def __init__(
@@ -75,32 +75,32 @@ class Session:
         self.stopping: float | None = None
         """when the workers were asked to stop"""
         self.unready = 0
-        """workers that died before they could do anything"""
+        """workers that ended before they were ready"""
         self.asked = 0
-        """how often a person asked to stop"""
+        """how many signals asked the study to stop"""
         self.record: dict[str, Any] = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "jobs": jobs, "finished": 0, "failed": 0,
             "minutes": 0.0, "card_minutes": 0.0, "busy_minutes": 0.0, "images": 0,
         }  # fmt: skip
 
     def run(self, lock: int) -> Outcome:
-        """Do the runs; what is left over is in the outcome."""
+        """Do the runs until all are done, the time is over, or a signal arrives."""
         self.book.state["sessions"].append(self.record)
         with self._signals(), shared_gpu(min(self.jobs, max(1, len(self.todo))), self.reporter.say) as shared:
             self.environment, self.lock = worker_environment(self.jobs, shared), lock
             try:
-                while self._goes_on():
+                while self._continues():
                     self._hand_out()
                     self._listen()
             finally:
-                self._part()
+                self._end_workers()
                 self._account()
                 self.reporter.close()
         self.outcome.left += self.todo
         return self.outcome
 
-    def _part(self) -> None:
-        """Let the workers leave; one that does not is ended."""
+    def _end_workers(self) -> None:
+        """Let the workers exit; kill those that do not."""
         for worker in self.workers:
             worker.dismiss()
         for worker in self.workers:
@@ -110,16 +110,16 @@ class Session:
                 worker.kill()
                 worker.process.wait()
 
-    # What to do next
+    # Choose the next job
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         now = time.monotonic()
         if self.asked and not self.outcome.interrupted:
             self.outcome.interrupted = True
-            self.reporter.say("stopping: running runs save (Ctrl-C again: at once)")
+            self.reporter.say("stopping: the current runs save (press Ctrl-C again to stop at once)")
             self._stop()
         if self.deadline is not None and now >= self.deadline and self.stopping is None:
-            self.reporter.say("the time is over: running runs save and stop")
+            self.reporter.say("the time is over: the current runs save and stop")
             self._stop()
         if self.asked > 1 or (self.stopping is not None and now - self.stopping > STOP_SECONDS):
             for worker in self.workers:
@@ -138,10 +138,10 @@ class Session:
         if self.stopping is not None:
             return
         if self.unready > 2:
-            raise OSError(f"no worker could be started: {tail(self.book.folder / 'logs' / 'worker-1.log')}")
+            raise OSError(f"workers do not start: {tail(self.book.folder / 'logs' / 'worker-1.log')}")
         busy = sum(worker.task is not None for worker in self.workers)
-        wanted = min(self.jobs, busy + len(self.todo) + len(self.embeds))
-        while len(self.workers) < wanted:
+        needed = min(self.jobs, busy + len(self.todo) + len(self.embeds))
+        while len(self.workers) < needed:
             self.started += 1
             folder = self.book.folder / "logs"
             self.workers.append(Worker(self.started, folder, self.events, self.environment, self.lock))
@@ -160,11 +160,11 @@ class Session:
             return
         self.todo.remove(chosen)
         known = self.known[chosen.name]
-        anew = known.status == "changed"
-        self.book.begin(chosen, self.identities.get(chosen.cell.data), anew)
+        restart = known.status == "changed"
+        self.book.begin(chosen, self.identities.get(chosen.cell.data), restart)
         self.book.note(chosen, status="running", error=None, worker=worker.process.pid)
-        goes_on = not anew and (self.book.run(chosen) / "last.safetensors").is_file()
-        self.reporter.say(f"started   {chosen.name}{' (goes on)' if goes_on else ''}")
+        resumed = not restart and (self.book.run(chosen) / "last.safetensors").is_file()
+        self.reporter.say(f"started   {chosen.name}{' (resumed)' if resumed else ''}")
         job = {
             "recipe": None if chosen.recipe is None else str(chosen.recipe), "settings": local(chosen, self.root),
             "out": str(self.book.run(chosen)), "log": self._log(chosen),
@@ -177,7 +177,7 @@ class Session:
         return str(file)
 
     def _next(self, worker: Worker | None) -> Task | None:
-        """The first run in order that fits into the time left; of its seed rather one whose images are decoded."""
+        """The first run that fits into the time left; within a seed, one whose images the worker has decoded."""
         estimates = self._estimates()
         fitting = [task for task in self.todo if self._fits(estimates[task.name])]
         if not fitting:
@@ -191,23 +191,23 @@ class Session:
         left = self.deadline - time.monotonic()
         if left <= 0:
             return False
-        # A run that is longer than any session would never start: it is done in parts.
+        # A run that is longer than a whole session would never start; it runs in parts, one in each session.
         return estimate is None or estimate <= left or estimate > self.budget
 
     def _estimates(self) -> dict[str, float | None]:
         return self.book.estimates(self.study.tasks(), self.known)
 
-    # What workers say
+    # Events of the workers
 
     def _listen(self) -> None:
         try:
             worker, event = self.events.get(timeout=POLL_SECONDS)
         except queue.Empty:
-            self._tell_status()
+            self._show_status()
             return
         handle = getattr(self, f"_on_{event['event'].replace(' ', '_')}")
         handle(worker, event)
-        self._tell_status()
+        self._show_status()
 
     def _on_ready(self, worker: Worker, event: dict[str, Any]) -> None:
         worker.ready = True
@@ -247,7 +247,7 @@ class Session:
         self.record["busy_minutes"] += event["seconds"] / 60
         self.book.note(task, status="stopped", spent=round(self.book.spent(task) + event["seconds"], 1))
         self.outcome.left.append(task)
-        self.reporter.say(f"stopped   {task.name}: saved, to be gone on with")
+        self.reporter.say(f"stopped   {task.name}: saved, can be resumed")
 
     def _on_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
@@ -270,9 +270,9 @@ class Session:
         if self.stopping is not None:
             self.book.note(task, status="stopped", spent=round(self.book.spent(task) + seconds, 1))
             self.outcome.left.append(task)
-            self.reporter.say(f"stopped   {task.name}: ended at once, goes on from its last checkpoint")
+            self.reporter.say(f"stopped   {task.name}: killed, can be resumed from its last checkpoint")
         else:
-            self._failed(task, worker.last_words(), seconds)
+            self._failed(task, worker.exit_report(), seconds)
 
     def _failed(self, task: Task, error: str, seconds: float) -> None:
         self.record["failed"] += 1
@@ -283,10 +283,10 @@ class Session:
         self.reporter.say(f"failed    {task.name}: {error}")
         self._account()
 
-    # What is told and written down
+    # Progress and records
 
     def _missing_embeddings(self) -> list[Task]:
-        """The best run of each row of the tables, where its embeddings are asked for and not there yet."""
+        """The best run of each row of the tables whose embeddings the study asks for and which are not written yet."""
         best = [best_run(self.study, c, self.known) for c in self.study.cells() if c.protocol in self.study.embeddings]
         folder = self.book.folder / "embeddings"
         return [
@@ -311,7 +311,7 @@ class Session:
         total -= sum(min(now - worker.since, estimates[worker.task.name] or 0.0) for worker in running)
         return total / min(self.jobs, max(1, len(self.todo) + len(running)))
 
-    def _tell_status(self) -> None:
+    def _show_status(self) -> None:
         now = time.monotonic()
         running = [
             {"run": worker.task.name, "kind": worker.kind, "seconds": now - worker.since, **worker.tick}
@@ -337,7 +337,7 @@ class Session:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM stop the study; a second Ctrl-C ends its workers at once."""
+        """Ctrl-C and SIGTERM stop the study; a second Ctrl-C kills its workers."""
 
         def stop(number: int, frame: object) -> None:
             self.asked += number == signal.SIGINT or self.asked == 0

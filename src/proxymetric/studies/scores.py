@@ -1,4 +1,4 @@
-"""The scores of a study by row and seed: what its tables and plots are made of."""
+"""The scores of a study by cell and seed, for its tables and plots."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CHOSEN, LAST = "trained encoder", "last epoch"
 
 
 class Results:
-    """The scores of a study in per cent, by row of the tables and seed.
+    """The results of a study, by row of the tables and seed.
 
     Args:
-        study: what was run.
-        results: the results by the name of the run.
+        study: the study.
+        results: name of the run -> result.
     """
 
     def __init__(self, study: Study, results: dict[str, Result]) -> None:
@@ -29,7 +29,7 @@ class Results:
                 self.runs.setdefault(task.cell, {})[task.seed] = results[task.name]
 
     def groups(self) -> list[tuple[str, list[Cell]]]:
-        """Rows of the tables that belong together: of one data set, backbone and protocol, with a heading."""
+        """The rows of each table, with its heading; a table has one data set, backbone and protocol."""
         groups: dict[tuple[str, str, str], list[Cell]] = {}
         for cell in self.study.cells():
             if cell in self.runs:
@@ -37,17 +37,17 @@ class Results:
         return [(self.heading(*key), cells) for key, cells in groups.items()]
 
     def heading(self, data: str, backbone: str, protocol: str) -> str:
-        """What is compared, in words."""
-        places = (self.study.data[data].title, self.study.backbones[backbone].title)
-        return f"{', '.join(filter(None, places))}: {LABELS[protocol]}"
+        """The heading of a table."""
+        titles = (self.study.data[data].title, self.study.backbones[backbone].title)
+        return f"{', '.join(filter(None, titles))}: {LABELS[protocol]}"
 
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
-        """By seed, in per cent."""
+        """The score of each seed, in per cent."""
         runs = self.runs.get(cell, {})
         return {seed: 100 * run.rows[row][metric] for seed, run in runs.items() if metric in run.rows.get(row, {})}
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """The row that this one is paired with, where it was run too."""
+        """The baseline of a cell; None if it has none, or if the baseline has no results."""
         name = self.study.rows[cell.row].baseline
         other = None if name is None else Cell(name, cell.data, cell.backbone, cell.protocol)
         return other if other in self.runs else None
@@ -58,20 +58,20 @@ class Results:
         return None if base is None else paired(self.scores(cell, metric, row), self.scores(base, metric, row))
 
     def claim(self, cell: Cell, metric: str) -> float | None:
-        """The paper's difference to its baseline: as written down, else that of the two papers' figures."""
+        """The difference to the baseline that the paper claims: from `claim` of the row, or else from `paper`."""
         row = self.study.rows[cell.row]
-        told = row.claim.get(cell.data, {}).get(metric)
-        if told is not None or row.baseline is None:
-            return told
+        claim = row.claim.get(cell.data, {}).get(metric)
+        if claim is not None or row.baseline is None:
+            return claim
         ours = row.paper.get(cell.data, {}).get(metric)
         theirs = self.study.rows[row.baseline].paper.get(cell.data, {}).get(metric)
         return None if ours is None or theirs is None else ours - theirs
 
     def figures(self, cell: Cell) -> dict[str, dict[int, float]]:
-        """What the method says of its inside at the chosen epoch: by name and seed."""
-        found: dict[str, dict[int, float]] = {}
+        """The figures that the method reports about itself at the chosen epoch: name -> seed -> value."""
+        figures: dict[str, dict[int, float]] = {}
         for seed, run in self.runs.get(cell, {}).items():
             for name, value in run.validation.get("figures", {}).items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    found.setdefault(name, {})[seed] = float(value)
-        return found
+                    figures.setdefault(name, {})[seed] = float(value)
+        return figures

@@ -1,4 +1,4 @@
-"""One GPU for several processes: NVIDIA's Multi-Process Service, where it is installed and works."""
+"""Several processes on one GPU, by NVIDIA's Multi-Process Service (MPS) where it works."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PROBE = "import torch; torch.zeros(8, device='cuda').sum().item()"
 def shared_gpu(jobs: int, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
     """Environment variables for processes that share the GPU; the service is stopped at the end.
 
-    Its pipes and logs lie in a temporary folder. Nothing is started for a single process, without CUDA, where the
-    service is not installed, or where one runs already. A service that starts but serves nobody is stopped again, and
-    the processes take turns on the GPU instead.
+    The pipes and logs of the service are in a temporary folder. The service is not started for a single process,
+    without CUDA, if it is not installed, or if one is running already. If the service starts but a test program fails
+    with it, it is stopped again, and the processes take turns on the GPU.
 
     Args:
-        jobs: processes that share it.
-        say: is told what was started, or why not.
+        jobs: the number of processes.
+        say: receives a message: whether the service was started, or why not.
 
     Example:
         >>> with shared_gpu(1, print) as environment:
@@ -36,10 +36,10 @@ def shared_gpu(jobs: int, say: Callable[[str], None]) -> Iterator[dict[str, str]
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for place in places.values():
-            os.mkdir(place)
-        environment = {**os.environ, **places}
+        folders = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for path in folders.values():
+            os.mkdir(path)
+        environment = {**os.environ, **folders}
         if not _works([control, "-d"], environment):
             say(f"{CONTROL} did not start: the runs take turns on the GPU")
             yield {}
@@ -48,9 +48,9 @@ def shared_gpu(jobs: int, say: Callable[[str], None]) -> Iterator[dict[str, str]
             if _works([sys.executable, "-c", PROBE], environment):
                 say("the runs share the GPU through NVIDIA's Multi-Process Service")
             else:
-                say(f"{CONTROL} serves nobody here: the runs take turns on the GPU")
-                places = {}
-            yield places
+                say(f"{CONTROL} starts, but a test program fails with it: the runs take turns on the GPU")
+                folders = {}
+            yield folders
         finally:
             _works([control], environment, "quit\n")
 
@@ -62,7 +62,7 @@ def _has_cuda() -> bool:
 
 
 def _works(command: list[str], environment: dict[str, str], text: str = "") -> bool:
-    null = subprocess.DEVNULL  # not pipes: a service would hold them open
+    null = subprocess.DEVNULL  # not a pipe: the service would keep it open
     try:
         done = subprocess.run(command, env=environment, input=text, text=True, stdout=null, stderr=null, timeout=120)
     except (OSError, subprocess.TimeoutExpired):

@@ -17,12 +17,15 @@ LABELS = {
     "last": "last epoch",
     "papers": CHOSEN_ON_TEST,
 }
-"""of the scores in tables, by protocol"""
+"""protocol -> how the tables say which epoch was scored"""
 
 
 @dataclass(frozen=True)
 class Data:
-    """One data set of a study. path: relative to the data root, or an embedded set such as "glyphs"."""
+    """One data set of a study.
+
+    `path` is relative to the data root, or names an embedded set such as "glyphs".
+    """
 
     name: str
     path: str
@@ -32,7 +35,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Backbone:
-    """One backbone of a study. backbone: its name in recipes, None to leave it to the recipe."""
+    """One backbone of a study.
+
+    `backbone` is its name in recipes; None: the recipe of each row chooses it.
+    """
 
     name: str
     backbone: str | None
@@ -43,7 +49,11 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a study. paper, claim: by data set and metric, in per cent, as printed."""
+    """One method of a study.
+
+    `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as
+    data set -> metric -> value in per cent.
+    """
 
     name: str
     title: str
@@ -77,11 +87,11 @@ class Task:
     seed: int
     recipe: Path | None = field(compare=False)
     settings: dict[str, Any] = field(compare=False, hash=False)
-    """keys of the recipe with their values, as `--set` has them; those of data and weights are relative"""
+    """keys and values as for `--set`; the paths of data and weights are relative to the data root"""
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run and of its folder."""
         cell = self.cell
         parts = (cell.row, cell.data, cell.backbone, cell.protocol, f"seed{self.seed}")
         return "-".join(part for part in parts if part)
@@ -89,7 +99,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Study:
-    """A checked study.
+    """A study whose keys and values have been checked.
 
     Example:
         >>> from proxymetric.studies import parse
@@ -110,7 +120,7 @@ class Study:
     folder: Path
 
     def cells(self) -> list[Cell]:
-        """The rows of the tables, in the order of the file; so are the protocols."""
+        """The rows of the tables. Data sets, backbones, protocols and methods have the order of the file."""
         protocols = dict.fromkeys(protocol for row in self.rows.values() for protocol in row.protocols)
         return [
             Cell(row.name, data, backbone, protocol)
@@ -120,7 +130,7 @@ class Study:
         ]
 
     def tasks(self) -> list[Task]:
-        """All runs, seed by seed, so that a study which is cut off has whole pairs."""
+        """All runs, seed by seed, so that an interrupted study has complete pairs of method and baseline."""
         return list(self._tasks)
 
     @functools.cached_property
@@ -147,10 +157,10 @@ class Study:
         if row.recipe is None:
             return None
         name = row.recipe.replace("{data}", cell.data).replace("{backbone}", cell.backbone)
-        places = [folder / name for folder in (self.folder, Path(), *self.folder.absolute().parents)]
-        found = next((place for place in places if place.is_file()), None)
-        if found is not None:
-            return found
+        files = [folder / name for folder in (self.folder, Path(), *self.folder.absolute().parents)]
+        file = next((file for file in files if file.is_file()), None)
+        if file is not None:
+            return file
         from proxymetric.recipe import find
 
         try:
@@ -163,7 +173,7 @@ class Study:
 
 
 def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) -> list[Task]:
-    """The runs of some rows and seeds; all of them where none are named.
+    """The runs of the given rows and seeds; an empty argument selects all.
 
     Raises:
         ValueError: the study has no such row or seed.
@@ -181,12 +191,12 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) 
     known = sorted({task.seed for task in tasks})
     for seed in seeds:
         if seed not in known:
-            raise ValueError(f"--seeds: got {seed}, expected among {', '.join(map(str, known))}")
+            raise ValueError(f"--seeds: got {seed}, expected one of {', '.join(map(str, known))}")
     return [t for t in tasks if (not only or t.cell.row in only) and (not seeds or t.seed in seeds)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error's sentence.
+    """Name the known name that is most like a wrong one, as the end of an error message.
 
     >>> nearest("proxi", ["proxy-anchor", "proxy"])
     "; did you mean 'proxy'?"

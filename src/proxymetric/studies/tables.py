@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.files import replacing
-from proxymetric.studies.inference import MOST_SEEDS, Mean, seeds_needed, student
+from proxymetric.studies.inference import MAX_SEEDS, Mean, seeds_needed, student
 from proxymetric.studies.scores import CHOSEN, LAST, Results
 from proxymetric.studies.spec import LABELS, Cell, Study
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Table:
-    """Cells of text under a title. note: a sentence below it."""
+    """A table of text with a title and a note below it."""
 
     title: str
     columns: list[str]
@@ -26,7 +26,8 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """
+        """The table in Markdown.
+
         >>> print(Table("scores", ["method", "R@1"], [["a", "1.0 ± 0.1"]]).markdown())
         **scores**
         <BLANKLINE>
@@ -40,7 +41,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *texts, *(["", self.note] if self.note else [])])
 
     def latex(self) -> str:
-        """A floating table; it needs the package booktabs."""
+        """The table as a LaTeX float; it needs the package booktabs."""
         width = len(self.columns)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(self.title)}. {_escaped(self.note)}}}",
                  rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _line(self.columns), r"\midrule",
@@ -53,7 +54,8 @@ def _line(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""
+    r"""Text with the special characters of LaTeX escaped.
+
     >>> print(_escaped("50 % ± 1 of `a_b`"))
     50 \% $\pm$ 1 of a\_b
     """
@@ -63,13 +65,13 @@ def _escaped(text: str) -> str:
 
 
 def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
-    """Means over the seeds; with the papers' protocol the chosen and the last epoch side by side."""
+    """Means over the seeds; with the protocol `papers`, of the chosen and of the last epoch."""
     study, protocol = results.study, cells[0].protocol
     kinds = [(CHOSEN, LABELS[protocol])]
     if protocol == "papers":
         kinds.append((LAST, LABELS["last"]))
-    ends = [f", {words}" if protocol == "papers" else "" for _, words in kinds]
-    columns = ["method", "seeds", *(f"{metric}{end}" for end in ends for metric in study.metrics)]
+    suffixes = [f", {label}" if protocol == "papers" else "" for _, label in kinds]
+    columns = ["method", "seeds", *(f"{metric}{suffix}" for suffix in suffixes for metric in study.metrics)]
     columns += [f"paper's {metric}" for metric in study.metrics]
     table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
     for cell in cells:
@@ -83,7 +85,7 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
 
 def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table:
-    """Each row against its baseline, paired by seed, beside what the paper claims."""
+    """The difference of each row to its baseline, paired by seed, and the difference that the paper claims."""
     study, protocol = results.study, cells[0].protocol
     papers = protocol == "papers"
     columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}" if papers else "difference"]
@@ -91,36 +93,37 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
     note = (
         "Mean of the differences at equal seeds ± half the 95 % Student interval. Seeds to resolve: pairs with which a "
-        "two-sided paired t-test at 5 % sees the paper's difference with 80 % power, given the spread measured here."
+        "two-sided paired t-test at 5 % detects the paper's difference with 80 % power, given the spread measured here."
     )
     table = Table(f"{heading}, differences, points", columns, note=note)
     for cell in cells:
         base = results.baseline(cell)
         for metric in study.metrics if base is not None else ():
             assert base is not None
-            found, claim = results.difference(cell, metric), results.claim(cell, metric)
-            if found is None:
+            measured, claim = results.difference(cell, metric), results.claim(cell, metric)
+            if measured is None:
                 continue
-            line = [study.rows[cell.row].title, study.rows[base.row].title, metric, str(found.n), _text(found, "+")]
+            titles = [study.rows[cell.row].title, study.rows[base.row].title]
+            line = [*titles, metric, str(measured.n), _text(measured, "+")]
             if papers:
                 line.append(_text(results.difference(cell, metric, LAST), "+"))
-            line += [f"{claim:+.1f}" if claim is not None else "", _sign(found, claim), _seeds(found, claim)]
+            line += [f"{claim:+.1f}" if claim is not None else "", _sign(measured, claim), _seeds(measured, claim)]
             table.rows.append(line)
     return table
 
 
 def figure_table(results: Results, heading: str, cells: list[Cell]) -> Table:
-    """What happens inside the methods at the chosen epoch."""
+    """The figures that the methods report about themselves at the chosen epoch."""
     table = Table(
         f"{heading}, inside the methods at the chosen epoch", ["method", "figure", "seeds", "mean"],
         note="Mean over the seeds ± half the 95 % Student interval.",
     )  # fmt: skip
     for cell in cells:
         for name, values in results.figures(cell).items():
-            found = student(list(values.values()))
-            half = "" if found.half is None else f" ± {found.half:.2g}"
+            mean = student(list(values.values()))
+            half = "" if mean.half is None else f" ± {mean.half:.2g}"
             title = results.study.rows[cell.row].title
-            table.rows.append([title, name, str(found.n), f"{found.value:.4g}{half}"])
+            table.rows.append([title, name, str(mean.n), f"{mean.value:.4g}{half}"])
     return table
 
 
@@ -128,33 +131,33 @@ MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (score_table, 
 
 
 def write_tables(study: Study, results: dict[str, Result], folder: Path) -> list[Path]:
-    """Write `tables.md`, `tables.tex` and the pictures of a study.
+    """Write `tables.md`, `tables.tex` and the plots of a study.
 
     Args:
-        study: what was run.
-        results: the results by the name of the run.
-        folder: where to.
+        study: the study.
+        results: name of the run -> result.
+        folder: the folder for the files.
 
     Returns:
         The files that were written.
     """
     from proxymetric.studies.drawing import draw
 
-    found = Results(study, results)
-    groups = found.groups()
-    tables = {heading: [make(found, heading, cells) for make in MAKERS] for heading, cells in groups}
-    pictures = {heading: draw(found, heading, cells, folder) for heading, cells in groups}
+    by_cell = Results(study, results)
+    groups = by_cell.groups()
+    tables = {heading: [make(by_cell, heading, cells) for make in MAKERS] for heading, cells in groups}
+    pictures = {heading: draw(by_cell, heading, cells, folder) for heading, cells in groups}
     markdown = [f"# {study.title}"]
-    for heading, made in tables.items():
+    for heading, group in tables.items():
         markdown.append(f"## {heading}")
-        markdown += [table.markdown() for table in made if table.rows]
+        markdown += [table.markdown() for table in group if table.rows]
         markdown += [f"![{file.stem}]({file.name})" for file in pictures[heading]]
-    latex = [table.latex() for made in tables.values() for table in made if table.rows]
+    latex = [table.latex() for group in tables.values() for table in group if table.rows]
     files = [folder / "tables.md", folder / "tables.tex"]
     for file, texts in zip(files, (markdown, latex)):
         with replacing(file) as temporary:
             temporary.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    return files + [file for made in pictures.values() for file in made]
+    return files + [file for plots in pictures.values() for file in plots]
 
 
 def _mean(values: dict[int, float]) -> str:
@@ -162,7 +165,8 @@ def _mean(values: dict[int, float]) -> str:
 
 
 def _text(mean: Mean | None, sign: str = "") -> str:
-    """
+    """A mean with its interval as text.
+
     >>> _text(Mean(61.23, 0.44, 5)), _text(Mean(0.5, None, 1), "+")
     ('61.2 ± 0.4', '+0.50')
     """
@@ -173,16 +177,16 @@ def _text(mean: Mean | None, sign: str = "") -> str:
     return f"{mean.value:{sign}.{digits}f}{half}"
 
 
-def _sign(found: Mean, claim: float | None) -> str:
-    """Whether the difference points where the paper says, and whether its interval leaves 0 out."""
+def _sign(measured: Mean, claim: float | None) -> str:
+    """Whether the difference has the sign of the paper's, and whether its interval excludes 0."""
     if claim is None or claim == 0:
         return ""
-    words = "yes" if found.value * claim > 0 else "no"
-    return words if found.half is not None and abs(found.value) > found.half else f"{words}, not resolved"
+    words = "yes" if measured.value * claim > 0 else "no"
+    return words if measured.half is not None and abs(measured.value) > measured.half else f"{words}, not resolved"
 
 
-def _seeds(found: Mean, claim: float | None) -> str:
-    if claim is None or found.sd is None:
+def _seeds(measured: Mean, claim: float | None) -> str:
+    if claim is None or measured.sd is None:
         return ""
-    needed = seeds_needed(claim, found.sd)
-    return f"{needed:,}" if needed is not None else f"more than {MOST_SEEDS:,}" if claim else ""
+    needed = seeds_needed(claim, measured.sd)
+    return f"{needed:,}" if needed is not None else f"more than {MAX_SEEDS:,}" if claim else ""

@@ -1,7 +1,7 @@
-"""One worker process of a study: `python -m proxymetric.studies.worker` trains what it is told, one run after another.
+"""One worker process of a study: `python -m proxymetric.studies.worker` does the jobs of a study one after another.
 
-It reads one JSON object a line from its standard input, a run each, and answers with events on its standard output.
-What a run prints goes to the run's own log. SIGTERM, or the end of its input, makes it save, answer and exit.
+It reads one job per line (a JSON object) from standard input, and writes events to standard output. The output of a run
+goes to the log of that run. At SIGTERM, or at the end of its input, it saves, sends an event and exits.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ GRACE_SECONDS = 60.0
 
 
 class _Stopped(BaseException):
-    """SIGTERM while no training loop was there to take it."""
+    """SIGTERM outside of a training loop, which handles the signal itself."""
 
 
 def _on_term(number: int, frame: object) -> None:
     raise _Stopped
 
 
-class _Teller:
-    """The watcher of a run: events for the study, sentences for the log."""
+class _EventWatcher:
+    """The watcher of a run: it sends events to the study and prints messages to the log."""
 
     def __init__(self, send: Callable[..., None]) -> None:
-        self.send, self.said = send, 0.0
+        self.send, self.last_tick = send, 0.0
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -45,8 +45,8 @@ class _Teller:
     def work(self, what: str, done: int, total: int) -> None: ...
 
     def tick(self, tick: Any) -> None:
-        if time.monotonic() - self.said >= TICK_SECONDS:
-            self.said = time.monotonic()
+        if time.monotonic() - self.last_tick >= TICK_SECONDS:
+            self.last_tick = time.monotonic()
             self.send(
                 event="tick", step=tick.step, steps=tick.steps, epoch=tick.epoch, epochs=tick.epochs,
                 images_per_second=tick.images_per_second, seconds_left=tick.seconds_left,
@@ -62,22 +62,22 @@ class _Teller:
     def close(self) -> None: ...
 
 
-def train(job: dict[str, Any], watcher: _Teller) -> Result:
-    """Do one run, or the rest of it; its result."""
+def train(job: dict[str, Any], watcher: _EventWatcher) -> Result:
+    """Train one run, or resume it, and return its result."""
     from proxymetric.runs import train as whole_run
 
     folder, settings = Path(job["out"]), dict(job["settings"])
-    begun = (folder / "run.json").is_file()
-    if begun:
-        settings.pop("encoder.weights", None)  # as it was begun; the file may lie elsewhere by now
+    resumed = (folder / "run.json").is_file()
+    if resumed:
+        settings.pop("encoder.weights", None)  # run.json has the weights; the file may have moved since
     run = whole_run.train(
-        recipe=job["recipe"], settings=settings, out=folder, resume=begun, report=False, watcher=watcher
+        recipe=job["recipe"], settings=settings, out=folder, resume=resumed, report=False, watcher=watcher
     )
     return run.result
 
 
 def write_embeddings(folder: Path, file: Path) -> None:
-    """The test embeddings of a run's chosen model: `vectors` (N, D) in half precision and `labels` (N,)."""
+    """Write the test embeddings of a run's chosen model: `vectors` (N, D) in half precision and `labels` (N,)."""
     import torch
 
     from proxymetric.data import EvalFeed
@@ -85,11 +85,14 @@ def write_embeddings(folder: Path, file: Path) -> None:
     from proxymetric.models.load import load
     from proxymetric.runs.evaluation_set import evaluation_set
 
-    images, words = evaluation_set(folder)
+    images, description = evaluation_set(folder)
     model = load(folder)
-    files = images.arrays is None
+    from_files = images.arrays is None
     feed = EvalFeed(
-        images, model.view, cache="memory" if files else "none", workers=min(8, os.cpu_count() or 1) if files else 0
+        images,
+        model.view,
+        cache="memory" if from_files else "none",
+        workers=min(8, os.cpu_count() or 1) if from_files else 0,
     )
     squares, labels = [], []
     for batch in feed:
@@ -98,12 +101,12 @@ def write_embeddings(folder: Path, file: Path) -> None:
         labels.append(batch.labels)
     vectors = model.embed(torch.cat(squares), batch=256)
     with replacing(file) as temporary:
-        about = {"classes": json.dumps(images.classes), "run": folder.name, "images": words}
-        save_tensors(temporary, {"vectors": vectors.half(), "labels": torch.cat(labels)}, about)
+        metadata = {"classes": json.dumps(images.classes), "run": folder.name, "images": description}
+        save_tensors(temporary, {"vectors": vectors.half(), "labels": torch.cat(labels)}, metadata)
 
 
 def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
-    """Do one job and tell how it ended; whether another may follow."""
+    """Train one run and send how it ended; return whether the worker takes another job."""
     from proxymetric.training import Interrupted
 
     began = time.perf_counter()
@@ -112,7 +115,7 @@ def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
         return round(time.perf_counter() - began, 2)
 
     try:
-        result = train(job, _Teller(send))
+        result = train(job, _EventWatcher(send))
         send(
             event="finished", seconds=seconds(), scores=result.scores,
             images_per_second=result.images_per_second, whole_seconds=result.seconds,
@@ -121,7 +124,7 @@ def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
     except (Interrupted, _Stopped, KeyboardInterrupt):
         send(event="stopped", seconds=seconds())
         return False
-    except (ValueError, OSError) as error:  # a sentence for people
+    except (ValueError, OSError) as error:  # the message is enough; no traceback
         print(error, flush=True)
         send(event="failed", seconds=seconds(), error=str(error))
     except Exception as error:
@@ -134,7 +137,11 @@ def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
 
 
 def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
-    """Write the embeddings of a finished run; a failure here is told and fails nothing."""
+    """Write the embeddings of a finished run; a failure is reported and does not fail the run.
+
+    Returns:
+        Whether the worker takes another job.
+    """
     try:
         write_embeddings(Path(job["out"]), Path(job["file"]))
         send(event="embedded")
@@ -151,13 +158,13 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
 
 
 def _images(result: Result) -> int:
-    """Images that training has seen, counted by batches."""
+    """The number of training images that were read: steps x batch x accumulation."""
     options = result.recipe["train"]
     return int(result.steps * options["batch"] * options["accumulate"])
 
 
 def _tidy() -> None:
-    """Give back what the last run held, before the next one begins."""
+    """Free the memory of the last run before the next one starts."""
     import gc
 
     import torch
@@ -169,7 +176,7 @@ def _tidy() -> None:
 
 
 def _lines(handle: int) -> Iterator[bytes]:
-    """The lines that come in through a file descriptor, until its end."""
+    """The lines read from a file descriptor, until its end."""
     rest = b""
     while content := os.read(handle, 2**16):
         *whole, rest = (rest + content).split(b"\n")
@@ -177,38 +184,38 @@ def _lines(handle: int) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Take jobs until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides
+    """Do jobs until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     signal.signal(signal.SIGTERM, _on_term)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # A thread that waits in `sys.stdin` holds its lock, and processes forked to read images would wait for it forever.
-    told = os.dup(0)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    # Not `sys.stdin`: a thread that reads it holds its lock, and forked data loaders would wait for that lock forever.
+    job_input = os.dup(0)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
 
     def send(**event: Any) -> None:
         try:
             answers.write(json.dumps(event) + "\n")
             answers.flush()
-        except OSError:  # nobody listens any more
+        except OSError:  # the study has exited
             pass
 
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in _lines(told):
+        for line in _lines(job_input):
             jobs.put(json.loads(line))
         jobs.put(None)
-        time.sleep(0.5)  # an idle worker has left by now
-        # The study has gone: save what there is, and leave.
+        time.sleep(0.5)  # an idle worker exits within this time
+        # The study has exited: save the run and exit.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        import proxymetric.training  # noqa: F401 - before the first run's clock
+        import proxymetric.training  # noqa: F401 - imported here, so that the time of the first run does not include it
         from proxymetric.data.decoded_cache import keep_decoded
 
         send(event="ready")
@@ -223,7 +230,7 @@ def main() -> None:
     except _Stopped:
         send(event="stopped", seconds=0.0)
     answers.flush()
-    os._exit(0)  # threads of libraries must not hold the process
+    os._exit(0)  # threads of libraries must not keep the process alive
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class ClassQueue(Queue):
     """A queue that also keeps the sum of its rows for each class.
 
     The mean similarity of a proxy to the stored rows of its class is the product of the proxy with their mean:
-    ``1/n sum_i p.z_i = p.(1/n sum_i z_i)``. So a step costs as much as its batch, not as much as the queue. A
+    ``1/n sum_i p.z_i = p.(1/n sum_i z_i)``. So the cost of a step depends on the batch, not on the size of the queue. A
     checkpoint does not hold the sums; they are computed from the rows when it is loaded.
 
     Args:

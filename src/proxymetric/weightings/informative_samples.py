@@ -52,7 +52,7 @@ class InformativeSamples(Weighting):
         initial_hardness: S before the memory starts; the paper does not state it, its code has 1.
         positive: penalty on positive pairs outside the band: "none", "1/E", "nu" or "sigma" (Table 3).
         negative: penalty on negative pairs below the band, one of the same names.
-        of_class: how K proxies make one similarity.
+        of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
         >>> weighting = InformativeSamples(classes=2, dim=4)
@@ -103,7 +103,7 @@ class InformativeSamples(Weighting):
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         if refs.per_class is None:
             raise ValueError(
-                "weighting: got loose rows as references, expected a proxy method, whose proxies judge the samples"
+                "weighting: got references that are not grouped by class, expected a method with proxies of each class"
             )
         epoch = ctx.progress.epoch
         if epoch is None:
@@ -133,10 +133,10 @@ class InformativeSamples(Weighting):
         return self.rule(filtering), commit
 
     def rule(self, filtering: bool) -> PairWeights:
-        """The weights of the present state, as thresholds and levels for each class.
+        """The weights in the current state, as thresholds and levels for each class.
 
         Args:
-            filtering: whether the filter has started; before, all positive weights are 1.
+            filtering: whether the filter has started; before that, all positive weights are 1.
         """
         low = (self.hardness - self.band())[:, None]
         high = torch.nextafter(self.hardness, self.hardness.new_full((), math.inf))[:, None]  # the band includes S
@@ -176,8 +176,8 @@ class InformativeSamples(Weighting):
     def _measure(self, labels: Tensor, proxies: _Proxies) -> None:
         """Update S of the classes in the batch, with the proxies that the loss of this step was computed with."""
         if proxies.single and self.queue.has_sums:
-            # A class with several samples is measured as often, with one result. Finding the distinct classes would
-            # synchronise with the GPU.
+            # A class with several samples is measured once for each sample, with the same result. Finding the distinct
+            # classes would synchronise with the GPU.
             mean = proxies.similarity(self.queue.means(labels), labels)
             measured = torch.where(
                 self.queue.number[labels] > 0, self.h * mean.to(self.hardness), self.hardness[labels]

@@ -131,4 +131,7 @@ def _arguments(kind: type[Tuning]) -> dict[str, tuple[Any, Any]]:
     """Return the annotation and the default of each argument after `backbone`."""
     hints = typing.get_type_hints(kind.__init__)
     parameters = inspect.signature(kind).parameters
+    for key in parameters:
+        if key not in hints:
+            raise TypeError(f"{kind.__name__}.{key}: got no annotation, expected the type of this setting")
     return {key: (hints[key], parameter.default) for key, parameter in parameters.items() if key != "backbone"}

@@ -17,15 +17,15 @@ from proxymetric.ops.triton.launch import interpreting, launch
 from proxymetric.ops.triton.norms import next_power_of_two, row_norms
 
 MAX_PAIRS_PER_CHUNK = 2**26
-"""similarities of one chunk: large matrix products, and so few that launches do not take most of the time"""
+"""similarities of one chunk: so many that the matrix products, not the launches, take most of the time"""
 ROW_MULTIPLE = 64
 """the rows of a chunk are a multiple of this"""
 MAX_INDEX = 2**31 - 1
-"""kernels index in 32 bits"""
+"""the largest index: kernels use 32-bit indices"""
 MAX_RUNNING_SUMS = 2**18
-"""running sums over the classes that programs keep side by side, of all queries together"""
+"""the largest number of running sums over the classes, over all queries and programs"""
 MAX_PARTS = 512
-"""running sums of one query"""
+"""the largest number of running sums of one query, one in each program"""
 NUMBERS_PER_TILE = 2**13
 """numbers that a program holds at most, if a column has several rows or a program reads the batch in blocks"""
 NUMBERS_PER_CLASSES_TILE = 2**12
@@ -244,10 +244,12 @@ class ChunkPass:
         """Compute the gradients from a chunk's shares.
 
         Args:
-            chunk: the chunk. queries: (B, D) the queries that the gradient in the rows is made of. in_queries: (B, D)
-            the gradient, without the multiplier, is added to it; None: not needed. in_vectors: (R, D) the gradient of
-            the chunk's rows, times the multiplier, is written to it; None: not needed. multiplier: (1,) on the device;
-            None: 1.
+            chunk: the chunk.
+            queries: (B, D) the right factor of the product that gives the gradient in the rows.
+            in_queries: (B, D) the gradient, without the multiplier, is added to it; None: not needed.
+            in_vectors: (R, D) the gradient of the chunk's rows, times the multiplier, is written to it; None: not
+                needed.
+            multiplier: (1,) on the device; None: 1.
         """
         if not self.any_needs_grad:
             return
@@ -260,8 +262,8 @@ class ChunkPass:
             in_rows = None if in_vectors is None else take_rows(in_vectors, chunk.rows)
             self._row_gradients(shares, queries, in_rows, multiplier, scale_rows)
         if in_queries is not None:
-            put = add_product if self.has_query_gradient else write_product
-            put(in_queries, shares.T, self.scaled_rows[:size] if scale_rows else self.rows)
+            store_product = add_product if self.has_query_gradient else write_product
+            store_product(in_queries, shares.T, self.scaled_rows[:size] if scale_rows else self.rows)
             self.has_query_gradient = True
 
     def _fused_row_gradients(self, shares: Tensor, queries: Tensor, out: Tensor, multiplier: Tensor | None) -> None:
@@ -329,7 +331,7 @@ def take_rows(tensor: Tensor, rows: slice) -> Tensor:
 
 
 def _warps(numbers: int) -> int:
-    """The warps of a program that holds so many numbers."""
+    """The number of warps for a program that holds this many numbers."""
     return min(max(numbers // NUMBERS_PER_WARP, 1), 16)
 
 

@@ -1,4 +1,4 @@
-"""The positive pairs: few, whatever the number of classes, and computed in one launch."""
+"""The positive pairs, computed in one launch: they are few, even with very many classes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ MAX_RESCALE_PROGRAMS = 2048
 def is_supported(queries: Tensor, problem: Problem) -> bool:
     """Whether the kernels can reduce this problem; if not, the chunked implementation does.
 
-    They need references class after class, none of them the query itself, and float32 or 16-bit types.
+    The kernels need references ordered by class, none of which is a query itself, and float32 or 16-bit types.
     """
     types = {queries.dtype, problem.refs.vectors.dtype}
     return (
@@ -77,7 +77,7 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
 
 
 def _check_devices(queries: Tensor, problem: Problem) -> None:
-    """Refuse tensors on other devices: kernels receive addresses, and a wrong one can end the process."""
+    """Raise an error for tensors on other devices: kernels get addresses, and a wrong one can end the process."""
     if not queries.is_cuda and not interpreting():
         raise ValueError(f"impl: got 'triton' for tensors on {queries.device}, expected 'chunked', or tensors on cuda")
     rules = () if problem.weight is None else (*problem.weight.positive, *problem.weight.negative)
@@ -188,7 +188,7 @@ def _negative_means(chunk_pass: ChunkPass, count: float) -> tuple[Tensor, Tensor
 
 
 def _empty_like(vectors: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous uninitialised tensor in the shape of `vectors`, whatever the strides of these."""
+    """A contiguous uninitialised tensor in the shape of `vectors`, which may have other strides."""
     return vectors.new_empty(vectors.shape, dtype=dtype)
 
 
@@ -249,7 +249,7 @@ def _gradients(
     is_empty = logs == NONE
     factors, multiplier, lift = grads.masked_fill(is_empty, 0.0).mul_(chunk_pass.line.slope), None, 1.0
     if chunk_pass.type == torch.float16:
-        # A mean over the batch makes all factors small, too small for float16; relative to the largest they are not.
+        # A mean over the batch makes all factors too small for float16, so they are divided by the largest factor.
         lift, largest = LIFT, factors.abs().amax()
         largest = largest.where(largest > 0, 1.0)
         factors, multiplier = factors / largest, (largest / LIFT).view(1)

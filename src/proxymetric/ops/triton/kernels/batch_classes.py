@@ -25,16 +25,16 @@ def sort_labels(labels, labels32, sorted_labels, order, columns, B, TILE: tl.con
     `columns` receives -1 everywhere, which `find_columns` overwrites.
     """
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    own = tl.load(labels + i, mask=i < B, other=0).to(tl.int64)
+    tile_labels = tl.load(labels + i, mask=i < B, other=0).to(tl.int64)
     rank = tl.zeros([TILE], tl.int32)
     for start in range(0, B, BLOCK):
         j = start + tl.arange(0, BLOCK)
         other = tl.load(labels + j, mask=j < B, other=0).to(tl.int64)
-        earlier = (other[None, :] == own[:, None]) & (j[None, :] < i[:, None])
-        before = ((other[None, :] < own[:, None]) | earlier) & (j < B)[None, :]
-        rank += tl.sum(before.to(tl.int32), 1)
-    tl.store(labels32 + i, own.to(tl.int32), mask=i < B)
-    tl.store(sorted_labels + rank, own, mask=i < B)
+        earlier = (other[None, :] == tile_labels[:, None]) & (j[None, :] < i[:, None])
+        precedes = ((other[None, :] < tile_labels[:, None]) | earlier) & (j < B)[None, :]
+        rank += tl.sum(precedes.to(tl.int32), 1)
+    tl.store(labels32 + i, tile_labels.to(tl.int32), mask=i < B)
+    tl.store(sorted_labels + rank, tile_labels, mask=i < B)
     tl.store(order + rank, i.to(tl.int64), mask=i < B)
     tl.store(columns + i, -1, mask=i < B)
 
@@ -93,12 +93,12 @@ def rows_of_batch(
     A missing class gets the label ABSENT and arbitrary rows. These rows differ, so that their gradients do not queue
     for one row.
     """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    j, k = at // K, at % K
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j, k = position // K, position % K
     column = tl.load(columns + j, mask=j < B, other=-1)
     label = tl.load(sorted_labels + j, mask=j < B, other=ABSENT)
-    tl.store(rows + at, tl.where(column >= 0, column, j % C) * K + k, mask=j < B)
-    tl.store(labels + at, tl.where(column >= 0, label, ABSENT), mask=j < B)
+    tl.store(rows + position, tl.where(column >= 0, column, j % C) * K + k, mask=j < B)
+    tl.store(labels + position, tl.where(column >= 0, label, ABSENT), mask=j < B)
 
 
 @triton.jit
@@ -156,8 +156,8 @@ def positive_means(
             tl.store(means + j * COLUMNS + m, 0.0)
         is_first = tl.load(sorted_labels + tl.maximum(j - 1, 0)) != label
         if NEEDS_GRAD and ((j == 0) | is_first):
-            for at in range(j, end):
-                i = tl.load(order + at)
+            for position in range(j, end):
+                i = tl.load(order + position)
                 for start in range(0, D, BLOCK):
                     d = start + tl.arange(0, BLOCK)
                     tl.store(in_queries + i * D + d, tl.zeros([BLOCK], tl.float32), mask=d < D)
@@ -177,27 +177,29 @@ def positive_means(
             total = tl.zeros([1], tl.float32)
             weight_sum = tl.zeros([1], tl.float32)
             for first in range(j, end, QUERY_GROUP):
-                at = first + tl.arange(0, QUERY_GROUP)
-                inside = at < end
-                i = tl.load(order + at, mask=inside, other=0)
+                position = first + tl.arange(0, QUERY_GROUP)
+                inside = position < end
+                i = tl.load(order + position, mask=inside, other=0)
                 s = (
                     _product(queries, vectors, i, inside, row, is_row, D, PADDED_K, QUERY_GROUP, BLOCK)
                     * row_scale[:, None]
                 )
                 tl.store(
-                    S + at[None, :] * (COLUMNS * K) + (m * K + k)[:, None], s, mask=is_row[:, None] & inside[None, :]
+                    S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None],
+                    s,
+                    mask=is_row[:, None] & inside[None, :],
                 )
             tl.debug_barrier()  # threads read what other threads wrote
             # The passes below read the same stored similarities. If each pass recomputed them, the compiler could sum
             # in another order, and a large scale would turn a difference in the last bit into a large error of a share.
             for first in range(j, end, QUERY_GROUP):
-                at = first + tl.arange(0, QUERY_GROUP)
-                inside = at < end
-                at_pairs = S + at[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
-                s = tl.load(at_pairs, mask=is_row[:, None] & inside[None, :], other=0.0)
+                position = first + tl.arange(0, QUERY_GROUP)
+                inside = position < end
+                pair_pointers = S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
+                s = tl.load(pair_pointers, mask=is_row[:, None] & inside[None, :], other=0.0)
                 similarity = column_similarities(s, k, K, KIND, inverse_gamma)
                 if K > 1:
-                    tl.store(F + (at * COLUMNS + m)[None, :], similarity, mask=inside[None, :])
+                    tl.store(F + (position * COLUMNS + m)[None, :], similarity, mask=inside[None, :])
                 weight, z = _positive_pairs(similarity, labels, inside, edges, levels, slope, offset, EDGES)
                 weight_sum += tl.sum(tl.where(inside[None, :], weight, 0.0), 1)
                 higher = tl.maximum(highest, tl.max(z, 1))
@@ -206,47 +208,49 @@ def positive_means(
             tl.debug_barrier()
             count = tl.zeros([1], tl.float32) + (end - j).to(tl.float32)
             log, mean, bottom, part = log1p_and_mean_weight(highest, total, weight_sum, count, EDGES)
-            one = tl.zeros([1], tl.int32) + (j * COLUMNS + m)
-            tl.store(logs + one, value_factor * log)
-            tl.store(means + one, mean)
+            column_index = tl.zeros([1], tl.int32) + (j * COLUMNS + m)
+            tl.store(logs + column_index, value_factor * log)
+            tl.store(means + column_index, mean)
             if NEEDS_GRAD:
                 factor = gradient_factor * row_scale * part
                 inner = tl.zeros([PADDED_K], tl.float32)
                 for first in range(j, end, QUERY_GROUP):
-                    at = first + tl.arange(0, QUERY_GROUP)
-                    inside = at < end
-                    at_pairs = S + at[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
-                    s = tl.load(at_pairs, mask=is_row[:, None] & inside[None, :], other=0.0)
+                    position = first + tl.arange(0, QUERY_GROUP)
+                    inside = position < end
+                    pair_pointers = S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
+                    s = tl.load(pair_pointers, mask=is_row[:, None] & inside[None, :], other=0.0)
                     similarity = s
                     if K > 1:
-                        similarity = tl.load(F + (at * COLUMNS + m)[None, :], mask=inside[None, :], other=0.0)
+                        similarity = tl.load(F + (position * COLUMNS + m)[None, :], mask=inside[None, :], other=0.0)
                     weight, z = _positive_pairs(similarity, labels, inside, edges, levels, slope, offset, EDGES)
                     slopes = row_slopes(s, similarity, k, K, KIND, inverse_gamma)
                     w = tl.exp(z - bottom[:, None]) * weight * slopes * factor[:, None]
                     inner += tl.sum(tl.where(is_row[:, None] & inside[None, :], w * s, 0.0), 1)
                     tl.debug_barrier()
-                    tl.store(at_pairs, w, mask=is_row[:, None] & inside[None, :])
+                    tl.store(pair_pointers, w, mask=is_row[:, None] & inside[None, :])
                 tl.debug_barrier()
                 radial = inner * scale_slope
                 for start in range(0, D, BLOCK):
                     d = start + tl.arange(0, BLOCK)
-                    here = is_row[:, None] & (d < D)[None, :]
-                    p = tl.load(vectors + row[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+                    is_value = is_row[:, None] & (d < D)[None, :]
+                    p = tl.load(vectors + row[:, None] * D + d[None, :], mask=is_value, other=0.0).to(tl.float32)
                     grad = tl.zeros([PADDED_K, BLOCK], tl.float32)
                     for first in range(j, end, QUERY_GROUP):
-                        at = first + tl.arange(0, QUERY_GROUP)
-                        inside = at < end
-                        i = tl.load(order + at, mask=inside, other=0)
+                        position = first + tl.arange(0, QUERY_GROUP)
+                        inside = position < end
+                        i = tl.load(order + position, mask=inside, other=0)
                         value = inside[:, None] & (d < D)[None, :]
                         x = tl.load(queries + i[:, None] * D + d[None, :], mask=value, other=0.0).to(tl.float32)
-                        at_pairs = S + at[:, None] * (COLUMNS * K) + (m * K + k)[None, :]
-                        w = tl.load(at_pairs, mask=inside[:, None] & is_row[None, :], other=0.0)
+                        pair_pointers = S + position[:, None] * (COLUMNS * K) + (m * K + k)[None, :]
+                        w = tl.load(pair_pointers, mask=inside[:, None] & is_row[None, :], other=0.0)
                         # Not sum(a[:, :, None] * b[None, :, :], 1): the compiler turns that into a matrix product in
                         # tensor cores, which round float32 and give wrong results for so few pairs.
                         grad += tl.sum(w[:, :, None] * x[:, None, :], 0)
-                        into = tl.sum(tl.trans(w)[:, :, None] * p[:, None, :], 0)
+                        query_grad = tl.sum(tl.trans(w)[:, :, None] * p[:, None, :], 0)
                         if COLUMNS > 1:
-                            into += tl.load(in_queries + i[:, None] * D + d[None, :], mask=value & (m > 0), other=0.0)
-                        tl.store(in_queries + i[:, None] * D + d[None, :], into, mask=value)
-                    at_rows = in_rows + ((j * COLUMNS + m) * K + k).to(tl.int64)[:, None] * D + d[None, :]
-                    tl.store(at_rows, grad - radial[:, None] * p, mask=here)
+                            query_grad += tl.load(
+                                in_queries + i[:, None] * D + d[None, :], mask=value & (m > 0), other=0.0
+                            )
+                        tl.store(in_queries + i[:, None] * D + d[None, :], query_grad, mask=value)
+                    row_pointers = in_rows + ((j * COLUMNS + m) * K + k).to(tl.int64)[:, None] * D + d[None, :]
+                    tl.store(row_pointers, grad - radial[:, None] * p, mask=is_value)

@@ -41,7 +41,7 @@ def rounded_product(a, b):
 
 @triton.jit
 def exponents(similarity, slope, offset):
-    """`slope similarity + offset`, rounded once, in every kernel alike."""
+    """`slope similarity + offset`, rounded once, in the same way in every kernel."""
     return tl.fma(similarity, slope, offset)
 
 

@@ -38,21 +38,21 @@ def row_gradients(
     """
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    position, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
     factor = 1.0
     if not FOLD:
         factor = tl.load(factors + row, mask=row < n, other=0.0)[:, None]
     if SCALE_ROWS or NORMALISE:
-        p = tl.load(rows + at, mask=is_inside, other=0.0).to(tl.float32)
+        p = tl.load(rows + position, mask=is_inside, other=0.0).to(tl.float32)
     if SCALE_ROWS:
-        tl.store(scaled + at, (factor * p).to(scaled.dtype.element_ty), mask=is_inside)
+        tl.store(scaled + position, (factor * p).to(scaled.dtype.element_ty), mask=is_inside)
     if NEEDS_GRAD:
-        grad = factor * tl.load(product + at, mask=is_inside, other=0.0)
+        grad = factor * tl.load(product + position, mask=is_inside, other=0.0)
         if NORMALISE:
             grad -= tl.load(radials + row, mask=row < n, other=0.0)[:, None] * p
         if MULTIPLY:
             grad *= tl.load(multiplier)
-        tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=is_inside)
+        tl.store(grads + position, grad.to(grads.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -75,21 +75,21 @@ def fused_row_gradients(
         w = tl.load(W + row[:, None] * B + i[None, :], mask=(row < n)[:, None] & (i < B)[None, :], other=0.0)
         x = tl.load(queries + i[:, None] * D + d[None, :], mask=(i < B)[:, None] & (d < D)[None, :], other=0.0)
         grad = tl.dot(w.to(tl.float32), x.to(tl.float32), grad) if IN_FLOAT32 else tl.dot(w, x, grad)
-    at, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+    position, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
     if NORMALISE:
-        p = tl.load(rows + at, mask=is_inside, other=0.0).to(tl.float32)
+        p = tl.load(rows + position, mask=is_inside, other=0.0).to(tl.float32)
         grad -= tl.load(radials + row, mask=row < n, other=0.0)[:, None] * p
     if MULTIPLY:
         grad *= tl.load(multiplier)
-    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=is_inside)
+    tl.store(grads + position, grad.to(grads.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
-def _factor(multiplier, weights, AT: tl.constexpr, min_weight_sum, DIVIDED: tl.constexpr):
+def _factor(multiplier, weights, INDEX: tl.constexpr, min_weight_sum, DIVIDED: tl.constexpr):
     """The incoming gradient; with DIVIDED, divided by the sum of weights that the total was divided by."""
     factor = tl.load(multiplier).to(tl.float32)
     if DIVIDED:
-        factor = tl.div_rn(factor, tl.maximum(tl.load(weights + AT), min_weight_sum))
+        factor = tl.div_rn(factor, tl.maximum(tl.load(weights + INDEX), min_weight_sum))
     return factor
 
 
@@ -104,9 +104,9 @@ def rescale(values, multiplier, weights, size, min_weight_sum, DIVIDED: tl.const
         start = tl.program_id(0).to(tl.int64) * BLOCK
         step = tl.num_programs(0).to(tl.int64) * BLOCK
         for first in range(start, size, step):
-            at = first + tl.arange(0, BLOCK)
-            value = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
-            tl.store(values + at, (value * factor).to(values.dtype.element_ty), mask=at < size)
+            position = first + tl.arange(0, BLOCK)
+            value = tl.load(values + position, mask=position < size, other=0.0).to(tl.float32)
+            tl.store(values + position, (value * factor).to(values.dtype.element_ty), mask=position < size)
 
 
 @triton.jit
@@ -125,18 +125,18 @@ def add_gradients(
     program = tl.program_id(0)
     positive_factor = _factor(positive, weights, 0, min_weight_sum, DIVIDE_POSITIVE)
     if program < blocks:
-        at = program * BLOCK + tl.arange(0, BLOCK)
-        positive_part = positive_factor * tl.load(in_queries_positive + at, mask=at < size, other=0.0)
+        position = program * BLOCK + tl.arange(0, BLOCK)
+        positive_part = positive_factor * tl.load(in_queries_positive + position, mask=position < size, other=0.0)
         negative_factor = _factor(negative, weights, 1, min_weight_sum, DIVIDE_NEGATIVE)
-        negative_part = negative_factor * tl.load(in_queries_negative + at, mask=at < size, other=0.0)
-        tl.store(out + at, (positive_part + negative_part).to(out.dtype.element_ty), mask=at < size)
+        negative_part = negative_factor * tl.load(in_queries_negative + position, mask=position < size, other=0.0)
+        tl.store(out + position, (positive_part + negative_part).to(out.dtype.element_ty), mask=position < size)
     else:
         row = program - blocks
         column = tl.load(columns + row // K)
         if column >= 0:
             for start in range(0, D, BLOCK):
                 d = start + tl.arange(0, BLOCK)
-                at = grads + (column * K + row % K) * D + d
+                position = grads + (column * K + row % K) * D + d
                 update = positive_factor * tl.load(in_rows + row.to(tl.int64) * D + d, mask=d < D, other=0.0)
-                value = tl.load(at, mask=d < D, other=0.0).to(tl.float32) + update
-                tl.store(at, value.to(grads.dtype.element_ty), mask=d < D)
+                value = tl.load(position, mask=d < D, other=0.0).to(tl.float32) + update
+                tl.store(position, value.to(grads.dtype.element_ty), mask=d < D)

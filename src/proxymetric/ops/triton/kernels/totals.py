@@ -11,8 +11,8 @@ def _sum(values, start, stop, BLOCK: tl.constexpr):
     """The sum of `values` from `start` to `stop`."""
     totals = tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        totals += tl.load(values + at, mask=at < stop, other=0.0)
+        position = first + tl.arange(0, BLOCK)
+        totals += tl.load(values + position, mask=position < stop, other=0.0)
     return tl.sum(totals, 0)
 
 
