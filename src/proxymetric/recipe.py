@@ -366,7 +366,9 @@ def _value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
-        raise ValueError(f"settings: got {text[:20]}..., which is nested too deeply, expected a value of TOML") from None
+        raise ValueError(
+            f"settings: got {text[:20]}..., which is nested too deeply, expected a value of TOML"
+        ) from None
 
 
 def check(raw: Mapping[str, Any]) -> Recipe:

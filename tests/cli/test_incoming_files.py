@@ -62,7 +62,9 @@ def test_names_that_are_not_utf_8_in_a_real_process_with_a_report(tmp_path, data
     rename(data)
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
     command = [sys.executable, "-m", "proxymetric", "train", "--data", data, "--out", tmp_path / "run", *TINY]
-    answer = subprocess.run([*command, "--set", "data.validation=0.7"], capture_output=True, env=environment, check=False)
+    answer = subprocess.run(
+        [*command, "--set", "data.validation=0.7"], capture_output=True, env=environment, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     assert b"caf\\xe9.jpg" in answer.stdout
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -122,7 +124,10 @@ def test_folders_and_files_that_may_not_be_read_are_named_and_counted(shared):
         with nobody():
             answer = train(data, shared / "run")
             assert answer.code == 0, answer
-            assert f"folders that cannot be listed and are left out: 2, {hidden} (Permission denied), {inner}" in answer.out
+            assert (
+                f"folders that cannot be listed and are left out: 2, {hidden} (Permission denied), {inner}"
+                in answer.out
+            )
             assert f"{data}: folders without images: 1, empty" in answer.out
             bad = read_json(shared / "run" / "result.json")["bad_images"]
             assert bad[str(hidden)] == bad[str(inner)] == bad[str(data / "class5" / "0.png")] == "Permission denied"
@@ -166,7 +171,9 @@ def test_a_csv_in_utf_16_is_read_and_others_are_named(tmp_path, data):
     file.write_bytes(b"\xff\xfef")
     refused(train(file, tmp_path / "other"), f"{file}: got bytes that are not UTF-16")
     file = csv_of(data, more='"' + "x" * 200_000 + '",class1ü\n')
-    refused(train(file, tmp_path / "other"), f"{file}, line 26: got a row that cannot be read (field larger", "quotation")
+    refused(
+        train(file, tmp_path / "other"), f"{file}, line 26: got a row that cannot be read (field larger", "quotation"
+    )
     assert not (tmp_path / "other").exists()
 
 
@@ -223,9 +230,10 @@ def test_a_split_trains_and_is_evaluated_as_one(tmp_path):
     assert result["data"]["test"] == {"images": 12, "classes": 3}
     answer = proxymetric("evaluate", tmp_path / "run")
     assert "12 images of 3 classes (none of them trained on)" in answer.out
-    assert "12 images of 3 classes (none of them trained on)" in proxymetric(
-        "evaluate", tmp_path / "run", "--split", "validation"
-    ).out
+    assert (
+        "12 images of 3 classes (none of them trained on)"
+        in proxymetric("evaluate", tmp_path / "run", "--split", "validation").out
+    )
     other = shutil.copytree(data, tmp_path / "other")
     Image.new("RGB", (16, 16)).save(other / "test" / "class9" / "more.png")
     answer = proxymetric("evaluate", tmp_path / "run", "--data", other)

@@ -70,7 +70,9 @@ def test_other_formats_are_not_decoded_whatever_their_name(tmp_path, ending):
         b"8BPS\x00\x01" + b"\0" * 6 + b"\0\x03\0\0\0\x10\0\0\0\x10\0\x08\0\x03" + b"\0" * 14 + b"\0" * 768
     )
     (tmp_path / f"a{ending}").rename(tmp_path / "a.jpg")
-    with pytest.raises(BadImage, match="the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF"):
+    with pytest.raises(
+        BadImage, match="the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF"
+    ):
         read_image(tmp_path / "a.jpg")
 
 
@@ -121,7 +123,9 @@ def test_a_larger_jpeg_is_decoded_in_reduced_form(tmp_path, monkeypatch, limit, 
     limited(monkeypatch, limit)
     image = read_image(tmp_path / "a.jpg")
     assert image.size == size
-    assert np.abs(np.asarray(image.convert("L"), int) - np.asarray(gradient.resize(size, Image.Resampling.BOX))).max() < 9
+    assert (
+        np.abs(np.asarray(image.convert("L"), int) - np.asarray(gradient.resize(size, Image.Resampling.BOX))).max() < 9
+    )
 
 
 def test_a_jpeg_that_no_reduction_fits_and_a_progressive_one_are_left_out(tmp_path, monkeypatch):
@@ -198,7 +202,9 @@ def test_the_warnings_of_pillow_and_numpy_do_not_reach_the_screen(tmp_path):
     file.write_bytes(file.read_bytes().replace(once, twice))
     with pytest.warns(UserWarning, match="too many entries"):  # Pillow alone
         Image.open(file).close()
-    code = "import sys; from proxymetric.data import read_image; [print(read_image(file).size) for file in sys.argv[1:]]"
+    code = (
+        "import sys; from proxymetric.data import read_image; [print(read_image(file).size) for file in sys.argv[1:]]"
+    )
     command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "nan.tiff"), str(file)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert answer.stdout == "(8, 8)\n(8, 8)\n"

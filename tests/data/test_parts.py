@@ -28,7 +28,9 @@ def notes(images) -> str:
     return "\n".join(images.notes)
 
 
-@pytest.mark.parametrize("spelling", [("train", "val", "test"), ("Training", "valid", "TEST"), ("train", "dev", "testing")])
+@pytest.mark.parametrize(
+    "spelling", [("train", "val", "test"), ("Training", "valid", "TEST"), ("train", "dev", "testing")]
+)
 def test_train_val_and_test_are_a_split(tmp_path, spelling):
     first, second, third = spelling
     write(tmp_path, f"{first}/a", f"{first}/b", f"{first}/c", f"{second}/d", f"{second}/e", f"{third}/f", f"{third}/g")
@@ -88,7 +90,9 @@ def test_parts_without_training_are_one_set(tmp_path):
 
 def test_a_split_needs_class_folders_and_two_classes_in_each_part(tmp_path):
     write(tmp_path / "loose", "train", "test")
-    with pytest.raises(ValueError, match=r"look like a split, but .*test has 2 images outside class folders.*layout=folder"):
+    with pytest.raises(
+        ValueError, match=r"look like a split, but .*test has 2 images outside class folders.*layout=folder"
+    ):
         open_data(tmp_path / "loose")
     assert open_data(tmp_path / "loose", layout="folder").classes == ["test", "train"]
     write(tmp_path / "one", "train/a", "train/b", "test/c")
@@ -151,5 +155,7 @@ def test_a_column_called_split_is_honoured(tmp_path):
     assert [names(part) for part in split(images)] == [["a", "b"], ["c", "d"], ["e", "f"]]
     assert "column split: a split, 4 images of 2 classes to train on" in notes(images)
     (tmp_path / "m.csv").write_text(f"file;class;split\n{lines}\na/0.png;a;tset\n")
-    with pytest.raises(ValueError, match=r"m.csv, line 14: got the split 'tset', expected one of .*; did you mean 'test'"):
+    with pytest.raises(
+        ValueError, match=r"m.csv, line 14: got the split 'tset', expected one of .*; did you mean 'test'"
+    ):
         open_data(tmp_path / "m.csv")

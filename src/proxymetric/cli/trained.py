@@ -42,8 +42,8 @@ def evaluate(
     layout: Annotated[
         str,
         typer.Option(
-            help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, omniglot, "
-            "mnist)."
+            help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, "
+            "omniglot, mnist)."
         ),
     ] = "auto",
     split: Annotated[

@@ -94,8 +94,8 @@ def _rows(file: Path) -> list[_Row]:
             rows.append(_Row(cells[file_column], cells[class_column], part))
     except csv.Error as error:
         raise ValueError(
-            f"{file}, line {reader.line_num + 1}: got a row that cannot be read ({error}), expected a file and a class; "
-            "is a quotation mark missing?"
+            f"{file}, line {reader.line_num + 1}: got a row that cannot be read ({error}), expected a file and a "
+            "class; is a quotation mark missing?"
         ) from None
     if not rows:
         raise ValueError(f"{file}: got a header line and no rows, expected a row for each image")
@@ -107,8 +107,7 @@ def _part(value: str, line: str) -> str:
     part = part_of(value)
     if part is None:
         raise ValueError(
-            f"{line}: got the split {value!r}, expected one of {', '.join(PART_NAMES)}{did_you_mean(value, PART_NAMES)} "
-            "(a column with another meaning needs another name than 'split')"
+            f"{line}: got the split {value!r}, expected one of {', '.join(PART_NAMES)}"
+            f"{did_you_mean(value, PART_NAMES)} (a column with another meaning needs another name than 'split')"
         )
     return part
-

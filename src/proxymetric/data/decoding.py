@@ -97,9 +97,7 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
         with open(path, "rb") as file:
             image = _open(file)
             if image is None:
-                raise BadImage(
-                    title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF"
-                )
+                raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
             _limit_pixels(image, limit, title)
             image.load()
         ImageOps.exif_transpose(image, in_place=True)

@@ -87,13 +87,17 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     others = [f for f in class_folders(root) if part_of(f.name) is None and image_files(f)] if parts else []
     if parts and not folders and any(_loose_images(f) for f in others):
         # Class folders that happen to be called train and test, beside others.
-        notes = [f"{root}: {' and '.join(place.name for place in parts)} hold no class folders and are taken as classes"]
+        notes = [
+            f"{root}: {' and '.join(place.name for place in parts)} hold no class folders and are taken as classes"
+        ]
         parts = {}
         folders = _classes_in(root, None, layout, notes, unlisted)
     if parts:
         _check_parts(root, parts, folders)
         if others:
-            notes.append(f"{root}: left out, because they are no part of the split: {first_names([f.name for f in others])}")
+            notes.append(
+                f"{root}: left out, because they are no part of the split: {first_names([f.name for f in others])}"
+            )
     else:
         _check_classes(root, [folder.name for folder in folders], unlisted)
     if unlisted:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import replacing, printable
+from proxymetric.files import printable, replacing
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
