@@ -123,12 +123,12 @@ def read_toml(path: str | Path, name: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{name}: got {str(path)!r}, which is not UTF-8 text (byte {error.start}), expected valid TOML"
+            f"{name}: got {path}, which is not UTF-8 text (byte {error.start}), expected valid TOML"
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{name}: got {str(path)!r}, expected valid TOML: {error}") from None
+        raise ValueError(f"{name}: got {path}, expected valid TOML: {error}") from None
     except RecursionError:
-        raise ValueError(f"{name}: got {str(path)!r}, which is nested too deeply, expected valid TOML") from None
+        raise ValueError(f"{name}: got {path}, which is nested too deeply, expected valid TOML") from None
 
 
 def read_json(path: str | Path) -> Any:

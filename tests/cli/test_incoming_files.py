@@ -1,4 +1,4 @@
-"""Files that come in, from the command line: names that are not UTF-8, splits, missing files, folders not to be read."""
+"""Files that come in, from the command line: odd names, splits, missing files, folders that may not be read."""
 
 from __future__ import annotations
 

@@ -179,10 +179,11 @@ def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]
         if part not in filled:
             loose = _loose_images(place) if os.access(place, os.R_OK) else []
             inside = f"{len(loose)} images outside class folders" if loose else "no images"
+            names = " and ".join(folder.name for folder in parts)
             raise ValueError(
-                f"data: got {root} with {', '.join(p.name for p in parts)}, which look like a split, but {place} has "
-                f"{inside}; expected {place / 'CLASS' / 'photo.jpg'}. If {' and '.join(p.name for p in parts)} are your "
-                "classes: --set data.layout=folder (evaluate: --layout folder)"
+                f"data: got {root} with {names}, which look like a split, but {place} has {inside}; expected "
+                f"{place / 'CLASS' / 'photo.jpg'}. If {names} are your classes: --set data.layout=folder "
+                "(evaluate: --layout folder)"
             )
 
 

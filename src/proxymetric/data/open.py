@@ -26,11 +26,12 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
             .csv file. Write "./glyphs" for a folder of your own with this name.
-        layout: "folder" (one folder per class, at any depth below it), "nested" (one class for each folder that holds
-            images itself), "csv" (columns file and class), or a benchmark in the form that its authors distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop"
-            (In-Shop Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or
-            "mnist". "auto" detects the layout; a folder with train/ and test/ (or val/, or query/ and gallery/), each with
-            class folders, is opened as a split.
+        layout: "folder" (one folder per class, with images at any depth), "nested" (one class for each folder that
+            holds images itself), "csv" (columns file and class), or a benchmark in the form that its authors
+            distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop
+            Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or "mnist". "auto"
+            detects the layout; a folder with train/ and test/ (or val/, or query/ and gallery/), each with class
+            folders, is opened as a split.
 
     Returns:
         The images. Their `notes` say in sentences what was found, and what was left out.
@@ -44,7 +45,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         >>> open_data("digits", layout="fodler")
         Traceback (most recent call last):
         ...
-        ValueError: layout: got 'fodler', expected one of auto, folder, nested, csv, cub, ..., mnist; did you mean 'folder'?
+        ValueError: layout: got 'fodler', expected one of auto, folder, ..., mnist; did you mean 'folder'?
     """
     one_of("layout", layout, LAYOUTS)
     max_pixels()  # refuses a wrong value before the first image is read

@@ -77,8 +77,8 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
     for part, labels in classes.items():
         if len(labels) < 2:
             raise ValueError(
-                f"{source}: got one class only ({images.classes[labels[0]]!r}) {_PURPOSES[part]}, expected at least two "
-                f"classes in each part of a split; otherwise {way_out}"
+                f"{source}: got one class only ({images.classes[labels[0]]!r}) {_PURPOSES[part]}, expected at least "
+                f"two classes in each part of a split; otherwise {way_out}"
             )
     counts = ", ".join(
         f"{int(masks[part].sum())} images of {len(labels)} classes {_PURPOSES[part]}"

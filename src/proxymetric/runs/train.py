@@ -185,8 +185,8 @@ def train(
     folder = folders.default_folder(raw) if out is None else Path(out)
     if printable(str(folder)) != str(folder):
         raise ValueError(
-            f"out: got {printable(str(folder))}, a name that is not UTF-8, expected a folder whose name is: the files of "
-            "weights cannot be opened by such a name"
+            f"out: got {printable(str(folder))}, a name that is not UTF-8, expected a folder whose name is: the "
+            "files of weights cannot be opened by such a name"
         )
     if restarts():
         # torchrun started the processes again: continue the run, whatever the first command said.
