@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"metrics", "files"},
     "search": {"core", "files"},
-    "recipe": {"data", "encoders", "metrics", "papers", "protocol"},
+    "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "device"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
@@ -56,8 +56,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "studies": {"runs", "data", "files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
-        "core", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning", "device", "papers",
-        "studies",
+        "core", "files", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning", "device",
+        "papers", "studies",
     },
     "__main__": {"cli", "studies"},
     "__init__": {"losses", "sources", "testing", "criterion", "data", "metrics", "models", "papers", "runs"},

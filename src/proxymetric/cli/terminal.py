@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from proxymetric.core.watcher import Tick
+from proxymetric.files import printable
 from proxymetric.protocol import CHOSEN_ON_TEST
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.live)
+        self.console.print(printable(text), highlight=False, markup=False, soft_wrap=not self.live)
 
     def work(self, what: str, done: int, total: int) -> None:
         """Show the progress of something other than training."""
@@ -108,23 +109,23 @@ def clock(seconds: float) -> str:
 
 def score_table(title: str, rows: dict[str, dict[str, float]], shown: tuple[str, ...] = TABLE_METRICS) -> Table:
     """Make a table of scores in per cent; `shown` are its columns."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=printable(title), title_justify="left")
     table.add_column("")
     columns = [name for name in shown if any(name in row for row in rows.values())]
     for name in columns:
         table.add_column(name, justify="right")
     for name, row in rows.items():
-        table.add_row(name, *(f"{100 * row[c]:.1f}" if c in row else "" for c in columns))
+        table.add_row(printable(name), *(f"{100 * row[c]:.1f}" if c in row else "" for c in columns))
     return table
 
 
 def hits_table(title: str, hits: list[tuple[str, float]]) -> Table:
     """Make a table of the results of one query; long file names are wrapped, not cut."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=printable(title), title_justify="left")
     for name in ("", "similarity", "file"):
         table.add_column(name, justify="left" if name == "file" else "right", overflow="fold")
     for place, (file, score) in enumerate(hits, 1):
-        table.add_row(str(place), f"{score:.3f}", file)
+        table.add_row(str(place), f"{score:.3f}", printable(file))
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,15 +43,15 @@ def evaluate(
     layout: Annotated[
         str,
         typer.Option(
-            help="Layout of --data: auto, folder, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, omniglot, "
-            "mnist)."
+            help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, "
+            "omniglot, mnist)."
         ),
     ] = "auto",
     split: Annotated[
         str,
         typer.Option(
             help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
-            "classes that the run was not trained on."
+            "classes that the run was not trained on; the test images of other data that comes divided (test/)."
         ),
     ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
@@ -76,7 +75,9 @@ def evaluate(
     images, note = evaluation_set(run, data, layout, split, which)
     model = _load(run, which, device, weights)
     terminal = Terminal()
-    vectors, kept = _embed(model, images, images.title, terminal)
+    for opening_note in images.notes:
+        terminal.say(opening_note)
+    vectors, kept = _embed(model, images, terminal)
     embedded = EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
     rows = {str(run): score(embedded, names, distance)}
     title = f"{describe(embedded)}{f' ({note})' if note else ''}, %"
@@ -212,23 +213,27 @@ def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
 
     if not folder.is_dir():
         raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
-    files = image_files(folder)
+    unlisted: dict[str, str] = {}
+    files = image_files(folder, unlisted)
+    for name, reason in unlisted.items():
+        terminal.say(f"left out, cannot be listed: {name} ({reason})")
     if not files:
         raise ValueError(f"DIR: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
-    vectors, kept = _embed(model, files, lambda i: str(files[i]), terminal)
+    vectors, kept = _embed(model, files, terminal)
     return Index(vectors, [str(files[i]) for i in kept], model.fingerprint())
 
 
-def _embed(
-    model: Model, images: ImageSet | list[Path], title: Callable[[int], str], terminal: Terminal
-) -> tuple[Tensor, list[int]]:
+def _embed(model: Model, images: ImageSet | list[Path], terminal: Terminal) -> tuple[Tensor, list[int]]:
     """Embed all images that can be read, and name the others; the vectors and the indices of their images."""
+    bad: list[str] = []
     vectors, kept = model.embed(
-        images, errors="skip", progress=lambda done, total: terminal.work("embedding", done, total)
+        images,
+        errors="skip",
+        progress=lambda done, total: terminal.work("embedding", done, total),
+        on_bad=lambda title, reason: bad.append(f"{title} ({reason})"),
     )
-    bad = sorted(set(range(len(images))) - set(kept))
-    for i in bad[:MAX_BAD_IMAGES_NAMED]:
-        terminal.say(f"left out, cannot be read: {title(i)}")
+    for image in bad[:MAX_BAD_IMAGES_NAMED]:
+        terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:
         terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
     if not kept:

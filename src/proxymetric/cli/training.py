@@ -175,7 +175,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         terminal.close()
     if any(run.result.rows.values()):
         label = f"; {CHOSEN_ON_TEST}" if run.result.protocol == "papers" else ""
-        terminal.console.print(score_table(f"on classes never seen in training, %{label}", run.result.rows))
+        terminal.console.print(score_table(f"on {run.result.scored_classes}, %{label}", run.result.rows))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")

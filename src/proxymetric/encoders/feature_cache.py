@@ -1,6 +1,5 @@
 """A cache on disk of the pooled features of images: enough to train a head without running the backbone again."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -86,7 +85,7 @@ def cached_features(
         for start in range(0, len(missing), shard):
             part = missing[start : start + shard]
             report = None if progress is None else _ShardProgress(progress, done + start, len(names))
-            computed, unreadable = _compute(encoder, _subset(images, part), view, batch, workers, report)
+            computed, unreadable = _compute(encoder, images.subset(part), view, batch, workers, report)
             bad |= unreadable
             new_rows = {names[part[i]]: vector for i, vector in computed.items()}
             if new_rows:
@@ -147,16 +146,6 @@ def _compute(
     return dict(zip(feed.kept.tolist(), vectors)), dict(feed.bad)
 
 
-def _subset(images: "ImageSet", indices: list[int]) -> "ImageSet":
-    """Return the set with only the images at `indices`; it keeps labels and classes."""
-    return dataclasses.replace(
-        images,
-        labels=images.labels[indices],
-        paths=None if images.paths is None else [images.paths[i] for i in indices],
-        arrays=None if images.arrays is None else images.arrays[indices],
-    )
-
-
 def _names(images: "ImageSet") -> list[str]:
     """Return one name for each image: a hash of its pixels, or of its file's path, size and modification time."""
     names = []
@@ -169,9 +158,9 @@ def _names(images: "ImageSet") -> list[str]:
             path = Path(images.paths[index])
             try:
                 state = path.stat()
-                content = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()
+                content = os.fsencode(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}")
             except OSError:
-                content = f"{path} is not there".encode()
+                content = os.fsencode(f"{path} is not there")
         names.append(hashlib.sha256(content).hexdigest()[:32])
     return names
 

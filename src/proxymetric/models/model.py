@@ -79,10 +79,17 @@ class Model:
         batch: int = ...,
         errors: Literal["raise"] = ...,
         progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
     ) -> Tensor: ...
     @overload
     def embed(
-        self, images: Any, *, batch: int = ..., errors: str, progress: Callable[[int, int], None] | None = ...
+        self,
+        images: Any,
+        *,
+        batch: int = ...,
+        errors: str,
+        progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
     ) -> Any: ...
 
     @torch.inference_mode()
@@ -93,6 +100,7 @@ class Model:
         batch: int = 64,
         errors: str = "raise",
         progress: Callable[[int, int], None] | None = None,
+        on_bad: Callable[[str, str], None] | None = None,
     ) -> Tensor | tuple[Tensor, list[int]]:
         """Embed images.
 
@@ -102,6 +110,7 @@ class Model:
             batch: images in a forward pass.
             errors: "raise" raises an error for a file that is no image; "skip" leaves the file out.
             progress: called with the numbers of images done and in total.
+            on_bad: called for each file that errors="skip" leaves out, with its path and the reason.
 
         Returns:
             Vectors (N, dim), float32 on the CPU, normalised as in training. With errors="skip" a pair: the vectors, and
@@ -124,7 +133,7 @@ class Model:
         vectors, kept = [torch.empty(0, self.dim)], []
         for start in range(0, total, batch):
             rows = range(start, min(start + batch, total))
-            pixels, readable = self._read(images, rows, errors)
+            pixels, readable = self._read(images, rows, errors, on_bad)
             if readable:
                 vectors.append(self._encode(pixels))
                 kept += readable
@@ -137,7 +146,9 @@ class Model:
         raw = self.encoder(pixels.to(self.device)).float()
         return NORMALISATIONS[self.normalise](raw).cpu()
 
-    def _read(self, images: Any, rows: range, errors: str) -> tuple[Tensor, list[int]]:
+    def _read(
+        self, images: Any, rows: range, errors: str, on_bad: Callable[[str, str], None] | None
+    ) -> tuple[Tensor, list[int]]:
         """Pixels and indices of the readable images among `rows`."""
         if isinstance(images, Tensor):
             return images[rows.start : rows.stop], list(rows)
@@ -150,9 +161,11 @@ class Model:
                     self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
                 )
                 readable.append(i)
-            except BadImage:
+            except BadImage as error:
                 if errors == "raise":
                     raise
+                if on_bad is not None:
+                    on_bad(error.path, error.reason)
         return torch.stack(pixels) if pixels else torch.empty(0), readable
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import replacing
+from proxymetric.files import printable, replacing
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
@@ -69,7 +69,7 @@ def write_report(
     path = Path(path)
     page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty)
     with replacing(path) as draft:
-        draft.write_text(page, encoding="utf-8", errors="replace")
+        draft.write_text(printable(page), encoding="utf-8")
     return path
 
 

@@ -122,7 +122,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{describe(embedded)} never seen in training",
+        "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
         "chosen epoch": chosen,
         "weights": _weights(result.weights),
         "trained parameters": _trained_parameters(trained["parameters"]),

@@ -39,7 +39,8 @@ class Result:
         protocol: which classes choose the epoch, see `proxymetric.protocol`.
         recipe: the whole recipe with its defaults, by table.
         weights: the file of the backbone's weights and what its header changed; None without such a file.
-        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test".
+        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
+            and of the `training_classes` among the last two if there are any.
         versions: of Python and of the packages that matter.
         machine: `system`, `processor`, `cores`, and `gpu` where there is one.
         finished: time of the end, UTC.
@@ -107,6 +108,15 @@ class Result:
     def scores(self) -> dict[str, float]:
         """The metrics of the trained encoder, as fractions; empty where no classes were held out."""
         return self.rows.get(TRAINED, {})
+
+    @property
+    def scored_classes(self) -> str:
+        """What the classes that `rows` are scored on are to the model, in words; see `data` and `evaluated_on`."""
+        counts = self.data.get(self.evaluated_on or "", {})
+        known = counts.get("training_classes", 0)
+        if not known:
+            return "classes never seen in training"
+        return f"images not trained on ({known} of their {counts['classes']} classes are training classes)"
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file."""

@@ -37,7 +37,7 @@ class Log:
         """Append a record."""
         if not self.writes:
             return
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         with open(self.file, "ab") as out:
             out.write(line)
         self.size += len(line)
