@@ -12,7 +12,7 @@ from proxymetric.sources.row_optimizers import rowwise_adagrad_
 
 
 def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
-    """Extend an optimiser class: groups with the key "rowwise" step by row-wise Adagrad.
+    """Extend an optimiser class: row-wise Adagrad updates the groups whose key "rowwise" is true.
 
     For a row p with gradient g::
 
@@ -50,7 +50,7 @@ def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
 
 
 def _step_rows(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float, decay: float) -> None:
-    """Step one parameter in place."""
+    """Update one parameter and its state in place."""
     if not state:
         state["square"] = p.new_zeros(len(p), *(1 for _ in p.shape[1:]), dtype=torch.float32)
         state["step"] = torch.zeros(())  # Adam expects this key in every state that it loads
