@@ -125,9 +125,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byt
     (folders[1] / "loop.jpg").symlink_to("loop.jpg")
     (folders[2] / "folder.jpg").mkdir()
     os.mkfifo(folders[3] / "pipe.jpg")
-    for number, name in enumerate(
-        (b"caf\xe9.png", b"new\nline.png", b"[red]x[/].png", b"-k.png", b"a" * 240 + b".png")
-    ):
+    names = (b"caf\xe9.png", b"new\nline.png", b"[red]x[b].png", b"-k.png", b"a" * 240 + b".png")
+    for number, name in enumerate(names):
         os.link(folders[4] / "0.png", os.path.join(os.fsencode(folders[5 + number]), name))
     return root, images
 

@@ -27,16 +27,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "study": ("study", "STUDY", "--out", "TARGET", "--minutes", "0.001"),
 }
 ENDINGS = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors", "embed": ".safetensors", "archive": ".tar.gz"}
-KINDS = (
-    "photo",
-    "own ending",
-    "link",
-    "dangling link",
-    "pipe",
-    "folder",
-    "folder with a foreign run.json",
-    "in a file",
-)
+FOREIGN_RUN = "folder with a foreign run.json"
+KINDS = ("photo", "own ending", "link", "dangling link", "pipe", "folder", FOREIGN_RUN, "in a file")
 
 
 def foreign(kind: str, place: Path, ending: str) -> Path:
@@ -60,7 +52,7 @@ def foreign(kind: str, place: Path, ending: str) -> Path:
     else:
         target.mkdir()
         (target / "thesis.txt").write_text("three years")
-        if "run.json" in kind:
+        if kind == FOREIGN_RUN:
             (target / "run.json").write_text(json.dumps({"my": "own app"}))
             for name in ("best.safetensors", "result.json", "log.jsonl", "report.html", ".tmpabcdef"):
                 (target / name).write_text("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import resource
 import shutil
@@ -47,10 +48,8 @@ def test_two_processes_kills_and_a_full_disk(photos, tmp_path, no_page):
             victim.send(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
         elif act < 0.5 and victim.running():
             limit = draw.choice([1_000, 50_000, 1_000_000])
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (limit, limit))
-            except ProcessLookupError:
-                pass
         for process in [each for each in processes if not each.running()]:
             processes.remove(process)
             judge(process)
