@@ -192,7 +192,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
         ),
         (("--device", "meta"), ("device: got 'meta', expected auto, cpu, cuda or cuda:0",)),
         (("--weights", "weights.pth"), ("weights.pth", "pickle", "expected a .safetensors file")),
-        (("--weights", "gone.safetensors"), ("gone.safetensors", "no such file")),
+        (("--weights", "gone.safetensors"), ("gone.safetensors", "does not exist")),
         (("--recipe", "gone.toml"), ("recipe: got 'gone.toml', expected a TOML file or the name of a shipped recipe",)),
         (("--resume", "--overwrite"), ("resume, overwrite: got both",)),
     ],

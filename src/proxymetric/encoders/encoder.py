@@ -285,9 +285,8 @@ def build(
         checkpointing: ViTs only. True keeps little more than the tokens between blocks for the backward pass and
             recomputes the rest there; "mlp" recomputes only the hidden layer of each MLP, the largest part. The result
             is the same.
-        mean: mean of red, green and blue in [0, 1] for the normalisation of images; None: timm's values for
-            this backbone.
-        std: standard deviation of red, green and blue in (0, 1]; None: timm's values for this backbone.
+        mean: mean of red, green and blue in [0, 1] for the normalisation of images; None: the backbone's own.
+        std: standard deviation of red, green and blue in (0, 1]; None: the backbone's own.
         stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm's, the default) or "1x1" (the
             first version of the network, whose weights come from Caffe or Keras).
 
@@ -351,7 +350,7 @@ def build(
             f"{backbone!r}"
         )
     if head == "linear" and (dim is None or dim < 1):
-        raise ValueError(f"dim: got {dim} with head='linear', expected at least 1 dimension of the vectors")
+        raise ValueError(f"dim: got {dim} with head='linear', expected at least 1")
     dim = width if dim is None else dim
     config = {
         "backbone": backbone,
@@ -385,7 +384,7 @@ def build(
 def _rgb(
     argument: str, values: tuple[float, float, float] | None, default: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Return the three checked `values`, or `default` where there are none."""
+    """Return the three checked `values`, or `default` if `values` is None."""
     if values is None:
         return default
     if len(values) != 3 or not all(0 <= value <= 1 for value in values) or (argument == "std" and not all(values)):

@@ -90,7 +90,7 @@ class Needs:
 
         Args:
             file: the weights file, for messages.
-            settings: `backbone`, and `stride` and `bn_eps`, which may be None or missing.
+            settings: `backbone` and, optionally, `stride` and `bn_eps`, which may be None.
 
         Raises:
             ValueError: a setting contradicts the file.
