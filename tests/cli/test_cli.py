@@ -429,4 +429,10 @@ def test_work_has_a_rate_and_a_time_left(monkeypatch):
 def test_training_ends_with_what_to_do_next(run, told):
     for verb in ("evaluate", "embed", "query"):
         assert f"  proxymetric {verb} {run}" in told[0].out
-    assert "on held-out classes: not trained on, but they chose the epoch, %" in told[0].out
+    assert "on held-out classes, not trained on, but they chose the epoch, %" in told[0].out
+
+
+def test_the_help_explains_both_average_precisions():
+    words = " ".join(re.sub(r"[^\w@(),]", " ", proxymetric("evaluate", "--help").out).split())
+    assert "MAP@K (divided by K, as in the papers)" in words
+    assert "AP@K (the same sum divided by min(K, R)" in words

@@ -15,7 +15,7 @@ from rich.console import Console
 from proxymetric.cli.studying import running_table
 from proxymetric.cli.tables import TextTable, hits_table, score_table
 from proxymetric.cli.terminal import Terminal
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 from proxymetric.core.watcher import Tick
 from terminal import Answer, proxymetric, refused, train
 
@@ -93,7 +93,7 @@ def test_control_characters_are_escaped(tmp_path):
 
 def test_bytes_that_are_no_text_are_shown():
     name = os.fsdecode(b"caf\xe9.png")
-    assert printable(name) == "caf\\xe9.png"
+    assert visible(name) == "caf\\xe9.png"
     screen = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     Terminal(Console(file=screen, width=100)).say(name)
     screen.flush()
@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text_are_shown():
 
 def test_words_of_other_languages_stay():
     for name in ("Käse.png", "猫.png", "👩‍🌾.png", "مرحبا"):
-        assert printable(name) == name
+        assert visible(name) == name
 
 
 def test_query_prints_plain_lines(data, run):

@@ -9,7 +9,7 @@ import typer
 
 from proxymetric.cli import catalogue, evaluating, planning, studying, trained, training
 from proxymetric.cli.root import app
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 __all__ = ["app", "main"]
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        typer.echo(f"proxymetric: {printable(error, keep=chr(10))}", err=True)
+        typer.echo(f"proxymetric: {visible(error, keep=chr(10))}", err=True)
         sys.exit(1)
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory")):

@@ -32,21 +32,22 @@ def evaluate(
     metrics: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K, NMI, covering_radius, inter_class_distance."
+            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K (divided by K, as in the papers), AP@K (the same "
+            "sum divided by min(K, R), R relevant images), nDCG@K, NMI, covering_radius, inter_class_distance."
         ),
     ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
     layout: Annotated[
         str,
         typer.Option(
-            help="Layout of --data: auto, folder, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, omniglot, "
-            "mnist)."
+            help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, "
+            "omniglot, mnist)."
         ),
     ] = "auto",
     split: Annotated[
         str,
         typer.Option(
             help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
-            "classes that the run was not trained on."
+            "classes that the run was not trained on; the test images of other data that comes divided (test/)."
         ),
     ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
@@ -87,11 +88,13 @@ def evaluate(
         check_target(page)
     model = load_model(run, which, device, weights)
     terminal = Terminal()
+    for opening_note in images.notes:
+        terminal.say(opening_note)
     trained, before, why_not = _embed_both(run, model, images, untrained, device, terminal)
     comparison = compare(trained, before, names, distance)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
-    names_known = [] if note else class_notes(run, images, model.classes)
+    names_known = [] if "trained on" in note else class_notes(run, images, model.classes)
     sentences = [*unfinished(run), *names_known, *comparison.verdict()]
     if not comparison.helped and not run.is_file():
         from proxymetric.models.load import read_run
@@ -129,7 +132,7 @@ def _embed_both(
     from proxymetric.runs.score import EmbeddedSet
 
     def embed(encoder: Model, what: str) -> EmbeddedSet:
-        vectors, kept = embed_images(encoder, images, images.title, terminal, what)
+        vectors, kept = embed_images(encoder, images, terminal, what)
         return EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
 
     if untrained and is_frozen(run):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.root import app, example
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,7 @@ class _Screen:
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def say(self, text: str) -> None:
-        text = printable(text, keep="\n\t")
+        text = visible(text, keep="\n\t")
         self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.console.is_terminal)
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None:

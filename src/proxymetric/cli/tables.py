@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from proxymetric.runs.comparison import Comparison
@@ -28,14 +28,14 @@ class TextTable(Table):
     """
 
     def __init__(self, title: str, columns: list[str], left: tuple[str, ...] = (), **options: Any) -> None:
-        super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **options)
+        super().__init__(title=Text(visible(title)) if title else None, title_justify="left", **options)
         for name in columns:
             justify: Any = "left" if name in left else "right"
-            self.add_column(Text(printable(name)), justify=justify, overflow="fold")
+            self.add_column(Text(visible(name)), justify=justify, overflow="fold")
 
     def add(self, *cells: object) -> None:
         """Add a row."""
-        self.add_row(*(Text(printable(cell)) for cell in cells))
+        self.add_row(*(Text(visible(cell)) for cell in cells))
 
 
 def show(console: Console, table: Table) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from proxymetric.cli.tables import TABLE_METRICS, show
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 from proxymetric.core.watcher import Tick
 from proxymetric.protocol import CHOSEN_ON_TEST
 
@@ -75,7 +75,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line. Control characters in it are escaped, and nothing in it is markup."""
-        text = printable(text, keep="\n\t")
+        text = visible(text, keep="\n\t")
         self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.live)
 
     def show(self, table: Table) -> None:
@@ -115,7 +115,7 @@ class Terminal:
                 self._last_line = time.monotonic()
                 self.say(f"{what}: {done} of {total}{', ' if facts else ''}{facts}")
             return
-        what = printable(what)
+        what = visible(what)
         kind = what.split(" ")[0]
         if self._task is None or kind != self._name:
             self._remove_bar()
@@ -145,14 +145,9 @@ def clock(seconds: float) -> str:
 
 
 def score_heading(result: Result) -> str:
-    """What the classes in the table of scores are: test classes, or held-out classes that chose the epoch."""
-    from proxymetric.runs.comparison import CHOSE_EPOCH
-
-    if result.protocol == "papers":
-        return f"on classes never seen in training, %; {CHOSEN_ON_TEST}"
-    if result.evaluated_on == "validation" and result.chosen_by != "last":
-        return f"on held-out classes: {CHOSE_EPOCH}, %"
-    return "on classes never seen in training, %"
+    """The title of the table of scores: what its classes are to the model."""
+    label = f"; {CHOSEN_ON_TEST}" if result.protocol == "papers" else ""
+    return f"on {result.scored_classes}, %{label}"
 
 
 def result_lines(result: Result) -> str:

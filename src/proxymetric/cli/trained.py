@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Device, RunFolder, RunOrFile, SlimWeights, Which, app, example
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +117,7 @@ def query(
             console.print(hits_table(f"most similar to {file}", hits))
             continue
         for place, (name, class_name, score) in enumerate(hits, 1):
-            cells = (printable(file), str(place), f"{score:.3f}", printable(class_name), printable(name))
+            cells = (visible(file), str(place), f"{score:.3f}", visible(class_name), visible(name))
             typer.echo("\t".join(cells))
 
 
@@ -203,27 +202,31 @@ def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
 
     if not folder.is_dir():
         raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
-    files = image_files(folder)
+    unlisted: dict[str, str] = {}
+    files = image_files(folder, unlisted)
+    for name, reason in unlisted.items():
+        terminal.say(f"left out, cannot be listed: {name} ({reason})")
     if not files:
         raise ValueError(f"DIR: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
-    vectors, kept = embed_images(model, files, lambda i: str(files[i]), terminal)
+    vectors, kept = embed_images(model, files, terminal)
     kept_files = [files[i] for i in kept]
     classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in kept_files]
     return Index(vectors, [str(path) for path in kept_files], model.fingerprint(), classes)
 
 
 def embed_images(
-    model: Model,
-    images: ImageSet | list[Path],
-    title: Callable[[int], str],
-    terminal: Terminal,
-    what: str = "embedding",
+    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding"
 ) -> tuple[Tensor, list[int]]:
     """Embed all images that can be read, and name the others; the vectors and the indices of their images."""
-    vectors, kept = model.embed(images, errors="skip", progress=lambda done, total: terminal.work(what, done, total))
-    bad = sorted(set(range(len(images))) - set(kept))
-    for i in bad[:MAX_BAD_IMAGES_NAMED]:
-        terminal.say(f"left out, cannot be read: {printable(title(i))}")
+    bad: list[str] = []
+    vectors, kept = model.embed(
+        images,
+        errors="skip",
+        progress=lambda done, total: terminal.work(what, done, total),
+        on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
+    )
+    for image in bad[:MAX_BAD_IMAGES_NAMED]:
+        terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:
         terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
     if not kept:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.root import Data, Device, app, example
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal
@@ -159,7 +159,7 @@ def train(
         overwrite=overwrite,
         report=report,
     )
-    folder = shlex.quote(printable(run.folder))
+    folder = shlex.quote(visible(run.folder))
     terminal.say(
         "next:\n"
         f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that it has not seen)\n"

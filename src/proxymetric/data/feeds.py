@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
 from proxymetric.data.decoded_cache import Decoded, decode_all, is_shared
+from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_buffer import ImageBuffer
-from proxymetric.data.images import BadImage, ImageSet
+from proxymetric.data.images import ImageSet
 from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.signatures import one_of
 

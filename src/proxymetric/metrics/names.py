@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MAX_SHOWN = 40
+"""characters of a name that an error shows"""
 WHOLE = ("NMI", "covering_radius", "inter_class_distance")
 _ALIASES = {
     "recall": "R",
@@ -13,6 +15,8 @@ _ALIASES = {
     "p": "P",
     "map": "MAP",
     "mean average precision": "MAP",
+    "ap": "AP",
+    "average precision": "AP",
     "ndcg": "nDCG",
     "dcg": "nDCG",
     "nmi": "NMI",
@@ -20,7 +24,9 @@ _ALIASES = {
     "covering radius": "covering_radius",
     "inter class distance": "inter_class_distance",
 }
-_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K of at least 1, or {', '.join(WHOLE)}"
+MAX_CUTOFF = 2**31 - 1
+"""the largest K"""
+_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K, AP@K or nDCG@K with a whole number K of at least 1, or {', '.join(WHOLE)}"
 
 
 class Metric(NamedTuple):
@@ -61,11 +67,14 @@ def parse(name: str) -> Metric:
     """
     if name in WHOLE:
         return Metric(name, name, None)
-    match = re.fullmatch(r"(R|P|MAP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
+    match = re.fullmatch(r"(R|P|MAP|AP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"metrics: got {name!r}, expected {_FORMS}; did you mean {_nearest(str(name))!r}?")
     if match[3]:
         return Metric(name, match[3], None)
+    if len(match[2]) > len(str(MAX_CUTOFF)) or int(match[2]) > MAX_CUTOFF:
+        shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
+        raise ValueError(f"metrics: got {shown!r}, expected a cutoff K of at most {MAX_CUTOFF:,}")
     return Metric(name, match[1], int(match[2]))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
+from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant, number_texts
 from proxymetric.metrics.knn.distances import SPACES, check_distance
 from proxymetric.metrics.knn.duplicates import copies_before, distinct
 from proxymetric.metrics.knn.search import Searcher, TopItems
@@ -170,6 +170,8 @@ def search(
     if (gallery is None) != (gallery_labels is None):
         missing = "gallery_labels" if gallery_labels is None else "gallery"
         raise ValueError(f"{missing}: got None, expected both gallery and gallery_labels, or neither")
+    if gallery_labels is not None:
+        labels, gallery_labels = number_texts(labels, gallery_labels)
     vectors = as_vectors("embeddings", embeddings, device)
     query_labels = as_labels("labels", labels, "embeddings", vectors)
     if gallery is None or gallery_labels is None:
@@ -204,7 +206,7 @@ def rank(
 
     Args:
         embeddings: (N, D), of any float or integer type and any length.
-        labels: (N,) whole numbers.
+        labels: (N,) whole numbers or text.
         k: the number of results of each query, at least 1; by default the largest number of relevant items of a query,
             which P@R and MAP@R need.
         gallery: (G, D) the items to search.
@@ -255,6 +257,8 @@ def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
         >>> left_out([0, 1, 3], gallery_labels=[0, 1, 2])
         1
     """
+    if gallery_labels is not None:
+        labels, gallery_labels = number_texts(labels, gallery_labels)
     queries = as_labels("labels", labels)
     items = queries if gallery_labels is None else as_labels("gallery_labels", gallery_labels)
     return int((count_relevant(queries, items) - int(gallery_labels is None) < 1).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from proxymetric.core.printable import printable
+from proxymetric.core.visible import visible
 
 
 def escaped(text: object) -> str:
@@ -14,4 +14,4 @@ def escaped(text: object) -> str:
         >>> escaped("<b>\\x1b")
         '&lt;b&gt;\\\\x1b'
     """
-    return html.escape(printable(text))
+    return html.escape(visible(text))

@@ -88,7 +88,7 @@ def write_report(
         title, facts, results, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty, map_heading
     )
     with replacing(path) as draft:
-        draft.write_text(page, encoding="utf-8", errors="replace")
+        draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     return path
 
 

@@ -21,8 +21,6 @@ MIN_CLASSES = 5
 UNTRAINED_MEANS = (
     "The untrained encoder is the backbone before training, without the new head: its features are compared directly."
 )
-CHOSE_EPOCH = "not trained on, but they chose the epoch"
-"""what is said of held-out classes wherever their scores are shown"""
 FIRST_METRICS = ("MAP@R", "R@1")
 """metrics that are compared in words, where they were computed"""
 

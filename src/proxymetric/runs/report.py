@@ -13,7 +13,7 @@ from PIL import Image
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.protocol import CHOSEN_ON_TEST
-from proxymetric.runs.comparison import CHOSE_EPOCH, UNTRAINED_MEANS, compare, remarks
+from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
@@ -174,7 +174,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{describe(embedded)}{', ' + CHOSE_EPOCH if _chose(result) else ' never seen in training'}",
+        "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
         "images per class": images_per_class(embedded),
         "chosen epoch": chosen,
         "weights": _weights(result.weights),
@@ -186,17 +186,11 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _chose(result: Result) -> bool:
-    """Whether the classes that are scored also chose the epoch."""
-    return result.evaluated_on == "validation" and result.chosen_by != "last"
-
-
 def _results_note(result: Result) -> str:
-    if _chose(result):
-        kind = f"Retrieval on held-out classes, in per cent: {CHOSE_EPOCH}, so classes that are new score lower."
-    else:
-        kind = "Retrieval on classes never seen in training, in per cent."
-    return f"{kind} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else kind
+    note = f"Retrieval on {result.scored_classes}, in per cent."
+    if result.evaluated_on == "validation" and result.chosen_by != "last":
+        note += " Classes that are new score lower."
+    return f"{note} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else note
 
 
 def _duration(seconds: float) -> str:

@@ -39,7 +39,7 @@ class EmbeddedSet(NamedTuple):
     @property
     def gallery(self) -> Tensor | None:
         """(N,) bool, the embeddings that are searched; None for leave-one-out."""
-        if self.images.gallery is None or self.images.test_classes:
+        if self.images.gallery is None or self.images.test_classes or self.images.test_images is not None:
             return None
         return torch.from_numpy(self.images.gallery[self.kept])
 

@@ -10,7 +10,7 @@ HIDDEN_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 """Unicode categories that are escaped: control characters, surrogates, separators of lines and paragraphs"""
 
 
-def printable(text: object, keep: str = "") -> str:
+def visible(text: object, keep: str = "") -> str:
     r"""Escape the characters of a text that would move the cursor, change colours, or cannot be encoded.
 
     A file name may hold any of them. Bytes of a file name that are not UTF-8 are shown as ``\xNN``.
@@ -23,11 +23,11 @@ def printable(text: object, keep: str = "") -> str:
         The text, which can be encoded as UTF-8.
 
     Example:
-        >>> printable("cat\x1b[31m.png")
+        >>> visible("cat\x1b[31m.png")
         'cat\\x1b[31m.png'
-        >>> printable("a\nb"), printable("a\nb", keep="\n")
+        >>> visible("a\nb"), visible("a\nb", keep="\n")
         ('a\\nb', 'a\nb')
-        >>> printable(b"caf\xe9.png".decode("utf-8", "surrogateescape"))
+        >>> visible(b"caf\xe9.png".decode("utf-8", "surrogateescape"))
         'caf\\xe9.png'
     """
     return "".join(character if character in keep else _shown(character) for character in str(text))
