@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -14,6 +15,8 @@ from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outco
 from proxymetric.criterion import NEEDS
 from proxymetric.losses import ProxyAnchor
 from proxymetric.sources import LearnedProxies
+from proxymetric.testing import PIXELS, sample
+from proxymetric.testing import Toy as Encoder
 
 CLASSES, DIM = 4, 3
 
@@ -268,3 +271,46 @@ def test_forgetting_commit_is_seen_without_parameters_too(name, arguments):
         criterion(x, y).backward()
     with pytest.warns(UserWarning, match="commit\\(\\) was not called"):
         criterion(x, y)
+
+
+@pytest.mark.parametrize("name", pm.methods())
+def test_forgetting_commit_is_seen_at_the_second_step_of_any_method(name) -> None:
+    """Also where nothing is bound and the method has no parameters: a step of the user's network shows it."""
+    torch.manual_seed(0)
+    net = Encoder()
+    criterion = pm.method(name, classes=5, dim=6, steps_per_epoch=2)
+    if "encoder" in criterion.needs:
+        criterion.bind(net)
+    if "pool" in criterion.needs:
+        criterion.boundary(0.0, pool=sample(9, 40, classes=5))
+    optimizer, images = torch.optim.SGD(net.parameters(), lr=1e-3), torch.rand(12, PIXELS)
+    labels = torch.arange(12) % 4
+
+    def forward() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            criterion(net(images), labels, images=images).backward()
+        return [str(warning.message) for warning in caught if "commit()" in str(warning.message)]
+
+    assert forward() + forward() == [], "gradient accumulation"
+    optimizer.step()
+    criterion.commit(lr=0.1, network_lr=0.1)
+    assert forward() == []
+    optimizer.step()
+    (warning,) = forward()
+    assert warning.startswith(f"{name}: a training step ended, but commit() was not called")
+    optimizer.step()
+    assert forward() == [], "once"
+
+
+def test_a_copy_has_nothing_pending() -> None:
+    """proxy-isa: a commit of the copy counted samples in the original."""
+    criterion = pm.method("proxy-isa", classes=CLASSES, dim=DIM, steps_per_epoch=1)
+    criterion(*batch())
+    twin = copy.deepcopy(criterion)
+    twin.commit()
+    assert (twin.pending, twin.step, criterion.pending) == (0, 0, 1)
+    assert not criterion.objective.weighting.count.any()
+    criterion.commit()
+    assert criterion.objective.weighting.count.sum() == 2
+    assert not twin.objective.weighting.count.any()

@@ -129,8 +129,9 @@ def results_text(groups: dict[str, list[dict]]) -> str:
         untrained = interval([run["rows"]["untrained encoder"]["R@1"] for run in results[:1]])
         protocol = results[0].get("protocol", "held-out")
         size = str(recipe["view"]["size"])
-        rows.append([f"`{group}`", data_name(recipe), backbone, size, protocol, str(len(results)), untrained, *scores])
-    columns = ["results", "data", "backbone", "px", "protocol", "seeds", "untrained R@1", "R@1", "MAP@R"]
+        # The scores come first: the page scrolls a wide table.
+        rows.append([f"`{group}`", *scores, untrained, str(len(results)), protocol, data_name(recipe), backbone, size])
+    columns = ["results", "R@1", "MAP@R", "untrained R@1", "seeds", "protocol", "data", "backbone", "px"]
     note = (
         "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
         "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "

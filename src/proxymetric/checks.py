@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 
 
 def above_zero(**numbers: float) -> None:
@@ -53,6 +55,51 @@ def at_least_zero(**numbers: float) -> None:
             raise ValueError(f"{name}: got {value!r}, expected a number of at least 0")
 
 
+def within(low: float, high: float, reason: str, **numbers: float) -> None:
+    """Check that each argument is a number from `low` to `high`.
+
+    Args:
+        low: the smallest value that is allowed.
+        high: the largest value that is allowed.
+        reason: why, as the end of the message.
+        **numbers: argument name -> value.
+
+    Raises:
+        ValueError: a value is not; the message names the argument.
+
+    Example:
+        >>> within(-1, 1, "cosines lie there", margin=-9)
+        Traceback (most recent call last):
+        ...
+        ValueError: margin: got -9, expected a number from -1 to 1: cosines lie there
+    """
+    for name, value in numbers.items():
+        if not _is_number(value) or not low <= value <= high:
+            raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}: {reason}")
+
+
+def usually(low: float, high: float, reason: str, **numbers: float) -> None:
+    """Warn where an argument is allowed, but outside the range that makes sense in nearly all cases.
+
+    Args:
+        low: the smallest usual value.
+        high: the largest usual value.
+        reason: what happens outside, as the end of the message.
+        **numbers: argument name -> value.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     usually(0.1, 1000, "larger ones saturate", scale=1e6)
+        >>> print(caught[0].message)
+        scale: got 1000000.0, expected a number from 0.1 to 1000: larger ones saturate
+    """
+    for name, value in numbers.items():
+        if not low <= value <= high:
+            message = f"{name}: got {value!r}, expected a number from {low} to {high}: {reason}"
+            warnings.warn(message, stacklevel=_callers_level())
+
+
 def whole_number(least: int = 0, **numbers: int) -> None:
     """Check that each argument is a whole number of at least `least`.
 
@@ -72,6 +119,14 @@ def whole_number(least: int = 0, **numbers: int) -> None:
     for name, value in numbers.items():
         if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
+
+
+def _callers_level() -> int:
+    """The stack level of the line, outside this package, that made what is being checked."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _is_number(value: object) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxymetric.core.batch_inputs import as_labels, check_embeddings, check_range, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
+from proxymetric.core.short_repr import call_text
+from proxymetric.core.step_detector import StepDetector
 from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
@@ -30,7 +34,8 @@ ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
 """`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
 
 MAX_UNCOMMITTED_PASSES = 64
-"""forward passes without a commit after which a method without parameters warns; gradient accumulation needs fewer"""
+"""forward passes without a commit after which a warning comes where no parameter shows that an optimiser has stepped;
+gradient accumulation needs fewer"""
 
 
 class Criterion(nn.Module):
@@ -38,13 +43,17 @@ class Criterion(nn.Module):
 
     `criterion(embeddings, labels)` returns the loss. The criterion normalises the embeddings as the method requires.
     The memory of the method changes only in `commit`: a skipped step (`discard`) leaves no trace, and several forward
-    passes may precede one commit (gradient accumulation).
+    passes may precede one commit (gradient accumulation). A copy (`copy.deepcopy`, pickle) has the same state and no
+    pending changes: those stay with the original.
+
+    Embeddings with NaN or infinity, or so large that their length overflows, give a loss of NaN and gradients of NaN.
 
     Args:
         objective: what is minimised.
         needs: keys of `NEEDS`: what the method needs beyond embeddings and labels.
         steps_per_epoch: optimiser steps in an epoch, at least 1, for methods with a schedule in epochs; None: unknown.
         name: of the method, for messages; empty: the name of the objective's class.
+        arguments: those that the method was made with, for `repr`; None: the objective is shown instead.
 
     Attributes:
         step: commits so far.
@@ -60,14 +69,23 @@ class Criterion(nn.Module):
         >>> loss.backward(); optimizer.step(); criterion.commit()
         >>> criterion.step
         1
+        >>> criterion
+        Criterion('proxy-anchor', classes=3, dim=2)
     """
 
     def __init__(
-        self, objective: Objective, *, needs: Iterable[str] = (), steps_per_epoch: int | None = None, name: str = ""
+        self,
+        objective: Objective,
+        *,
+        needs: Iterable[str] = (),
+        steps_per_epoch: int | None = None,
+        name: str = "",
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.objective = objective
         self.name = name or type(objective).__name__
+        self.arguments = None if arguments is None else dict(arguments)
         self.needs = frozenset(needs)
         assert self.needs <= NEEDS.keys(), self.needs
         if steps_per_epoch is not None and steps_per_epoch < 1:
@@ -80,8 +98,7 @@ class Criterion(nn.Module):
         self._encoder: list[nn.Module] = []
         """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
-        self._versions: tuple[int, ...] = ()
-        """version counters of all parameters at the last forward pass"""
+        self._steps = StepDetector()
         self._warned = False
         self._grouped_parts: frozenset[str] | None = None
         """the parts that the last `param_groups` covered, for the check in `bind`; None: it was not called"""
@@ -117,7 +134,7 @@ class Criterion(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | np.ndarray | Sequence[int],
         images: Tensor | None = None,
         second_pass: SecondPassResult | None = None,
     ) -> Tensor:
@@ -125,15 +142,17 @@ class Criterion(nn.Module):
 
         Args:
             embeddings: (B, D), not normalised.
-            labels: (B,) whole numbers in [0, C).
+            labels: (B,) whole numbers in [0, C): a tensor, an array or a list.
             images: the images of the embeddings, (B, 3, H, W). VPTSP and MoCo need them, and also `bind(encoder)`.
             second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
 
         Raises:
             ValueError: an input does not fit the method, or the method needs more than it was given.
         """
-        self._check(embeddings, labels)
-        labels = labels.long()
+        check_embeddings(embeddings, self.objective.dim)
+        labels = as_labels(labels, embeddings)
+        if self.careful and self.objective.classes is not None:
+            check_range(labels, self.objective.classes)
         trains = self.training and torch.is_grad_enabled()
         if trains and "images" in self.needs and images is None and second_pass is None:
             self._raise_lacking("images")
@@ -143,7 +162,7 @@ class Criterion(nn.Module):
         if "epochs" in self.needs and progress.epoch is None:
             self._raise_lacking("epochs")
         if trains and self.careful:
-            self._warn_about_missing_commit()
+            self._warn_about_missing_commit(embeddings)
         # The exponents of a loss overflow in half precision: losses compute in float32 or better.
         device_type = embeddings.device.type
         precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
@@ -151,8 +170,9 @@ class Criterion(nn.Module):
         with torch.autocast(device_type, enabled=False), self._delivered(second_pass):
             full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
             outcome = self.objective(Context(Batch(images, labels), full, progress, encode))
-            loss = outcome.loss
-        self.terms = {name: value.detach() for name, value in outcome.terms.items()}
+            terms = torch.stack(list(outcome.terms.values())) * one_if_finite(full)
+            loss = terms.sum()
+        self.terms = dict(zip(outcome.terms, terms.detach().unbind(), strict=True))
         if trains:
             self._pending.append(outcome.commit)
         return loss
@@ -451,10 +471,10 @@ class Criterion(nn.Module):
             return self._epoch
         return None if self.steps_per_epoch is None else self.step / self.steps_per_epoch
 
-    def _warn_about_missing_commit(self) -> None:
-        versions = tuple(p._version for module in (self, *self._encoder) for p in module.parameters())
-        # An optimiser step raises the version of a parameter. A method without parameters can only count its passes.
-        missing = versions != self._versions if versions else len(self._pending) >= MAX_UNCOMMITTED_PASSES
+    def _warn_about_missing_commit(self, embeddings: Tensor) -> None:
+        parameters = (p for module in (self, *self._encoder) for p in module.parameters())
+        stepped = self._steps.stepped(parameters, embeddings)
+        missing = stepped or (stepped is None and len(self._pending) >= MAX_UNCOMMITTED_PASSES)
         if self._pending and missing and not self._warned:
             self._warned = True
             warnings.warn(
@@ -462,27 +482,15 @@ class Criterion(nn.Module):
                 "call criterion.commit() after optimizer.step() (or discard() for a skipped step)",
                 stacklevel=5,  # skips forward and two calls of nn.Module: the warning names the line of the loop
             )
-        self._versions = versions
 
-    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
-        if embeddings.ndim != 2 or not embeddings.is_floating_point():
-            raise ValueError(
-                f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, expected floats (batch, dim)"
-            )
-        if self.objective.dim is not None and embeddings.shape[1] != self.objective.dim:
-            raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, expected dim={self.objective.dim}")
-        if labels.shape != embeddings.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(
-                f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
-                f"expected {len(embeddings)} whole numbers, one for each embedding"
-            )
-        if self.careful and self.objective.classes is not None and len(labels):
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= self.objective.classes:
-                raise ValueError(
-                    f"labels: got {low if low < 0 else high}, expected 0 to {self.objective.classes - 1} "
-                    f"(classes={self.objective.classes})"
-                )
+    def __repr__(self) -> str:
+        if self.arguments is None:
+            return call_text("Criterion", repr(self.objective))
+        return call_text("Criterion", repr(self.name), **self.arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: pending changes would change the original, and stay with it."""
+        return self.__dict__ | {"_pending": []}
 
     def _raise_lacking(self, need: str) -> None:
         raise ValueError(f"{need}: got none, expected {NEEDS[need]}; {self.name} needs it")

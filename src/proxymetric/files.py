@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,51 @@ def replacing(path: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def printable(name: str) -> str:
+    """Return a file name as text that can be printed and encoded: bytes that are not UTF-8 become `\\xe9`.
+
+    Example:
+        >>> printable("caf\\udce9.png"), printable("caf\\xe9.png")
+        ('caf\\\\xe9.png', 'caf\xe9.png')
+    """
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return name.encode("utf-8", "backslashreplace").decode()
+
+
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON file atomically.
+    """Write a JSON file atomically; file names that are not UTF-8 are escaped and read back as they were.
 
     Raises:
         NotSaved: the file could not be written.
     """
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def read_toml(path: str | Path, name: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Args:
+        path: the file.
+        name: what the file is, for the message, such as "recipe".
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not valid TOML; the message names the file.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name}: got {path}, which is not UTF-8 text (byte {error.start}), expected valid TOML"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{name}: got {path}, expected valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{name}: got {path}, which is nested too deeply, expected valid TOML") from None
 
 
 def read_json(path: str | Path) -> Any:

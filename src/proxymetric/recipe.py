@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
 from proxymetric.signatures import did_you_mean, fit, one_of
 
@@ -74,9 +75,11 @@ class DataOptions:
 
     Attributes:
         path: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
-        layout: "auto", "folder", "csv", or a benchmark (`data.open_data` lists them).
+        layout: "auto", "folder", "nested", "csv", or a benchmark (`data.open_data` explains them).
         validation: fraction of the training classes that are held out to choose the epoch, or a fold such as "1/4".
-        test: "auto" (the test classes of a benchmark; none for other data), "none", or a fraction of the classes.
+            Data that comes with validation images (a folder val/) uses them for every fraction above 0.
+        test: "auto" (the test classes of a benchmark, or the test images of data that comes divided; none for other
+            data), "none", or a fraction of the classes.
         cache: "none" decodes images when they are needed, "memory" keeps them decoded, "device" keeps them on the
             accelerator and augments them there. "auto" means "device" for the embedded sets and "none" for files.
         workers: processes that decode images; -1 chooses a number.
@@ -293,11 +296,7 @@ def load(recipe: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: there is no such recipe, or it is not valid TOML.
     """
-    path = find(recipe)
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"recipe: got {path}, expected valid TOML: {error}") from None
+    return read_toml(find(recipe), "recipe")
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,6 +375,10 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise ValueError(
+            f"settings: got {text[:20]}..., which is nested too deeply, expected a value of TOML"
+        ) from None
 
 
 def check(raw: Mapping[str, Any]) -> Recipe:

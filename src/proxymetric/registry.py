@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
+
+from proxymetric.signatures import did_you_mean
 
 
 def load_registry(package: str, places: Mapping[str, str]) -> dict[str, Any]:
@@ -17,12 +20,23 @@ def load_registry(package: str, places: Mapping[str, str]) -> dict[str, Any]:
     Returns:
         The classes or functions by name, in the same order.
 
+    Raises:
+        ValueError: a line of the registry names a file or an object that does not exist.
+
     Example:
         >>> load_registry("proxymetric", {"any registry": "registry:load_registry"})["any registry"].__name__
         'load_registry'
     """
     objects = {}
     for name, place in places.items():
-        module, _, attribute = place.partition(":")
-        objects[name] = getattr(importlib.import_module(f"{package}.{module}"), attribute)
+        file, _, attribute = place.partition(":")
+        if importlib.util.find_spec(f"{package}.{file}") is None:
+            raise ValueError(
+                f"{package}, line {name!r}: got {place!r}, expected a module of this package before the colon"
+            )
+        module = importlib.import_module(f"{package}.{file}")
+        if not hasattr(module, attribute):
+            nearest = did_you_mean(attribute, vars(module))
+            raise ValueError(f"{package}, line {name!r}: got {place!r}, expected a name in {file}.py{nearest}")
+        objects[name] = getattr(module, attribute)
     return objects

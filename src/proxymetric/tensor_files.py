@@ -48,7 +48,7 @@ def checksum(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -
         value = tensors[name].detach().cpu().contiguous()
         about = json.dumps([name, str(value.dtype), list(value.shape)])
         crc = zlib.crc32(about.encode(), crc)
-        crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy(), crc)
+        crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -314,6 +315,71 @@ def check_zero_embedding(subject: Subject) -> None:
     assert embeddings.grad.isfinite().all(), "the gradient is not finite"
 
 
+def check_not_finite(subject: Subject) -> None:
+    """Embeddings with NaN or infinity, or of a length that overflows, have a loss that is not finite."""
+    row, number = slice(0, 1), (0, 2)
+    bad_values: list[tuple[str, Any, float]] = [
+        ("NaN in one row", row, torch.nan),
+        ("NaN in all rows", slice(None), torch.nan),
+        ("infinity in one number", number, torch.inf),
+        ("minus infinity in one number", number, -torch.inf),
+        ("a row of 1e30", row, 1e30),
+    ]
+    for impl in ("plain", "chunked"):
+        criterion = make(subject)
+        for name, place, value in bad_values:
+            embeddings, labels = sample()
+            embeddings[place] = value
+            with using(impl):
+                loss = run(criterion, embeddings.requires_grad_(), labels)
+            criterion.discard()
+            assert not loss.isfinite(), f"{name}: the loss is {loss.item()} ({impl})"
+            assert not any(term.isfinite() for term in criterion.terms.values()), f"{name}: a term is finite ({impl})"
+
+
+def check_empty_batch(subject: Subject) -> None:
+    """An empty batch has a finite loss: 0, or what the method adds to it. Its commit changes nothing that is learned.
+
+    A memory may hold rows by then, so the check comes after a step.
+    """
+    criterion = make(subject)
+    embeddings, labels = sample()
+    for _ in range(2):
+        loss = run(criterion, embeddings[:0].clone().requires_grad_(), labels[:0])
+        assert loss.ndim == 0, f"the loss has shape {tuple(loss.shape)}"
+        assert loss.isfinite(), f"the loss is {loss.item()}"
+        compared = [value for name, value in criterion.terms.items() if name.split(".")[-1] == "loss"]
+        assert not any(compared), "the loss of no samples is not 0"
+        if loss.requires_grad:
+            loss.backward()
+        gradients = [p.grad for p in criterion.parameters() if p.grad is not None]
+        assert all(gradient.isfinite().all() for gradient in gradients), "a gradient is not finite"
+        criterion.commit(lr=1e-2, network_lr=1e-3)
+        assert all(not value.isnan().any() for value in criterion.state_dict().values()), "the state holds NaN"
+        train_step(criterion, None, 0)
+
+
+def check_copies(subject: Subject) -> None:
+    """A copy (deepcopy, pickle) has the state and no pending changes; neither of the two changes the other."""
+    for copied in (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))):
+        criterion = make(subject)
+        train_step(criterion, None, 0)
+        embeddings, labels = sample(1)
+        run(criterion, embeddings.requires_grad_(), labels).backward()
+        criterion.zero_grad(set_to_none=True)
+        before, twin = snapshot(criterion), copied(criterion)
+        assert twin.pending == 0, "the copy has pending changes of the original"
+        assert same(before, snapshot(twin)), "the state of the copy differs"
+        twin.commit(lr=1e-2, network_lr=1e-3)
+        train_step(twin, None, 2)
+        assert criterion.pending == 1, "the copy took the pending changes of the original"
+        assert same(before, snapshot(criterion)), "a commit of the copy changed the original"
+        after = snapshot(twin)
+        criterion.commit(lr=1e-2, network_lr=1e-3)
+        assert criterion.step == 2, f"the original counts {criterion.step} steps of 2"
+        assert same(after, snapshot(twin)), "a commit of the original changed the copy"
+
+
 def check_labels(subject: Subject) -> None:
     """Bad labels (range, type, number) and embeddings of another width raise an error that names the argument."""
     criterion = make(subject)
@@ -384,6 +450,9 @@ def check_commit(subject: Subject) -> None:
     assert all(not value.requires_grad for value in criterion.state_dict().values()), "the state has a gradient"
 
 
+STATE_HINT = "is all state a parameter or a persistent buffer, and is what `commit` stores detached?"
+
+
 def check_resume(subject: Subject) -> None:
     """A criterion that is saved with safetensors after a few steps and loaded again continues bit for bit."""
     original = make(subject)
@@ -398,8 +467,8 @@ def check_resume(subject: Subject) -> None:
         resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for seed in range(3, 6):
         gradient, resumed_gradient = train_step(original, optimizer, seed), train_step(resumed, resumed_optimizer, seed)
-        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}"
-    assert same(snapshot(original), snapshot(resumed)), "the states differ"
+        assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}; {STATE_HINT}"
+    assert same(snapshot(original), snapshot(resumed)), f"the states differ; {STATE_HINT}"
     assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps of 6"
 
 
@@ -436,14 +505,17 @@ def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], Non
 CHECKS: dict[str, Callable[[Build], None]] = {
     name: _named(name, check)
     for name, check in {
+        "commit": check_commit,
         "gradient": check_gradient,
         "reduction": check_reduction,
         "batch of one": check_batch_of_one,
         "zero embedding": check_zero_embedding,
+        "not finite": check_not_finite,
+        "empty batch": check_empty_batch,
+        "copies": check_copies,
         "labels": check_labels,
         "order": check_order,
         "half precision": check_half,
-        "commit": check_commit,
         "resume": check_resume,
         "parameter groups": check_groups,
     }.items()

@@ -138,32 +138,39 @@ def test_training_says_what_it_does(run, told, photos):
 def test_what_is_no_terminal_gets_no_control_characters(run, told, photos):
     assert not CONTROL.search(told[0].out)
     image = next(photos.rglob("*.png"))
-    for words in (("methods",), ("evaluate", run), ("query", run, photos, image), ("--help",)):
+    for words in (("methods",), ("evaluate", run, "--no-report"), ("query", run, photos, image), ("--help",)):
         answer = proxymetric(*words)
         assert answer.code == 0
         assert not CONTROL.search(answer.out + answer.err)
 
 
 def scores(answer: Answer) -> dict[str, float]:
-    """The one row of the table that `evaluate` prints."""
-    heads = next(line for line in answer.out.splitlines() if "@" in line)
-    row = next(line for line in answer.out.splitlines() if re.search(r"\d\.\d", line))
-    return dict(zip(re.findall(r"\w+@\w+", heads), map(float, re.findall(r"\d+\.\d", row)), strict=True))
+    """The trained encoder in the table that `evaluate --no-untrained` prints."""
+    rows = re.findall(r"^(\w+@\w+) +(\d+\.\d)", answer.out, re.MULTILINE)
+    return {name: float(value) for name, value in rows}
 
 
 @pytest.mark.parametrize("with_data", [True, False])
 def test_evaluate_repeats_the_scores_of_the_run(run, photos, with_data):
-    answer = proxymetric("evaluate", run, *(["--data", photos] if with_data else []), "--metrics", "R@1,MAP@R")
+    answer = proxymetric(
+        "evaluate",
+        run,
+        *(["--data", photos] if with_data else []),
+        "--metrics",
+        "R@1,MAP@R",
+        "--no-untrained",
+        "--no-report",
+    )
     assert answer.code == 0, answer
-    assert "16 images of 2 classes (none of them trained on)" in answer.out
+    assert "16 images of 2 classes (none of them trained on, but they chose the epoch)" in answer.out
     result = read_json(run / "result.json")["rows"]["trained encoder"]
     assert scores(answer) == {name: round(100 * value, 1) for name, value in result.items()}
 
 
 def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
-    everything = proxymetric("evaluate", run, "--split", "all")
+    everything = proxymetric("evaluate", run, "--split", "all", "--no-report")
     assert "80 images of 10 classes (some of them trained on)" in everything.out
-    seen = proxymetric("evaluate", run, "--split", "train")
+    seen = proxymetric("evaluate", run, "--split", "train", "--no-report")
     assert "64 images of 8 classes (all of them trained on)" in seen.out
     other = tmp_path / "other"
     for name in ("class1", "class2"):
@@ -172,7 +179,7 @@ def test_evaluate_on_other_classes_says_so(run, photos, tmp_path):
             (other / name / f"{k}.png").write_bytes((photos / name / f"{k}.png").read_bytes())
     (other / "alone").mkdir()
     (other / "alone" / "0.png").write_bytes((photos / "class3" / "0.png").read_bytes())
-    answer = proxymetric("evaluate", run, "--data", other, "--metrics", "R@1")
+    answer = proxymetric("evaluate", run, "--data", other, "--metrics", "R@1", "--no-report")
     assert "7 images of 3 classes, %" in answer.out
     assert "no other image has their class: 1" in answer.out
 
@@ -210,10 +217,12 @@ def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch
 
 
 def hits(answer: Answer) -> list[list[tuple[float, str]]]:
-    """What each table of `query` lists: similarity and file."""
-    tables = answer.out.split("most similar to ")[1:]
-    row = re.compile(r"\W+\d+\W+(-?\d\.\d{3})\W+?(/\S+)")
-    return [[(float(s), file) for s, file in row.findall(table)] for table in tables]
+    """What `query` lists for each image: similarity and file."""
+    queries: dict[str, list[tuple[float, str]]] = {}
+    for line in answer.out.splitlines():
+        query, _, similarity, _, file = line.split("\t")
+        queries.setdefault(query, []).append((float(similarity), file))
+    return list(queries.values())
 
 
 def test_query_finds_the_nearest_and_never_the_image_itself(run, photos, embedded, monkeypatch):
@@ -254,7 +263,7 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
-    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "not an image")
+    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "the image format is not recognised")
     out = tmp_path / "x.safetensors"
     refused(proxymetric("embed", run, tmp_path, "--out", out), "not one of the 1 images can be read")
     refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "there is no such folder")
@@ -395,7 +404,35 @@ def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_p
     for _ in range(2):
         answer = proxymetric("demo", "--out", tmp_path / "demo", "--device", "cpu")
         assert answer.code == 0, answer
-    assert "it takes about" in answer.out.splitlines()[0]
+    assert "it takes one to three minutes" in answer.out.splitlines()[0]
     assert "next: open" in answer.out
     assert "proxymetric train --data PHOTOS" in answer.out
     assert (tmp_path / "demo" / "report.html").is_file()
+
+
+def test_work_has_a_rate_and_a_time_left(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    page = io.StringIO()
+    log = Terminal(Console(file=page, width=80))
+    for now[0], done in ((1000.0, 64), (1040.0, 464), (1080.0, 864)):
+        log.work("embedding", done, 1064)
+    assert page.getvalue().splitlines() == [
+        "embedding: 464 of 1064, 10 images/s, 1m00s left",
+        "embedding: 864 of 1064, 10 images/s, 20s left",
+    ]
+    for now[0], done in ((2000.0, 0), (2040.0, 10)):
+        log.work("features: unseen", done, 20)
+    assert page.getvalue().splitlines()[-1] == "features: unseen: 10 of 20, 4.0 s/image, 40s left"
+
+
+def test_training_ends_with_what_to_do_next(run, told):
+    for verb in ("evaluate", "embed", "query"):
+        assert f"  proxymetric {verb} {run}" in told[0].out
+    assert "on held-out classes, not trained on, but they chose the epoch, %" in told[0].out
+
+
+def test_the_help_explains_both_average_precisions():
+    words = " ".join(re.sub(r"[^\w@(),]", " ", proxymetric("evaluate", "--help").out).split())
+    assert "MAP@K (divided by K, as in the papers)" in words
+    assert "AP@K (the same sum divided by min(K, R)" in words

@@ -124,7 +124,7 @@ def test_a_surrogate_gradient_must_be_declared_and_true() -> None:
 
 
 def test_a_factor_without_gradient_that_is_not_marked_is_found() -> None:
-    with pytest.raises(AssertionError, match="A factor without gradient is marked by"):
+    with pytest.raises(AssertionError, match="A factor without gradient must be marked with"):
         CHECKS["gradient"](against_proxies(unmarked))
 
 

@@ -149,3 +149,18 @@ def test_it_goes_on_with_another_number_of_processes(photos: Path, tmp_path: Pat
     Pair(command(photos, tmp_path / "again", **settings | {"train__epochs": 1}), tmp_path).finish()
     run(photos, tmp_path / "again", resume=True, **settings)
     close(tmp_path / "again", one.folder)
+
+
+def not_finite(rank: int) -> None:
+    for name in METHODS:
+        criterion = of(name).shard(rank, 2)
+        criterion.epoch(0)
+        x = torch.ones(B, D)
+        x[4, 1] = torch.nan
+        assert criterion(x, LABELS).isnan(), name
+        criterion.discard()
+
+
+@pytest.mark.slow
+def test_embeddings_that_are_not_finite_have_no_finite_loss() -> None:
+    together(2, not_finite)

@@ -115,3 +115,14 @@ def test_arguments_that_would_be_dropped_or_bent_are_refused(name: str, argument
 def test_uncertainty_of_one_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="draws: got 1"):
         pm.method("vcpa", classes=C, dim=D).uncertainty(draws=1)
+
+
+def test_a_loss_that_is_not_a_scalar_is_refused():
+    """Summed as it is, it would be B times too large, and no gradient check would notice."""
+
+    def per_sample(queries, labels, refs, weight=None):
+        return queries.sum(1)
+
+    objective = pm.Criterion(Compare(per_sample, LearnedProxies(3, 4)))
+    with pytest.raises(ValueError, match=r"loss: got a tensor of shape \(6,\) from function, expected a scalar"):
+        objective(torch.randn(6, 4, requires_grad=True), torch.arange(6) % 3)

@@ -101,7 +101,8 @@ def test_sizes_that_suit(size: int, side: int) -> None:
 @pytest.mark.parametrize(("size", "block"), [(222, "3c"), (231, "3c"), (240, "4e"), (299, "3c")])
 def test_sizes_that_do_not_suit_are_refused(size: int, block: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"size: got {size}, which does not suit.*inception_{block}: got .*32 k - 1 to 32 k \+ 6"
+        ValueError,
+        match=rf"size: got {size}, expected a size that suits.*inception_{block}: got .*32 k - 1 to 32 k \+ 6",
     ):
         build("bn_inception", size=size, pretrained=False)
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,11 @@ def test_equal_to_a_straight_pass_and_loaded_the_second_time(encoder: Encoder, t
     assert torch.equal(first.vectors, second.vectors)
     torch.nn.Linear(256, 2)(second.vectors).sum().backward()  # ordinary tensors: a head can be trained on them
     torch.nn.Linear(256, 2)(first.vectors).sum().backward()
+
+
+def test_a_set_with_a_gallery_in_several_files(encoder: Encoder, tmp_path: Path) -> None:
+    data = replace(images(), gallery=np.arange(23) % 2 == 0, test_images=np.arange(23) > 11)
+    assert len(cached_features(encoder, data, VIEW, folder=tmp_path, shard=10).vectors) == 23
 
 
 def test_another_split_of_the_images_finds_its_rows(encoder: Encoder, tmp_path: Path) -> None:

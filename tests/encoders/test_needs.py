@@ -69,9 +69,9 @@ def test_the_stride_moves_to_the_first_convolution_and_back():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backbone": "resnet50"}, "made for backbone='resnet26', with backbone='resnet50' in the recipe"),
-        ({"stride": "3x3"}, "made with stride='1x1', with stride='3x3' in the recipe"),
-        ({"bn_eps": 1e-5}, "made with bn_eps=1.001e-05, with bn_eps=1e-05 in the recipe"),
+        ({"backbone": "resnet50"}, "made for backbone='resnet26', but the recipe has backbone='resnet50'"),
+        ({"stride": "3x3"}, "made with stride='1x1', but the recipe has stride='3x3'"),
+        ({"bn_eps": 1e-5}, "made with bn_eps=1.001e-05, but the recipe has bn_eps=1e-05"),
     ],
 )
 def test_a_contradiction_names_both(tmp_path: Path, settings, message):
@@ -82,7 +82,7 @@ def test_a_contradiction_names_both(tmp_path: Path, settings, message):
 
 def test_an_encoder_that_was_built_otherwise_refuses_the_file(tmp_path: Path):
     file = weights(tmp_path / "first.safetensors", "resnet26", {"stride": "1x1"})
-    with pytest.raises(ValueError, match="made with stride='1x1', with stride='3x3' in the recipe"):
+    with pytest.raises(ValueError, match="made with stride='1x1', but the recipe has stride='3x3'"):
         load_weights(build("resnet26", dim=8, size=64, pretrained=False), file)
 
 

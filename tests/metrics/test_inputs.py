@@ -24,6 +24,8 @@ LABELS = [0, 0, 1, 1]
         ("precision@1", "P@1"),
         ("ndcg@8", "nDCG@8"),
         ("NDGC@10", "nDCG@10"),
+        ("ap@5", "AP@5"),
+        ("average precision@7", "AP@7"),
         ("R@0", "R@1"),
         ("R@R", "R@1"),
         ("nDCG@R", "nDCG@1"),
@@ -55,8 +57,19 @@ def test_no_names() -> None:
         ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), expected one axis"),
         ({"labels": []}, "labels: got none"),
         ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, expected whole numbers"),
-        ({"labels": ["a", "a", "b", "b"]}, "labels: got list, expected an array of whole numbers"),
-        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without an item of their class"),
+        ({"labels": ["a", "a", "b", 1]}, "labels: got list, expected an array of whole numbers"),
+        ({"labels": ["a", "a", None, None]}, "labels: got list, expected an array of whole numbers"),
+        ({"labels": ["a", "a", "b"]}, "labels: got 3 for 4 embeddings"),
+        ({"labels": list("aabb"), "gallery": VECTORS, "gallery_labels": LABELS}, "labels: got text and numbers"),
+        ({"embeddings": VECTORS.to_sparse()}, r"embeddings: got a sparse tensor, expected .*: embeddings.to_dense\(\)"),
+        ({"labels": torch.tensor(LABELS).to_sparse()}, "labels: got a sparse tensor"),
+        (
+            {"metrics": "nDCG@100000000000000000000"},
+            "metrics: got 'nDCG@1.*', expected a cutoff K of at most 2,147,483",
+        ),
+        ({"metrics": "R@" + "9" * 5000}, r"metrics: got 'R@9{38}\.\.\.', expected a cutoff K of at most 2,147,483,647"),
+        ({"metrics": "AP@R"}, "metrics: got 'AP@R', expected .*did you mean 'AP@1'"),
+        ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without a relevant item"),
         ({"gallery": VECTORS}, "gallery_labels: got None"),
         ({"gallery_labels": LABELS}, "gallery: got None"),
         ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),
@@ -224,3 +237,23 @@ def test_the_gpu_agrees_with_the_cpu(distance: str) -> None:
     assert isinstance(there, Ranking)
     ours = evaluate(embeddings.cuda(), labels.cuda(), distance=distance)
     assert ours == pytest.approx(evaluate(embeddings, labels, distance=distance), abs=1e-12)
+
+
+def test_labels_may_be_text() -> None:
+    expected = evaluate(VECTORS, LABELS, ["R@1", "MAP@R", "NMI"])
+    for labels in (list("aabb"), tuple("aabb"), np.array(list("aabb")), np.array(list("aabb"), dtype=object)):
+        assert evaluate(VECTORS, labels, ["R@1", "MAP@R", "NMI"]) == expected
+
+
+def test_text_means_the_same_in_queries_and_gallery() -> None:
+    """The second set has other classes, so numbers by position in each would not agree."""
+    queries, gallery = ["cat", "dog", "eel", "dog"], ["dog", "ant", "cat", "dog"]
+    numbers = {"ant": 0, "cat": 1, "dog": 2, "eel": 3}
+    ours = rank(VECTORS, queries, gallery=VECTORS, gallery_labels=gallery)
+    theirs = rank(VECTORS, [numbers[x] for x in queries], gallery=VECTORS, gallery_labels=[numbers[x] for x in gallery])
+    assert all(torch.equal(one, other) for one, other in zip(ours[:4], theirs[:4], strict=True))
+    assert ours.left_out == theirs.left_out == left_out(queries, gallery) == 1
+
+
+def test_the_largest_cutoff_is_computed() -> None:
+    assert evaluate(VECTORS, LABELS, "nDCG@2147483647") == {"nDCG@2147483647": 1.0}

@@ -14,7 +14,23 @@ from proxymetric.metrics import evaluate, left_out, per_query, rank, scores
 from proxymetric.metrics.knn.duplicates import distinct
 from proxymetric.metrics.ranking import Ranking, search
 
-NAMES = ["R@1", "R@3", "R@50", "P@1", "P@4", "P@R", "MAP@R", "MAP@1", "MAP@5", "nDCG@1", "nDCG@4", "nDCG@20"]
+NAMES = [
+    "R@1",
+    "R@3",
+    "R@50",
+    "P@1",
+    "P@4",
+    "P@R",
+    "MAP@R",
+    "MAP@1",
+    "MAP@5",
+    "AP@1",
+    "AP@5",
+    "AP@50",
+    "nDCG@1",
+    "nDCG@4",
+    "nDCG@20",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +276,23 @@ def test_equal_to_pytorch_metric_learning() -> None:
     ours = evaluate(embeddings, labels, ["P@1", "P@R", "MAP@R"])
     assert list(ours.values()) == pytest.approx([theirs[name] for name in wanted], abs=1e-6)
     assert 0.2 < ours["MAP@R"] < 0.9  # neither chance nor perfect
+
+
+def test_average_precision_at_k_is_that_of_a_peer_where_its_divisor_is_the_same() -> None:
+    """pytorch-metric-learning divides by R: the same number where K is at least R."""
+    calculators = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    generator = torch.Generator().manual_seed(0)
+    vectors, labels = torch.randn(60, 5, generator=generator), torch.arange(60) % 9
+    calculator = calculators.AccuracyCalculator(include=("mean_average_precision",), k=20, device=torch.device("cpu"))
+    theirs = calculator.get_accuracy(torch.nn.functional.normalize(vectors), labels)["mean_average_precision"]
+    ours = evaluate(vectors, labels, ["AP@20", "MAP@20", "MAP@R"])
+    assert ours["AP@20"] == pytest.approx(theirs, abs=1e-9)
+    assert ours["MAP@20"] < ours["AP@20"]
+
+
+def test_a_perfect_ranking_has_an_average_precision_of_one_at_any_cutoff() -> None:
+    vectors, labels = torch.eye(3)[[0, 0, 0, 1, 1]], [0, 0, 0, 1, 1]
+    names = [f"{kind}@{k}" for kind in ("AP", "MAP") for k in (1, 2, 4)]
+    ours = evaluate(vectors, labels, names)
+    assert [ours[f"AP@{k}"] for k in (1, 2, 4)] == [1, 1, 1]
+    assert [ours[f"MAP@{k}"] for k in (1, 2, 4)] == pytest.approx([1, (3 * 1 + 2 * 0.5) / 5, (3 * 0.5 + 2 * 0.25) / 5])

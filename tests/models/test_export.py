@@ -124,7 +124,7 @@ def test_a_program_that_differs_is_not_written(run, tmp_path, monkeypatch):
         return trace(changed, takes)
 
     monkeypatch.setattr("proxymetric.models.export.trace", other)
-    with pytest.raises(ValueError, match="is not written: its vectors differ"):
+    with pytest.raises(ValueError, match=r"--torch: got a program whose vectors differ .* is not written"):
         export(run, {"torch": tmp_path / "vit.pt2"})
     assert not list(tmp_path.iterdir())
 
@@ -152,7 +152,7 @@ def test_a_slim_file_refuses_another_backbone(run, weights, tmp_path):
     file = tmp_path / "vit.safetensors"
     export(run, {"slim": file})
     with pytest.raises(
-        ValueError, match=r"are not the weights of 'test_vit' that .* was trained from \(vit.safetensors\)"
+        ValueError, match=r"are not the weights of 'test_vit' from which .* started \(vit.safetensors\)"
     ):
         pm.load(file, weights=random_weights(tmp_path / "drawn.safetensors", 2))
     # One bit of a frozen tensor is enough; a trained one may differ, since it comes from the slim file.
@@ -174,7 +174,9 @@ def test_a_slim_file_without_the_backbone_asks_for_it(run, weights, tmp_path, mo
     monkeypatch.setattr("proxymetric.encoders.backbones._reachable", lambda address: False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     export(run, {"slim": tmp_path / "vit.safetensors"})
-    with pytest.raises(ValueError, match=r"the trained parameters of 'test_vit'; .*weights=FILE \(.*\) \(it was vit"):
+    with pytest.raises(
+        ValueError, match=r"the trained parameters of 'test_vit'; .*weights=FILE \(.*\), where FILE was vit"
+    ):
         pm.load(tmp_path / "vit.safetensors")
 
 

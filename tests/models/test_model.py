@@ -68,7 +68,7 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
     vectors, kept = model.embed(files, errors="skip")
     assert kept == [0, 2]
     assert torch.equal(vectors, model.embed([files[0], files[2]]))
-    with pytest.raises(ValueError, match=r"bad.jpg: not an image"):
+    with pytest.raises(ValueError, match=r"bad.jpg: the image format is not recognised"):
         model.embed(files)
 
 
@@ -81,8 +81,8 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
         ([3], r"images\[0\]: got int, expected a path or a PIL image"),
         (torch.zeros(3, 32, 32), r"images: got a tensor of shape \(3, 32, 32\), expected \(N, 3, H, W\)"),
         (torch.zeros(2, 1, 32, 32), r"expected \(N, 3, H, W\)"),
-        (torch.full((1, 3, 32, 32), 200.0), r"images: got floats from 200 to 200, expected them in \[0, 1\]"),
-        (torch.full((1, 3, 32, 32), -2.0), r"expected them in \[0, 1\]"),
+        (torch.full((1, 3, 32, 32), 200.0), r"images: got floats from 200 to 200, expected floats in \[0, 1\]"),
+        (torch.full((1, 3, 32, 32), -2.0), r"expected floats in \[0, 1\]"),
     ],
 )
 def test_embed_refuses_what_is_no_list_of_images(run, images, said):

@@ -54,12 +54,12 @@ def one(name: str, hits: list[bool], relevant: int) -> float:
         return float(True in first)
     if kind == "P":
         return first.count(True) / k
-    if kind == "MAP":
+    if kind in ("MAP", "AP"):
         total = 0.0
         for i in range(1, len(first) + 1):
             if first[i - 1]:
                 total += first[:i].count(True) / i
-        return total / k
+        return total / (k if kind == "MAP" else min(k, relevant))
     if kind == "nDCG":
         dcg = sum((2 ** int(hit) - 1) / math.log2(i + 2) for i, hit in enumerate(first))
         ideal = sum(1 / math.log2(i + 2) for i in range(min(relevant, k)))

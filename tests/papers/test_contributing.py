@@ -30,9 +30,9 @@ import proxymetric as pm
 from proxymetric.planning import Workload, memory_of
 
 assert pm.__file__.startswith(sys.argv[1]), pm.__file__
-assert "Better" in pm.losses.__all__ and "FixedProxies" in pm.sources.__all__
+assert "Better" in pm.losses.__all__ and "MeanProxies" in pm.sources.__all__
 from proxymetric.losses import better as loss_file
-from proxymetric.sources import fixed_proxies as source_file
+from proxymetric.sources import mean_proxies as source_file
 from proxymetric.weightings import rare_classes as weighting_file
 for file in (loss_file, source_file, weighting_file):
     result = doctest.testmod(file)

@@ -175,7 +175,7 @@ def test_the_page_shows_the_classes_and_is_made_again_alike(photos: Path, tmp_pa
         file.write_text("no picture")
     done = run(broken, tmp_path / "run", train__frozen=True, **STILL)
     page = (done.folder / "report.html").read_text()
-    start = page.index("How sure it is of its classes")
+    start = page.index("Certainty about classes")
     part = page[start : page.index("</section>", start)]
     found = done.result.uncertainty
     names = [name for end in ("least", "most") for name, _ in found[end]]

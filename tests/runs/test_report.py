@@ -12,10 +12,22 @@ import torch
 from PIL import Image
 
 from proxymetric.metrics import Ranking, per_query, rank
-from proxymetric.plots import Certainty, ClassSamples, GalleryHit, GalleryRow, Scatter, pick_queries, tsne, write_report
+from proxymetric.plots import (
+    Certainty,
+    ClassSamples,
+    ConfusedPair,
+    GalleryHit,
+    GalleryRow,
+    Scatter,
+    pick_queries,
+    tsne,
+    write_report,
+)
 from proxymetric.plots.curve import curve_svg
 from proxymetric.plots.gallery import data_uri
+from proxymetric.plots.report import is_page
 from proxymetric.plots.scatter import _separate_labels, scatter_svg
+from training_runs import run as tiny_run
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 LOADS = {"src", "href", "xlink:href", "srcset", "poster", "data", "action", "background"}
@@ -154,7 +166,7 @@ def test_classes_at_both_ends_of_certainty(tmp_path: Path) -> None:
     assert read.tags.count("section") == 6
     assert read.tags.count("img") == 13 + 5
     assert "<b>" not in text
-    part = read.text[read.text.index("How sure it is of its classes") :]
+    part = read.text[read.text.index("Certainty about classes") :]
     assert part.index("most certain") < part.index(NASTY) < part.index("uncertainty 1.23")
     assert part.index("uncertainty 1.23") < part.index("least certain") < part.index("owl") < part.index("20.5")
     assert "A note & more." in part
@@ -320,3 +332,83 @@ def test_labels_of_the_map_do_not_cover_each_other() -> None:
     assert np.diff(np.sort(placed[:, 1])).min() >= 17.9
     edge = _separate_labels(np.array([[0.0, 0.0], [900.0, 640.0]]), np.array([100.0, 100.0]))
     assert edge[:, 0].tolist() == [50.0, 850.0]
+
+
+def row_of(page: str, name: str) -> str:
+    (row,) = [row for row in re.findall(r"<tr.*?</tr>", page) if f'scope="row">{name}' in row]
+    return row
+
+
+def test_a_row_that_fell_somewhere_is_not_best(tmp_path: Path) -> None:
+    table = [{"name": "untrained", "R@1": 0.8, "MAP@R": 0.3}, {"name": "trained", "R@1": 0.7, "MAP@R": 0.4}]
+    page = write_report(tmp_path / "r.html", **{**content(), "table": table}).read_text()
+    assert "badge" not in "".join(re.findall(r"<tr.*?</tr>", page))
+    table[1]["R@1"] = 0.9
+    page = write_report(tmp_path / "r.html", **{**content(), "table": table}).read_text()
+    assert "best" in row_of(page, "trained")
+
+
+def test_intervals_and_remarks_are_in_the_results(tmp_path: Path) -> None:
+    table = [{"name": "trained", "R@1": 0.7, "intervals": {"R@1": (0.612, 0.788)}}]
+    more = {"table": table, "remarks": [f"worse {NASTY}"], "results_note": "on these classes", "map_heading": "Map it"}
+    page = write_report(tmp_path / "r.html", **{**content(), **more}).read_text()
+    assert "61.2 – 78.8" in row_of(page, "trained")
+    assert "95 % interval over classes" in page
+    text = Page(page).text
+    for part in (f"worse {NASTY}", "on these classes", "Map it"):
+        assert part in text
+    assert "never seen in training" not in text
+
+
+def test_a_page_is_recognised(tmp_path: Path, page: str) -> None:
+    ours = write_report(tmp_path / "r.html", **content())
+    assert is_page(ours)
+    (tmp_path / "other.html").write_text("<!DOCTYPE html>\n<html><body>mine</body></html>")
+    assert not is_page(tmp_path / "other.html")
+
+
+def test_pictures_have_the_names_of_their_files(tmp_path: Path) -> None:
+    hit = GalleryHit(picture(3), "owl", 0.5, True, file=f"owl/{NASTY}.png")
+    more = {
+        "gallery": [GalleryRow(picture(9), "owl", [hit], file="owl/query.png")],
+        "confused": [ConfusedPair("owl", "kea", 0.2, picture(1), picture(2), 0.1, "owl/a.png", "kea/b.png")],
+        "certainty": Certainty([ClassSamples("owl", 1.0, [picture(4)], ["owl/c.png"])], []),
+    }
+    page = write_report(tmp_path / "r.html", **{**content(), **more}).read_text()
+    for name in ("owl/query.png", "owl/a.png", "kea/b.png", "owl/c.png", "owl/&lt;b&gt;Kea"):
+        assert f'title="{name}' in page
+    assert "20.0 % of its results, 10.0 % the other way round" in page
+
+
+def test_long_names_are_readable(tmp_path: Path) -> None:
+    name = "God-Morgon-Orange-Red-Grapefruit-1L"
+    more = {"gallery": [GalleryRow(picture(9), name, [])]}
+    page = write_report(tmp_path / "r.html", **{**content(), **more}).read_text()
+    assert "text-overflow: ellipsis" not in page
+    assert f">{name}</span>" in page
+    points = Scatter(np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2, [name, f"{name}-2"], "")
+    texts = re.findall(r"</tspan> ([^<]*)</text>", scatter_svg(points))
+    assert len(set(texts)) == 2, "names that differ at their end stay different"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_the_report_of_a_run_says_what_chose_the_epoch(photos: Path, tmp_path: Path, share: float) -> None:
+    run = tiny_run(photos, tmp_path / "run", data__validation=0.3, **({"data__test": 0.5} if share == 0.5 else {}))
+    text = Page((run.folder / "report.html").read_text(encoding="utf-8")).text
+    chose = "not trained on, but they chose the epoch"
+    assert text.count(chose) == (2 if share == 0.2 else 0), "in the head and in the results"
+    assert ("never seen in training" in text) == (share == 0.5)
+    assert "without the new head" in text
+    assert re.search(r"\d s on a CPU \(\w+, \d+ cores\)", text)
+    assert "images per class8" in text
+
+
+def test_mirrored_pairs_are_one(photos: Path, tmp_path: Path) -> None:
+    run = tiny_run(photos, tmp_path / "run", data__validation=0.5, train__epochs=1)
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    names = re.findall(
+        r'<span class="name" title="([^"]*)">[^<]*</span><span class="name" title="([^"]*)">confused', page
+    )
+    assert len(names) > 1
+    assert len({frozenset(pair) for pair in names}) == len(names)
+    assert "the other way round" in page

@@ -194,7 +194,7 @@ def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path)
     warm = tensors(run(photos, tmp_path / "warm", watcher=all_of_it, train__epochs=1, train__warmup=1))
     after = tensors(run(photos, tmp_path / "after", watcher=one_of_two, train__epochs=2, train__warmup=1))
     assert told in one_of_two.said
-    assert f"{told}, and the backbone never; expected more epochs, or train.warmup=0" in all_of_it.said
+    assert f"{told}, and the backbone is never trained; expected more epochs, or train.warmup=0" in all_of_it.said
     alone, rows = Notes(), Notes()
     few = {"train__epochs": 1, "train__warmup": 1, "train__lr": 1e-3}
     head = run(photos, tmp_path / "alone", watcher=alone, encoder__tuning="linear", **few)

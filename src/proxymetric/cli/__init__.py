@@ -7,15 +7,16 @@ import sys
 
 import typer
 
-from proxymetric.cli import catalogue, faults, planning, studying, trained, training
+from proxymetric.cli import catalogue, evaluating, faults, planning, studying, trained, training
 from proxymetric.cli.root import app
+from proxymetric.core.visible import visible
 
 __all__ = ["app", "main"]
 
 VERBS = (
     training.demo,
     training.train,
-    trained.evaluate,
+    evaluating.evaluate,
     trained.embed,
     trained.query,
     training.mlrc,
@@ -40,7 +41,7 @@ def main() -> None:
         message = faults.sentence(error, sys.argv[1] if len(sys.argv) > 1 else "")
         if message is None:
             raise
-        typer.echo(f"proxymetric: {message}", err=True)
+        typer.echo(f"proxymetric: {visible(message, keep=chr(10))}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("proxymetric: stopped", err=True)

@@ -19,13 +19,14 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods with their papers and when to choose each, or describe one method."""
-    from proxymetric.cli.terminal import Terminal, catalogue_table
+    from proxymetric.cli.tables import catalogue_table
+    from proxymetric.cli.terminal import Terminal
     from proxymetric.papers import CATALOGUE, lookup
     from proxymetric.papers import options as arguments
 
     terminal = Terminal()
     if name is None:
-        terminal.console.print(catalogue_table({key: row.about for key, row in CATALOGUE.items()}))
+        terminal.show(catalogue_table({key: row.about for key, row in CATALOGUE.items()}))
         terminal.say("\nproxymetric methods NAME describes one method and its arguments")
         return
     row = lookup(name)

@@ -10,12 +10,11 @@ import typer
 from proxymetric.cli.root import app, example
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from proxymetric.cli.tables import TextTable
     from proxymetric.planning import Machine, Plan
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
-"""memory of a device if none is found and none is named"""
+"""memory of a device if --memory, --device and this machine's GPU do not give it"""
 
 
 @app.command(
@@ -28,7 +27,9 @@ DEFAULT_MEMORY_BYTES = 80 * 10**9
 def plan(
     classes: Annotated[str, typer.Option(metavar="C", help="Number of training classes: 5_000_000, 5e6 or 5M.")],
     dim: Annotated[str, typer.Option(metavar="D", help="Dimensions of the embedding.")] = "512",
-    batch: Annotated[str, typer.Option(metavar="B", help="Embeddings in a step, on all devices together.")] = "4096",
+    batch: Annotated[
+        str, typer.Option(metavar="B", help="Number of embeddings in a step, on all devices together.")
+    ] = "4096",
     devices: Annotated[str, typer.Option(metavar="N", help="Number of devices that share the classes.")] = "1",
     per_class: Annotated[str, typer.Option("--per-class", metavar="K", help="Proxies per class.")] = "1",
     method: Annotated[str, typer.Option("--method", "-m", help="A method with learned proxies.")] = "proxy-anchor",
@@ -45,25 +46,28 @@ def plan(
     touched: Annotated[
         str,
         typer.Option(
-            help="Classes compared with in a step: all; batch (the classes of the batch); or 0.1 (those and a tenth of "
-            "the others). Not all is a different loss."
+            help="Classes that a step compares with: all; batch (the classes of the batch); or 0.1 (those and a tenth "
+            "of the others). Any value but all changes the loss."
         ),
     ] = "all",
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="GB", help="Memory of a device. Default: that of --device, or of the GPU of this machine, or 80."
+            metavar="GB", help="Memory of a device. Default: the memory of --device, or of this machine's GPU, or 80."
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Device whose measured rates are used. Default: the measured one most like this machine's."),
+        typer.Option(
+            help="Device whose measured rates are used. Default: the one most similar to this machine's device."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and seconds.")] = False,
 ) -> None:
-    """Estimate the memory of each device, the time of a step from measured rates, whether it fits, and what would help.
+    """Estimate the memory of each device, whether the classes fit, the time of a step, and which changes would help.
 
-    The encoder and its activations are not included: a smaller --memory leaves room for them. 1 GB is 10^9 bytes.
+    Times are computed from measured rates. The encoder and its activations are not included: a smaller --memory leaves
+    room for them. 1 GB is 10^9 bytes.
     """
     from proxymetric import planning
     from proxymetric.planning import count
@@ -91,80 +95,80 @@ def plan(
 
 
 def _machine(device: str | None, available: int | None) -> tuple[Machine, int, list[str]]:
-    """The machine whose rates are used, the memory of a device in bytes, and sentences on where both come from."""
+    """Return the machine whose rates are used, the memory of a device in bytes, and texts on where both come from."""
     from proxymetric.planning import machine, similar
 
-    found, why = None, ""
+    gpu = None
+    reason = ""
     if device is not None:
-        chosen = machine(device)
+        measured = machine(device)
     else:
         from proxymetric.device import accelerator
 
-        found = accelerator()
-        chosen = similar(found and found[0])
-        if found is None:
-            why = ", because this machine has no GPU"
-        elif found[0] != chosen.name:
-            why = f", because none are measured on {found[0]}"
-    words = [f"rates: measured on {chosen.name}{why}"]
+        gpu = accelerator()
+        measured = similar(gpu and gpu[0])
+        if gpu is None:
+            reason = ", because this machine has no GPU"
+        elif gpu[0] != measured.name:
+            reason = f", because none were measured on {gpu[0]}"
+    origins = [f"rates: measured on {measured.name}{reason}"]
     if available is not None:
-        words.append("memory: as given")
-    elif found is not None:
-        available = found[1]
-        words.append(f"memory: of {found[0]}, the GPU of this machine")
-    elif device is not None and chosen.memory is not None:
-        available = int(chosen.memory.value * 10**9)
-        words.append(f"memory: of {chosen.name} ({chosen.memory.origin()})")
+        origins.append("memory: from --memory")
+    elif gpu is not None:
+        available = gpu[1]
+        origins.append(f"memory: of {gpu[0]}, the GPU of this machine")
+    elif device is not None and measured.memory is not None:
+        available = int(measured.memory.value * 10**9)
+        origins.append(f"memory: of {measured.name} ({measured.memory.origin()})")
     else:
         available = DEFAULT_MEMORY_BYTES
-        words.append("memory: 80 GB are assumed; --memory changes it")
-    return chosen, available, words
+        origins.append("memory: 80 GB is assumed; --memory changes it")
+    return measured, available, origins
 
 
 def _show(plan: Plan, origins: list[str]) -> None:
+    """Print a plan as text and tables."""
     from rich.console import Console
 
+    from proxymetric.cli.tables import show
     from proxymetric.planning import figure
 
     console = Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal)
 
     work = plan.work
     proxies = "1 proxy" if work.per_class == 1 else f"{work.per_class} proxies"
     spread = "1 device" if work.devices == 1 else f"{work.devices:,} devices"
     say(f"{work.method}: {work.classes:,} classes of {proxies}, {work.dim:,}-D, batches of {work.batch:,}, on {spread}")
-    console.print(_memory_table(plan))
-    left = f"{_gb(abs(plan.available - plan.total))} GB"
-    of = f"{_gb(plan.total)} of {_gb(plan.available)} GB"
+    show(console, _memory_table(plan))
+    usage = f"{_gb(plan.total)} of {_gb(plan.available)} GB"
+    difference = f"{_gb(abs(plan.available - plan.total))} GB"
     if plan.fits:
-        say(f"it fits: {of}; {left} are left for the encoder, its activations and the rest")
+        say(f"it fits: {usage}; {difference} are left for the encoder, its activations and the rest")
     else:
-        say(f"it does not fit: {of}; {left} too much, without the encoder")
+        say(f"it does not fit: {usage}; {difference} too much, without the encoder")
     if plan.most_classes is not None:
         say(f"classes that would fit with everything else unchanged: {plan.most_classes:,}")
-    console.print(_time_table(plan))
+    show(console, _time_table(plan))
     if work.devices > 1:
-        say(f"received by a device in a step, not timed: {figure(plan.duration.exchanged / 1e6)} MB")
+        say(f"data that a device receives in a step, not timed: {figure(plan.duration.exchanged / 1e6)} MB")
     if plan.advice:
-        console.print(_advice_table(plan))
+        show(console, _advice_table(plan))
     if not plan.fits and not any(each.fits for each in plan.advice):
         say("no change that was tried makes it fit")
     for line in (*origins, *plan.notes):
         say(line)
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
+def _table(title: str, *columns: str) -> TextTable:
+    from proxymetric.cli.tables import TextTable
 
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right" if name == "GB" else "left", overflow="fold")
-    return table
+    return TextTable(title, list(columns), left=tuple(name for name in columns if name != "GB"))
 
 
-def _memory_table(plan: Plan) -> Table:
+def _memory_table(plan: Plan) -> TextTable:
     from proxymetric.planning import chunk
 
     work = plan.work
@@ -179,32 +183,33 @@ def _memory_table(plan: Plan) -> Table:
         "gathered embeddings": f"{work.batch:,} x {work.dim:,}, with their gradient",
         "similarities": f"{work.implementation}, of {work.batch:,} x {compared:,}{'' if whole else ' at a time'}",
     }
-    table = _table("memory of a device", "part", "of", "GB")
+    table = _table("memory of a device", "part", "content", "GB")
     for part, size in plan.memory.items():
         if size:
-            table.add_row(part, rows[part], _gb(size))
-    table.add_row("total", "", _gb(plan.total))
+            table.add(part, rows[part], _gb(size))
+    table.add("total", "", _gb(plan.total))
     return table
 
 
-def _time_table(plan: Plan) -> Table:
-    table = _table("time of a step, without the encoder", "part", "time", "from")
+def _time_table(plan: Plan) -> TextTable:
+    table = _table("time of a step, without the encoder", "part", "time", "computed from")
     for part, span in (("loss", plan.duration.loss), ("optimizer", plan.duration.optimizer)):
-        table.add_row(part, str(span), span.why)
+        table.add(part, str(span), span.why)
     return table
 
 
-def _advice_table(plan: Plan) -> Table:
+def _advice_table(plan: Plan) -> TextTable:
     table = _table("what would help", "change", "options", "GB", "fits")
     for each in plan.advice:
-        table.add_row(each.words, " ".join(each.options), _gb(each.total), "yes" if each.fits else "no")
+        table.add(each.words, " ".join(each.options), _gb(each.total), "yes" if each.fits else "no")
     return table
 
 
 def _gb(size: float) -> str:
-    """Bytes as GB, to the megabyte where they are few.
+    """Return bytes as GB, with two decimals, or with three below 1 GB.
 
-    >>> _gb(6_196_000_000), _gb(16_777_216), _gb(80e9)
-    ('6.20', '0.017', '80.00')
+    Example:
+        >>> _gb(6_196_000_000), _gb(16_777_216), _gb(80e9)
+        ('6.20', '0.017', '80.00')
     """
     return f"{size / 1e9:,.3f}" if size < 1e9 else f"{size / 1e9:,.2f}"

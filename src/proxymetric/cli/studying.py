@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.root import app, example
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,7 +101,8 @@ class _Screen:
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+        text = visible(text, keep="\n\t")
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.console.is_terminal)
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None:
         if self.console.is_terminal:
@@ -114,13 +116,10 @@ class _Screen:
 
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """Make a table of the current runs."""
-    from rich.table import Table
-
+    from proxymetric.cli.tables import TextTable
     from proxymetric.studies.reporting import clock
 
-    table = Table(title=summary, title_justify="left")
-    for name in ("run", "epoch", "step", "images/s", "time", "left"):
-        table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
+    table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:
         facts = [""] * 3
         left = "embeddings" if each["kind"] == "embed" else ""
@@ -131,5 +130,5 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
                 f"{each['images_per_second']:,.0f}",
             ]
             left = left or clock(each["seconds_left"])
-        table.add_row(each["run"], *facts, clock(each["seconds"]), left)
+        table.add(each["run"], *facts, clock(each["seconds"]), left)
     return table

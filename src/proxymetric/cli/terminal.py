@@ -1,24 +1,52 @@
-"""Progress bars and tables in the terminal."""
+"""Progress bars and messages in the terminal."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table
 
+from proxymetric.cli.tables import TABLE_METRICS, show
+from proxymetric.core.visible import visible
 from proxymetric.core.watcher import Tick
 from proxymetric.protocol import CHOSEN_ON_TEST
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from proxymetric.runs.result import Result
 
-TABLE_METRICS = ("R@1", "MAP@R", "nDCG@8")
 LOG_SECONDS = 30
 """time between lines of progress where the output is not a terminal"""
+
+
+class Work(NamedTuple):
+    """A piece of work that is under way.
+
+    Example:
+        >>> Work("embedding", first=64, started=10.0).facts(done=164, total=464, now=15.0)
+        '20 images/s, 15s left'
+    """
+
+    what: str
+    first: int
+    """units that were done when it was first seen"""
+    started: float
+    """the time when it was first seen, in seconds"""
+
+    def facts(self, done: int, total: int, now: float) -> str:
+        """The rate and the time left; empty as long as they are unknown."""
+        if done <= self.first or now <= self.started:
+            return ""
+        rate = (done - self.first) / (now - self.started)
+        return (
+            f"{rate:,.0f} images/s, {clock((total - done) / rate)} left"
+            if rate >= 1
+            else (f"{1 / rate:.1f} s/image, {clock((total - done) / rate)} left")
+        )
 
 
 class Terminal:
@@ -33,34 +61,35 @@ class Terminal:
         self.console = console or Console(quiet=os.environ.get("RANK", "0") != "0")
         self.live = self.console.is_terminal
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=self.console,
             transient=True,
         )
         self._task: TaskID | None = None
         self._name = ""
         self._last_line = time.monotonic()
-        self._work = ("", 0, 0.0)
-        """the current work, and how much was done when it began, and when"""
+        self._work = Work("", 0, 0.0)
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.live)
+        """Print a line. Control characters in it are escaped, and nothing in it is markup."""
+        text = visible(text, keep="\n\t")
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.live)
+
+    def show(self, table: Table) -> None:
+        """Print a table; plain lines where the output is not a terminal."""
+        show(self.console, table)
 
     def work(self, what: str, done: int, total: int) -> None:
-        """Show the progress of something other than training."""
-        now = time.monotonic()
-        if self._work[0] != what or done < self._work[1]:
-            self._work = (what, done, now)
-        _, first, began = self._work
-        rate = (done - first) / (now - began) if now > began else 0.0
-        self._bar(what, done, total, f"{rate:,.0f} images/s, {clock((total - done) / rate)} left" if rate else "")
+        """Show the progress of something other than training, with its rate and the time left."""
+        if what != self._work.what or done < self._work.first:
+            self._work = Work(what, done, time.monotonic())
+        self._bar(what, done, total, self._work.facts(done, total, time.monotonic()))
         if done >= total:
             self._remove_bar()
-            self._work = ("", 0, 0.0)
+            self._work = Work("", 0, 0.0)
 
     def tick(self, tick: Tick) -> None:
         """Show the progress of training."""
@@ -86,6 +115,7 @@ class Terminal:
                 self._last_line = time.monotonic()
                 self.say(f"{what}: {done} of {total}{', ' if facts else ''}{facts}")
             return
+        what = visible(what)
         kind = what.split(" ")[0]
         if self._task is None or kind != self._name:
             self._remove_bar()
@@ -114,40 +144,16 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def score_table(title: str, rows: dict[str, dict[str, float]], shown: tuple[str, ...] = TABLE_METRICS) -> Table:
-    """Make a table of scores in per cent; `shown` are its columns."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    columns = [name for name in shown if any(name in row for row in rows.values())]
-    for name in columns:
-        table.add_column(name, justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(f"{100 * row[c]:.1f}" if c in row else "" for c in columns))
-    return table
-
-
-def hits_table(title: str, hits: list[tuple[str, float]]) -> Table:
-    """Make a table of the results of one query; long file names are wrapped, not cut."""
-    table = Table(title=title, title_justify="left")
-    for name in ("", "similarity", "file"):
-        table.add_column(name, justify="left" if name == "file" else "right", overflow="fold")
-    for place, (file, score) in enumerate(hits, 1):
-        table.add_row(str(place), f"{score:.3f}", file)
-    return table
-
-
-def catalogue_table(rows: dict[str, Any]) -> Table:
-    """Make a table of methods: name, paper, and when to choose it."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("method", "paper", "choose it"):
-        table.add_column(heading, no_wrap=heading == "method")
-    for name, about in rows.items():
-        table.add_row(name, about.paper.split(",")[0], about.choose)
-    return table
+def score_heading(result: Result) -> str:
+    """The title of the table of scores: what its classes are to the model."""
+    label = f"; {CHOSEN_ON_TEST}" if result.protocol == "papers" else ""
+    return f"on {result.scored_classes}, %{label}"
 
 
 def result_lines(result: Result) -> str:
     """The lines under the table of scores."""
+    from proxymetric.runs.comparison import remarks
+
     counts = result.data.get(result.evaluated_on or "", {})
     images = f"{counts.get('images', 0)} images of {counts.get('classes', 0)}"
     scored_on = {
@@ -165,4 +171,4 @@ def result_lines(result: Result) -> str:
         lines.append(f"images that could not be read and were left out: {len(result.bad_images)} (see result.json)")
     if result.refit:
         lines.append(f"refitted on all {result.refit['classes']} classes, epochs: {round(result.refit['epochs'], 2)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *remarks(result)])

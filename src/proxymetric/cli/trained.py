@@ -1,14 +1,14 @@
-"""Verbs for a trained run: evaluate, embed, query, export, report."""
+"""Verbs for a trained run: embed, query, export, report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Device, RunFolder, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,70 +19,6 @@ if TYPE_CHECKING:
     from proxymetric.search import Index
 
 MAX_BAD_IMAGES_NAMED = 10
-
-
-@app.command(
-    short_help="Score a trained model on labelled images.",
-    epilog=example(
-        "proxymetric evaluate runs/birds",
-        "proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,NMI",
-    ),
-)
-def evaluate(
-    run: RunOrFile,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help="Labelled images, as for train. Default: the data of the run."),
-    ] = None,
-    metrics: Annotated[
-        str,
-        typer.Option(
-            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K, nDCG@K, NMI, covering_radius, inter_class_distance."
-        ),
-    ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="Layout of --data: auto, folder, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, omniglot, "
-            "mnist)."
-        ),
-    ] = "auto",
-    split: Annotated[
-        str,
-        typer.Option(
-            help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
-            "classes that the run was not trained on."
-        ),
-    ] = "auto",
-    distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
-    which: Which = "best",
-    weights: SlimWeights = None,
-    device: Device = None,
-) -> None:
-    """Score a trained model on labelled images.
-
-    Each image is a query against all other images. A benchmark with queries and a gallery (In-Shop) is scored queries
-    against gallery, as in training.
-    """
-    import numpy as np
-
-    from proxymetric import metrics as scoring
-    from proxymetric.cli.terminal import Terminal, score_table
-    from proxymetric.runs.evaluation_set import evaluation_set
-    from proxymetric.runs.score import EmbeddedSet, describe, queries_left_out, score
-
-    names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
-    images, note = evaluation_set(run, data, layout, split, which)
-    model = _load(run, which, device, weights)
-    terminal = Terminal()
-    vectors, kept = _embed(model, images, images.title, terminal)
-    embedded = EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
-    rows = {str(run): score(embedded, names, distance)}
-    title = f"{describe(embedded)}{f' ({note})' if note else ''}, %"
-    terminal.console.print(score_table(title, rows, names))
-    left_out = queries_left_out(embedded)
-    if left_out:
-        terminal.say(f"images that were not used as queries, because no other image has their class: {left_out}")
 
 
 @app.command(
@@ -114,7 +50,9 @@ def embed(
     kind = "a file that `proxymetric embed` wrote"
     file = check_output("--out", target, kind, lambda earlier: Index.model_of(earlier) is not None)
     _check_folder(folder)
-    model = _load(run, which, device, weights)
+    model = load_model(run, which, device, weights)
+    for sentence in unfinished(run):
+        terminal.say(sentence)
     if file.exists() and not overwrite and Index.model_of(file) != model.fingerprint():
         raise ValueError(
             f"--out: got {target}, which holds vectors of another model than {run} ({which}); expected a new file, or "
@@ -139,18 +77,31 @@ def query(
     ],
     image: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")],
     k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
 ) -> None:
-    """Find the images of a folder that are most similar to a given image."""
-    from proxymetric.cli.terminal import Terminal, hits_table
+    """Find the images of a folder that are most similar to a given image.
+
+    In a terminal each image gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
+    separated by tabs; messages go to the error stream. The class is the folder of the file directly under DIR.
+    """
+    import json
+
+    from rich.console import Console
+
+    from proxymetric.cli.tables import hits_table
+    from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Index
 
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
-    terminal = Terminal()
-    model = _load(run, which, device, weights)
+    _check_order(folder, image)
+    terminal = Terminal(Console(stderr=True))
+    model = load_model(run, which, device, weights)
+    for sentence in unfinished(run):
+        terminal.say(sentence)
     queries = model.embed(image)
     if folder.is_file():
         index = Index.load(folder)
@@ -161,8 +112,39 @@ def query(
             )
     else:
         index = _index(model, folder, terminal)
-    for file, hits in zip(image, index.search(queries, k, own=[str(p) for p in image]), strict=True):
-        terminal.console.print(hits_table(f"most similar to {file}", hits))
+    class_of = dict(zip(index.names, index.classes, strict=True))
+    found = {
+        str(file): [(name, class_of[name], score) for name, score in hits]
+        for file, hits in zip(image, index.search(queries, k, own=[str(p) for p in image]), strict=True)
+    }
+    console = Console()
+    if as_json:
+        keys = ("rank", "similarity", "class", "file")
+        content = [
+            {"query": file, "results": [dict(zip(keys, (n, s, c, f))) for n, (f, c, s) in enumerate(hits, 1)]}
+            for file, hits in found.items()
+        ]
+        typer.echo(json.dumps(content, indent=1))
+        return
+    for file, hits in found.items():
+        if console.is_terminal:
+            console.print(hits_table(f"most similar to {file}", hits))
+            continue
+        for place, (name, class_name, score) in enumerate(hits, 1):
+            cells = (visible(file), str(place), f"{score:.3f}", visible(class_name), visible(name))
+            typer.echo("\t".join(cells))
+
+
+def _check_order(folder: Path, images: list[Path]) -> None:
+    """Refuse arguments of `query` in the wrong order, before anything is loaded."""
+    from proxymetric.data.folders import ENDINGS
+
+    order = "the order is: query RUN DIR IMAGE"
+    for image in images:
+        if image.is_dir():
+            raise ValueError(f"IMAGE: got {image}, which is a folder; expected an image file; {order}")
+    if folder.is_file() and folder.name.lower().endswith(ENDINGS):
+        raise ValueError(f"DIR: got {folder}, which is an image; expected a folder or a file of `embed`; {order}")
 
 
 @app.command(
@@ -208,7 +190,8 @@ def report(run: RunFolder) -> None:
     terminal.say(f"report: {remake_report(run, terminal)}")
 
 
-def _load(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
+def load_model(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
+    """Load the model that a verb uses."""
     from proxymetric.models.load import load
 
     if weights is not None and run.is_dir():
@@ -224,29 +207,44 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
 
 
+def unfinished(run: Path) -> list[str]:
+    """A sentence about a run that was interrupted; none for a finished run or a file."""
+    if run.is_file() or (run / "result.json").is_file():
+        return []
+    return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
+
+
 def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
     """Embed all images of a folder."""
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import Index
 
     _check_folder(folder)
-    files = image_files(folder)
+    unlisted: dict[str, str] = {}
+    files = image_files(folder, unlisted)
+    for name, reason in unlisted.items():
+        terminal.say(f"left out, cannot be listed: {name} ({reason})")
     if not files:
         raise ValueError(f"DIR: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
-    vectors, kept = _embed(model, files, lambda i: str(files[i]), terminal)
-    return Index(vectors, [str(files[i]) for i in kept], model.fingerprint())
+    vectors, kept = embed_images(model, files, terminal)
+    kept_files = [files[i] for i in kept]
+    classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in kept_files]
+    return Index(vectors, [str(path) for path in kept_files], model.fingerprint(), classes)
 
 
-def _embed(
-    model: Model, images: ImageSet | list[Path], title: Callable[[int], str], terminal: Terminal
+def embed_images(
+    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding"
 ) -> tuple[Tensor, list[int]]:
     """Embed all images that can be read, and name the others; the vectors and the indices of their images."""
+    bad: list[str] = []
     vectors, kept = model.embed(
-        images, errors="skip", progress=lambda done, total: terminal.work("embedding", done, total)
+        images,
+        errors="skip",
+        progress=lambda done, total: terminal.work(what, done, total),
+        on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
     )
-    bad = sorted(set(range(len(images))) - set(kept))
-    for i in bad[:MAX_BAD_IMAGES_NAMED]:
-        terminal.say(f"left out, cannot be read: {title(i)}")
+    for image in bad[:MAX_BAD_IMAGES_NAMED]:
+        terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:
         terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
     if not kept:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Data, Device, app, example
+from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal
@@ -43,7 +45,7 @@ DEMO_RECIPE = "glyphs/demo"
 
 
 @app.command(
-    short_help="Train a small model on drawn characters; takes about a minute.",
+    short_help="Train on drawn characters, in one to three minutes.",
     epilog=example("proxymetric demo", "proxymetric demo --out runs/demo"),
 )
 def demo(
@@ -60,7 +62,7 @@ def demo(
 
     terminal = Terminal()
     _check_demo(out)
-    terminal.say("the demo trains a small network on drawn characters; it takes about a minute on two CPU cores")
+    terminal.say("the demo trains a small network on drawn characters; it takes one to three minutes on two CPU cores")
     _train(terminal, recipe=DEMO_RECIPE, out=out, device=device, overwrite=True)
     terminal.say(
         f"next: open {out / 'report.html'} in a browser, then train on your own images (PHOTOS/<class>/*.jpg):\n"
@@ -100,8 +102,8 @@ def train(
     tuning: Annotated[
         str | None,
         typer.Option(
-            help="Which parameters of the backbone are trained: full, linear or bitfit; for ViTs also vpt, adapter or "
-            "lora. Join several with +, such as vpt+bitfit."
+            help="Which parameters of the backbone are trained, such as full, linear, bitfit or, for ViTs, vpt, "
+            "adapter and lora; an unknown name lists all. Join several with +, such as vpt+bitfit."
         ),
     ] = None,
     recipe: RecipeName = None,
@@ -149,8 +151,9 @@ def train(
 
     # --tuning is a flag, so the settings win over it.
     overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
-    _train(
-        Terminal(),
+    terminal = Terminal()
+    run = _train(
+        terminal,
         data=data,
         recipe=recipe,
         method=method,
@@ -173,12 +176,19 @@ def train(
         overwrite=overwrite,
         report=report,
     )
+    folder = shlex.quote(visible(run.folder))
+    terminal.say(
+        "next:\n"
+        f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that it has not seen)\n"
+        f"  proxymetric embed {folder} ALL_PHOTOS --out all.safetensors\n"
+        f"  proxymetric query {folder} all.safetensors unknown.jpg"
+    )
 
 
 def _train(terminal: Terminal, **arguments: object) -> Run:
     """Train and print the scores."""
-    from proxymetric.cli.terminal import result_lines, score_table
-    from proxymetric.protocol import CHOSEN_ON_TEST
+    from proxymetric.cli.tables import score_table
+    from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
     from proxymetric.training import Interrupted
 
@@ -195,8 +205,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     finally:
         terminal.close()
     if any(run.result.rows.values()):
-        label = f"; {CHOSEN_ON_TEST}" if run.result.protocol == "papers" else ""
-        terminal.console.print(score_table(f"on classes never seen in training, %{label}", run.result.rows))
+        terminal.show(score_table(score_heading(run.result), run.result.rows))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
@@ -231,7 +240,8 @@ def mlrc(
     epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated
     embeddings. The data must have test classes.
     """
-    from proxymetric.cli.terminal import Terminal, score_table
+    from proxymetric.cli.tables import score_table
+    from proxymetric.cli.terminal import Terminal
     from proxymetric.runs import mlrc as protocol
     from proxymetric.training import Interrupted
 
@@ -266,5 +276,5 @@ def mlrc(
         f"average of {folds} x {dim}-D": result["average"],
         f"concatenated, {folds * dim}-D": result["concatenated"],
     }
-    terminal.console.print(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
+    terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
     terminal.say(f"result: {out / 'result.json'}")

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pair_weights import PairWeights
+from proxymetric.core.short_repr import ShortRepr, call_text
 from proxymetric.core.tally import ProxyUse, close_tallies
 from proxymetric.signatures import one_of
 
@@ -262,7 +263,7 @@ class Energy(NamedTuple):
         return gradient_and_curvature
 
 
-class Source(nn.Module):
+class Source(ShortRepr, nn.Module):
     """Makes the references that a batch is compared with, and owns the memory they come from.
 
     A subclass implements `forward`. The other methods serve schemes that re-pick vectors (`seated`, `reseed`) and
@@ -337,7 +338,7 @@ class Source(nn.Module):
         )
 
 
-class Weighting(nn.Module):
+class Weighting(ShortRepr, nn.Module):
     """Weights the pairs of a batch, from what it remembers of the classes."""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
@@ -355,7 +356,7 @@ class Weighting(nn.Module):
         raise NotImplementedError
 
 
-class Objective(nn.Module):
+class Objective(ShortRepr, nn.Module):
     """What training minimises."""
 
     normalise: str = "l2"
@@ -389,6 +390,11 @@ class Compare(Objective):
         weighting: weights of the pairs; None: every pair counts the same.
         regulariser: a function of the references; its value is added to the loss.
         normalise: "l2" or "ball", for embeddings and references.
+
+    Example:
+        >>> from proxymetric import losses, sources
+        >>> Compare(losses.Triplet(), sources.InBatch(), normalise="ball")
+        Compare(Triplet(margin=0.0961), InBatch(), normalise='ball')
     """
 
     def __init__(
@@ -439,8 +445,16 @@ class Compare(Objective):
         if refs.vectors.dtype == torch.bfloat16:
             # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
-        # A memory may still be empty. Then the batch has no references to be compared with, and the loss is 0.
-        terms = {"loss": self.loss(queries, labels, refs, weight) if len(refs.labels) else queries.sum() * 0}
+        # The batch may be empty, and a memory may still be. Then there are no pairs to compare, and the loss is 0.
+        if len(labels) and len(refs.labels):
+            value = self.loss(queries, labels, refs, weight)
+        else:
+            value = queries[:0].sum() + refs.vectors[:0].sum()
+        if value.ndim:
+            raise ValueError(
+                f"loss: got a tensor of shape {tuple(value.shape)} from {type(self.loss).__name__}, expected a scalar"
+            )
+        terms = {"loss": value}
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)
@@ -494,3 +508,6 @@ class Sum(Objective):
     def boundary(self, run: Boundary) -> None:
         for _, part in self.members():
             part.boundary(run)
+
+    def __repr__(self) -> str:
+        return call_text("Sum", *(f"{name}={self.weights[name]} * {part!r}" for name, part in self.members()))

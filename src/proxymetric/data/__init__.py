@@ -2,10 +2,11 @@
 
 from proxymetric.data.batches import Batches
 from proxymetric.data.benchmarks import BENCHMARKS
+from proxymetric.data.decoding import BadImage, read_image, upright
 from proxymetric.data.digits import digits
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.glyphs import glyphs
-from proxymetric.data.images import BadImage, ImageSet, read_image, singletons, upright
+from proxymetric.data.images import ImageSet, singletons
 from proxymetric.data.open import open_data
 from proxymetric.data.splits import Split, split
 from proxymetric.data.views import VIEWS, EvalView, TrainView, named_view

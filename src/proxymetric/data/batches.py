@@ -10,8 +10,8 @@ import numpy as np
 class Batches:
     """Batches of image indices for every epoch: random ones, or `batch // per_class` classes of `per_class` images.
 
-    The object is immutable: to continue in the middle of an epoch, call `epoch(number, start=step)`. The global batch
-    (the images of all ranks in one step) is the same for any `world`; each rank takes a consecutive part of it.
+    Iteration does not change the object: to continue in the middle of an epoch, call `epoch(number, start=step)`. The
+    global batch (the images of all ranks in one step) is the same for any `world`; each rank takes a consecutive part.
 
     Args:
         labels: (N,) integers, the label of every image.

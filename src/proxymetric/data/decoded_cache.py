@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from proxymetric.data.images import BadImage, ImageSet
+from proxymetric.data.decoding import BadImage
+from proxymetric.data.images import ImageSet
 
 Decoded = np.ndarray | BadImage
 """the pixels of an image, or the error that says why it cannot be read"""

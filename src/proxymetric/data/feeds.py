@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
 from proxymetric.data.decoded_cache import Decoded, decode_all, is_shared
+from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_buffer import ImageBuffer
-from proxymetric.data.images import BadImage, ImageSet
+from proxymetric.data.images import ImageSet
 from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.signatures import one_of
 
@@ -171,7 +172,7 @@ class TrainFeed:
         view: cuts the training views.
         cache: "none" reads the files in every epoch. "memory" keeps decoded images in main memory, with the shorter
             side reduced to `view.stored`. "device" keeps them on `device` and cuts whole batches there by bilinear
-            interpolation; for small images this is the fastest cache even with `device="cpu"`. Caches are filled
+            interpolation; with `device="cpu"`, this is the fastest cache for small images. Caches are filled
             when the first epoch begins.
         device: device of the images of a batch; labels stay in main memory, so that methods can read them without
             synchronising with the GPU.

@@ -1,113 +1,236 @@
-"""Image sets from your own files: one folder per class, or a CSV of files and classes."""
+"""Image sets from folders: one folder per class, perhaps inside train/, val/ and test/."""
 
 from __future__ import annotations
 
-import csv
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from proxymetric.data.images import ImageSet
+from proxymetric.data.parts import divide, part_of
+from proxymetric.files import printable
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-_FILE_COLUMNS = ("file", "path", "image")
-_CLASS_COLUMNS = ("class", "label")
+MAX_NAMES = 3
+"""names in a message, at most"""
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Return every image file under `folder`, at any depth, sorted; hidden files and folders are left out."""
+class _ClassFolder(NamedTuple):
+    """The images of one class in one part."""
+
+    name: str
+    files: list[Path]
+    part: str | None
+
+
+def image_files(folder: Path, unlisted: dict[str, str] | None = None) -> list[Path]:
+    """Return every image file under `folder`, at any depth, sorted; hidden files and folders are left out.
+
+    Args:
+        folder: where to search.
+        unlisted: receives the folders that cannot be listed, with the reason.
+    """
+
+    def record(error: OSError) -> None:
+        if unlisted is not None:
+            unlisted[printable(str(error.filename))] = error.strerror or str(error)
+
     paths = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=record):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(parent) / name for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Return the folders directly under `root` that are not hidden, sorted by name."""
+    """Return the folders directly under `root` that are not hidden, sorted by name.
+
+    Raises:
+        ValueError: `root` cannot be listed.
+    """
+    try:
+        return _visible_folders(root)
+    except OSError as error:
+        raise ValueError(
+            f"data: got {root}, which cannot be read ({error.strerror}), expected files and folders that you may read"
+        ) from None
+
+
+def _visible_folders(root: Path) -> list[Path]:
     return sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
 
 
-def from_folder(root: Path) -> ImageSet:
+def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     """Read a folder of class folders: `root/<class>/**/*.jpg` (or .jpeg .png .webp .bmp .gif .tif .tiff).
 
-    Each class has the name of its folder. Classes are sorted by name and images by path. Folders without images are
-    ignored.
+    Each class has the name of its folder. Classes are sorted by name and images by path. Folders that hold no images or
+    cannot be listed are left out and named in the notes of the set.
+
+    Args:
+        root: the folder.
+        layout: "auto" takes folders such as train/, val/ and test/ (see `data.parts`) as a split, with class folders in
+            each of them; "folder" takes them as classes; "nested" is "auto" with one class for every folder that holds
+            images itself, named by its path.
 
     Raises:
-        ValueError: there are fewer than two classes.
+        ValueError: there are fewer than two classes, or a split has no class folders.
     """
-    classes: list[str] = []
-    paths: list[Path] = []
-    labels: list[int] = []
-    for folder in class_folders(root):
-        files = image_files(folder)
-        if files:
-            labels += [len(classes)] * len(files)
-            classes.append(folder.name)
-            paths += files
-    layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
-    if not paths:
-        loose = sum(p.is_file() and p.name.lower().endswith(ENDINGS) for p in root.iterdir())
-        outside = f" and {loose} images outside class folders" if loose else ""
-        raise ValueError(f"data: got {root} with no labelled images{outside}, expected {layout}")
-    if len(classes) < 2:
-        inner = [p for p in class_folders(root / classes[0]) if image_files(p)]
-        hint = (
-            f"; did you mean {root / classes[0]}, which has {len(inner)} folders of images?" if len(inner) > 1 else ""
-        )
-        raise ValueError(
-            f"data: got {root} with images of one class only ({classes[0]!r}), expected at least two classes: "
-            f"{layout}{hint}"
-        )
-    return ImageSet(root.resolve().name, np.array(labels), classes, paths=paths, root=root)
-
-
-def from_csv(file: Path) -> ImageSet:
-    """Read a CSV with a header line and the columns `file` (or path, image) and `class` (or label).
-
-    Files are relative to the folder of the CSV. Columns are separated by commas, semicolons or tabs; other columns are
-    ignored.
-
-    Raises:
-        ValueError: a column, a cell or an image file is missing, or there are fewer than two classes.
-    """
-    root = file.parent
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        header = lines.readline()
-        separator = max(",;\t", key=header.count)
-        names = [name.strip().lower() for name in next(csv.reader([header], delimiter=separator), [])]
-        columns = [
-            next((names.index(name) for name in accepted if name in names), None)
-            for accepted in (_FILE_COLUMNS, _CLASS_COLUMNS)
+    unlisted: dict[str, str] = {}
+    parts = {} if layout == "folder" else _part_folders(root)
+    folders: list[_ClassFolder] = []
+    notes: list[str] = []
+    for place, part in parts.items() or [(root, None)]:
+        folders += _classes_in(place, part, layout, notes, unlisted)
+    others = [f for f in class_folders(root) if part_of(f.name) is None and image_files(f)] if parts else []
+    if parts and not folders and any(_loose_images(f) for f in others):
+        # Class folders that happen to be called train and test, beside others.
+        notes = [
+            f"{root}: {' and '.join(place.name for place in parts)} hold no class folders and are taken as classes"
         ]
-        if columns[0] is None or columns[1] is None:
-            raise ValueError(
-                f"{file}: got {', '.join(repr(name) for name in names) or 'an empty file'}, expected a header line "
-                "with the columns file and class (or path/image and label)"
+        parts = {}
+        folders = _classes_in(root, None, layout, notes, unlisted)
+    if parts:
+        _check_parts(root, parts, folders)
+        if others:
+            notes.append(
+                f"{root}: left out, because they are no part of the split: {first_names([f.name for f in others])}"
             )
-        rows = []
-        for number, row in enumerate(csv.reader(lines, delimiter=separator), 2):
-            if not any(cell.strip() for cell in row):
-                continue
-            cells = [row[column].strip() if column < len(row) else "" for column in columns if column is not None]
-            if not all(cells):
-                missing = "file" if not cells[0] else "class"
-                raise ValueError(
-                    f"{file}, line {number}: got {separator.join(row)!r} without a {missing}, expected a file and a "
-                    "class"
-                )
-            rows.append(cells)
-    if not rows:
-        raise ValueError(f"{file}: got a header line and no rows, expected a row for each image")
-    paths = [root / name for name, _ in rows]
-    require_files(paths, root, file)
-    classes = sorted({name for _, name in rows})
-    if len(classes) < 2:
-        raise ValueError(f"{file}: got one class only ({classes[0]!r}), expected at least two classes")
-    index = {name: label for label, name in enumerate(classes)}
-    return ImageSet(file.stem, np.array([index[name] for _, name in rows]), classes, paths=paths, root=root)
+    else:
+        _check_classes(root, [folder.name for folder in folders], unlisted)
+    if unlisted:
+        reasons = [f"{name} ({reason})" for name, reason in unlisted.items()]
+        notes.append(f"folders that cannot be listed and are left out: {len(reasons)}, {first_names(reasons)}")
+    names = sorted({folder.name for folder in folders})
+    label_of = {name: label for label, name in enumerate(names)}
+    images = ImageSet(
+        name=printable(root.resolve().name),
+        labels=np.repeat([label_of[f.name] for f in folders], [len(f.files) for f in folders]),
+        classes=[printable(name) for name in names],
+        paths=[path for folder in folders for path in folder.files],
+        root=root,
+        notes=tuple(notes),
+        unlisted=unlisted,
+    )
+    if not parts:
+        return images
+    listed = ", ".join(f"{folder.relative_to(root).as_posix()}/" for folder in parts)
+    part_of_images = np.repeat([f.part for f in folders], [len(f.files) for f in folders])
+    divided = divide(images, part_of_images, f"{root} with {listed}", "data.layout=folder (evaluate: --layout folder)")
+    return replace(divided, notes=(*divided.notes[len(notes) :], *notes))
+
+
+def _part_folders(root: Path) -> dict[Path, str]:
+    """Return the folders of a split in `root` and their parts; {} unless there are two different parts.
+
+    test/ with query/ and gallery/ inside counts as these two.
+    """
+    parts: dict[Path, str] = {}
+    for folder in class_folders(root):
+        part = part_of(folder.name)
+        inside = {f: part_of(f.name) for f in class_folders(folder)} if part == "test" and os.access(folder, 4) else {}
+        if inside and set(inside.values()) == {"query", "gallery"}:
+            parts |= {f: str(name) for f, name in inside.items()}
+        elif part is not None:
+            parts[folder] = part
+    return parts if len(set(parts.values())) > 1 else {}
+
+
+def _classes_in(
+    place: Path, part: str | None, layout: str, notes: list[str], unlisted: dict[str, str]
+) -> list[_ClassFolder]:
+    """Return the classes in a folder of class folders; adds to `notes` and `unlisted` what is left out or doubtful."""
+    try:
+        found = _visible_folders(place)
+    except OSError as error:
+        unlisted[printable(str(place))] = error.strerror or str(error)
+        return []
+    loose = _loose_images(place)
+    files = {folder: image_files(folder, unlisted) for folder in found}
+    empty = [printable(folder.name) for folder in found if not files[folder] and printable(str(folder)) not in unlisted]
+    if empty and any(files.values()):
+        notes.append(f"{place}: folders without images: {len(empty)}, {first_names(empty)}")
+    if loose and any(files.values()):
+        notes.append(f"{place}: images outside class folders, left out: {len(loose)}, {first_names(loose)}")
+    filled = [folder for folder in found if files[folder]]
+    if layout == "nested":
+        inner: dict[str, list[Path]] = {}
+        for folder in filled:
+            for path in files[folder]:
+                inner.setdefault(path.parent.relative_to(place).as_posix(), []).append(path)
+        return [_ClassFolder(name, paths, part) for name, paths in inner.items()]
+    deep = {folder: sorted({p.relative_to(folder).parts[0] for p in files[folder]}) for folder in filled}
+    if filled and all(len(deep[f]) > 1 and not _loose_images(f) for f in filled):
+        examples = [printable(f"{filled[0].name}/{name}") for name in deep[filled[0]]]
+        notes.append(
+            f"{place}: every class folder holds folders of images, such as {first_names(examples)}; all images in "
+            f"{printable(filled[0].name)} count as one class. Are the inner folders the classes? Then use "
+            "data.layout=nested (evaluate: --layout nested)"
+        )
+    return [_ClassFolder(folder.name, files[folder], part) for folder in filled]
+
+
+def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]) -> None:
+    """Refuse a split in which a part has no class folders with images."""
+    filled = {folder.part for folder in folders}
+    for place, part in parts.items():
+        if part not in filled:
+            loose = _loose_images(place) if os.access(place, os.R_OK) else []
+            inside = f"{len(loose)} images outside class folders" if loose else "no images"
+            names = " and ".join(folder.name for folder in parts)
+            raise ValueError(
+                f"data: got {root} with {names}, which look like a split, but {place} has {inside}; expected "
+                f"{place / 'CLASS' / 'photo.jpg'}. If {names} are your classes: --set data.layout=folder "
+                "(evaluate: --layout folder)"
+            )
+
+
+def _check_classes(root: Path, names: list[str], unlisted: dict[str, str]) -> None:
+    """Refuse a folder with fewer than two classes."""
+    layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
+    forbidden = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
+    if not names:
+        loose = len(_loose_images(root))
+        outside = f" and {loose} images outside class folders" if loose else ""
+        raise ValueError(f"data: got {root} with no labelled images{outside}, expected {layout}{forbidden}")
+    if len(set(names)) < 2:
+        inner = [p for p in class_folders(root / names[0]) if image_files(p)]
+        hint = f"; did you mean {root / names[0]}, which has {len(inner)} folders of images?" if len(inner) > 1 else ""
+        raise ValueError(
+            f"data: got {root} with images of one class only ({names[0]!r}), expected at least two classes: "
+            f"{layout}{forbidden}{hint}"
+        )
+
+
+def _loose_images(folder: Path) -> list[str]:
+    """Return the names of the images directly in a folder."""
+    names = sorted(name for name in os.listdir(folder) if name.lower().endswith(ENDINGS) and not name.startswith("."))
+    return [printable(name) for name in names if is_file(folder / name)]
+
+
+def first_names(names: list[str]) -> str:
+    """Return the first names of a list as text.
+
+    Example:
+        >>> first_names(["ant", "bee", "cat", "dog"])
+        'ant, bee, cat, ...'
+    """
+    return ", ".join(printable(name) for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+
+
+def is_file(path: Path) -> bool:
+    """Return whether `path` is a file that can be reached; a name that is too long or forbidden is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def missing_files(paths: list[Path], root: Path) -> list[str]:
+    """Return the paths, relative to `root`, that are no files."""
+    return [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths if not is_file(path)]
 
 
 def require_files(paths: list[Path], root: Path, listed_in: Path) -> None:
@@ -121,11 +244,9 @@ def require_files(paths: list[Path], root: Path, listed_in: Path) -> None:
     Raises:
         ValueError: files are missing; the message gives their number and names the first three.
     """
-    missing = [path for path in paths if not path.is_file()]
+    missing = missing_files(paths, root)
     if missing:
-        first = ", ".join(Path(os.path.relpath(path, root)).as_posix() for path in missing[:3])
-        more = ", ..." if len(missing) > 3 else ""
         raise ValueError(
             f"{listed_in}: got {len(missing)} of {len(paths)} files that do not exist, expected all of them under "
-            f"{root}; missing: {first}{more}"
+            f"{root}; missing: {first_names(missing)}"
         )

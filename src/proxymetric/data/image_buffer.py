@@ -51,7 +51,7 @@ class ImageBuffer:
     def cut(self, rows: np.ndarray, boxes: Boxes, size: int) -> Tensor:
         """Cut one box from each of the images `rows`, by bilinear interpolation.
 
-        If the largest image has at least 1.5 times the side of the result, every pixel is the mean of several samples.
+        If any image in the buffer has a shorter side of at least 1.5 `size`, pixels are means of several samples.
 
         Args:
             rows: (B,) indices of images.

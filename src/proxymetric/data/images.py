@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
+
+from proxymetric.data.decoding import read_image
+from proxymetric.files import printable
 
 
-class BadImage(ValueError):
-    """An image cannot be read.
-
-    Args:
-        path: the path or title of the image.
-        reason: why it cannot be read.
-
-    Example:
-        >>> str(BadImage("a.jpg", "the file is empty"))
-        'a.jpg: the file is empty'
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
     """N labelled images of C classes, either as files (`paths`) or as pixels (`arrays`).
 
@@ -45,16 +28,24 @@ class ImageSet:
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
         test_classes: labels of the official test classes; `()` if there are none.
         root: the folder that `paths` are relative to in `identity`.
-        test_images: (N,) bool, the official test images of a benchmark whose training and test share their classes
-            (MNIST); None otherwise.
+        test_images: (N,) bool, the test images of data that comes divided by images, so that classes may be in training
+            and in the test (MNIST, folders with train/ and test/); None otherwise.
         gallery: (N,) bool, for a test with queries and a gallery (In-Shop): True for the images of the gallery; the
             other test images are queries. None: each test image is a query against all others.
+        validation_images: (N,) bool, the images that choose the epoch, of data that comes divided; None otherwise.
+        notes: sentences about what was found and left out when the set was opened.
+        unlisted: folders that could not be listed, with the reason.
 
     Example:
         >>> grey = np.zeros((3, 8, 8), np.uint8)
         >>> images = ImageSet("dots", np.array([0, 1, 1]), ["one", "two"], arrays=grey)
         >>> len(images), images.read(2).mode, images.title(2), images.label_of(2)
         (3, 'RGB', 'dots#2', 1)
+        >>> images
+        ImageSet('dots', 3 images, 2 classes)
+        >>> image, label = images[2]
+        >>> image.size, label
+        ((8, 8), 1)
         >>> images.of_classes([1]).classes
         ['two']
     """
@@ -68,6 +59,9 @@ class ImageSet:
     root: Path | None = None
     test_images: np.ndarray | None = None
     gallery: np.ndarray | None = None
+    validation_images: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    unlisted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert (self.paths is None) != (self.arrays is None), "exactly one of paths and arrays is expected"
@@ -76,13 +70,35 @@ class ImageSet:
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
-        for mask in (self.test_images, self.gallery):
+        for mask in (self.test_images, self.gallery, self.validation_images):
             assert mask is None or (mask.dtype == bool and mask.shape == (count,)), (
                 "a mask with one bool per image is expected"
             )
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"ImageSet({self.name!r}, {len(self)} images, {len(self.classes)} classes)"
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """Return image `index`, decoded, upright and RGB, and its label.
+
+        Raises:
+            BadImage: the file cannot be read.
+            IndexError: there is no such image.
+            TypeError: `index` is not an integer; `subset` selects several images.
+        """
+        try:
+            row = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"index: got {type(index).__name__}, expected an integer; `subset` selects several images"
+            ) from None
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"index: got {row}, expected a number in {-len(self)}..{len(self) - 1}")
+        row %= len(self)
+        return self.read(row), self.label_of(row)
 
     def read(self, index: int) -> Image.Image:
         """Return image `index`, decoded, upright and RGB.
@@ -100,8 +116,8 @@ class ImageSet:
         return int(self.labels[index])
 
     def title(self, index: int) -> str:
-        """Return the path of image `index`; for arrays, the name of the set and the index."""
-        return f"{self.name}#{index}" if self.paths is None else str(self.paths[index])
+        """Return the path of image `index` as printable text; for arrays, the name of the set and the index."""
+        return f"{self.name}#{index}" if self.paths is None else printable(str(self.paths[index]))
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
@@ -129,7 +145,8 @@ class ImageSet:
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
         """Return the set with only the images `indices`; labels and classes do not change.
 
-        `test_images` is kept if both training and test images remain, `gallery` if any gallery image remains.
+        `test_images` and `validation_images` are kept if they hold some but not all of the images, `gallery` if any
+        gallery image remains.
 
         Args:
             indices: image indices in any order, or one bool per image.
@@ -151,27 +168,32 @@ class ImageSet:
         wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
             raise ValueError(f"indices: got {int(wrong[0])}, expected numbers in 0..{len(self) - 1}")
-        test = None if self.test_images is None else self.test_images[rows]
+        test, validation = (
+            mask[rows] if mask is not None and mask[rows].any() and not mask[rows].all() else None
+            for mask in (self.test_images, self.validation_images)
+        )
         gallery = None if self.gallery is None else self.gallery[rows]
         return replace(
             self,
             labels=self.labels[rows],
             paths=None if self.paths is None else [self.paths[i] for i in rows],
             arrays=None if self.arrays is None else self.arrays[rows],
-            test_images=test if test is not None and test.any() and not test.all() else None,
+            test_images=test,
+            validation_images=validation,
             gallery=gallery if gallery is not None and gallery.any() else None,
         )
 
     def identity(self) -> str:
-        """Return the sha256 of the set's content: class names, labels, test images, gallery, and files or pixels.
+        """Return the sha256 of the set's content: class names, labels, division, and files or pixels.
 
         A file contributes its relative path and its size. Moving the folder therefore does not change the result;
         nor does an edit that keeps the size of a file.
         """
         digest = hashlib.sha256()
-        digest.update("\n".join(self.classes).encode())
+        digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(self.labels.astype("<i8").tobytes())
-        for name, mask in (("test", self.test_images), ("gallery", self.gallery)):
+        masks = {"test": self.test_images, "gallery": self.gallery, "validation": self.validation_images}
+        for name, mask in masks.items():
             if mask is not None:
                 digest.update(name.encode() + mask.tobytes())
         if self.arrays is not None:
@@ -180,79 +202,14 @@ class ImageSet:
         else:
             assert self.paths is not None
             for path in self.paths:
-                shown = os.path.relpath(path, self.root) if self.root is not None else str(path)
-                size = path.stat().st_size if path.exists() else -1
-                digest.update(f"\n{Path(shown).as_posix()} {size}".encode())
+                name = os.path.relpath(path, self.root) if self.root is not None else str(path)
+                try:
+                    size = path.stat().st_size
+                except OSError:
+                    size = -1
+                # File names that are not UTF-8 hold surrogates; they stand for the bytes of the name.
+                digest.update(f"\n{Path(name).as_posix()} {size}".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
-
-
-def read_image(path: str | Path, title: str | None = None) -> Image.Image:
-    """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
-
-    Args:
-        path: the file.
-        title: name of the image in errors; None means the path.
-
-    Raises:
-        BadImage: the file cannot be read.
-    """
-    title = str(path) if title is None else title
-    try:
-        if os.path.getsize(path) == 0:
-            raise BadImage(title, "the file is empty")
-        with Image.open(path) as image:
-            image.load()
-            return as_rgb(ImageOps.exif_transpose(image))
-    except (BadImage, MemoryError):
-        raise
-    except Image.UnidentifiedImageError:
-        raise BadImage(title, "the image format is not recognised") from None
-    except Exception as error:
-        # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
-        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise BadImage(title, reason or type(error).__name__) from error
-
-
-def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
-    """Return an image from a path or a PIL image, upright and RGB as from `read_image`.
-
-    Args:
-        image: a path or a PIL image.
-        title: name of the image in errors.
-
-    Raises:
-        BadImage: the image cannot be read.
-        ValueError: `image` is neither a path nor a PIL image.
-
-    Example:
-        >>> upright(Image.new("L", (4, 2)), "images[0]").mode
-        'RGB'
-    """
-    if isinstance(image, str | Path):
-        return read_image(image)
-    if not isinstance(image, Image.Image):
-        raise ValueError(f"{title}: got {type(image).__name__}, expected a path or a PIL image")
-    try:
-        return as_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # a PIL image may be opened but not decoded yet
-        raise BadImage(getattr(image, "filename", "") or title, " ".join(str(error).split())) from error
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert `image` to RGB: transparent parts become white, and 16-bit grey is scaled to 8 bits, not clipped."""
-    if image.mode == "RGB":
-        return image
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image, dtype=np.float64)
-        if values.size and values.max() > 255:
-            values = values / 257
-        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        background = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(background, rgba).convert("RGB")
-    return image.convert("RGB")
 
 
 def singletons(images: ImageSet) -> list[str]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
+from proxymetric.data.csv_files import from_csv
+from proxymetric.data.decoding import max_pixels
 from proxymetric.data.digits import digits
-from proxymetric.data.folders import from_csv, from_folder
+from proxymetric.data.folders import first_names, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.images import ImageSet
 from proxymetric.signatures import did_you_mean, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
-LAYOUTS = ("auto", "folder", "csv", *BENCHMARKS)
+LAYOUTS = ("auto", "folder", "nested", "csv", *BENCHMARKS)
 
 
 def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
@@ -23,10 +26,15 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
             .csv file. Write "./glyphs" for a folder of your own with this name.
-        layout: "folder" (one folder per class), "csv" (columns file and class), or a benchmark in the form that its
-            authors distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop"
-            (In-Shop Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or
-            "mnist". "auto" detects the layout.
+        layout: "folder" (one folder per class, with images at any depth), "nested" (one class for each folder that
+            holds images itself), "csv" (columns file and class), or a benchmark in the form that its authors
+            distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop
+            Clothes Retrieval), "inaturalist" (the retrieval split of iNaturalist 2018), "omniglot" or "mnist". "auto"
+            detects the layout; a folder with train/ and test/ (or val/, or query/ and gallery/), each with class
+            folders, is opened as a split.
+
+    Returns:
+        The images. Their `notes` say in sentences what was found, and what was left out.
 
     Raises:
         ValueError: the data does not exist or does not have this layout.
@@ -37,13 +45,14 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         >>> open_data("digits", layout="fodler")
         Traceback (most recent call last):
         ...
-        ValueError: layout: got 'fodler', expected one of auto, folder, csv, cub, ..., mnist; did you mean 'folder'?
+        ValueError: layout: got 'fodler', expected one of auto, folder, ..., mnist; did you mean 'folder'?
     """
     one_of("layout", layout, LAYOUTS)
+    max_pixels()  # refuses a wrong value before the first image is read
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
-        return EMBEDDED[source]()
+        return _noted(EMBEDDED[source]())
     if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
-        return glyphs(int(match[1]))
+        return _noted(glyphs(int(match[1])))
     path = Path(source).expanduser()
     if not path.exists():
         near = did_you_mean(source, EMBEDDED) if isinstance(source, str) else ""
@@ -51,8 +60,19 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
             f"sets {' and '.join(EMBEDDED)}{near}"
         )
+    try:
+        return _noted(_opened(path, layout))
+    except PermissionError as error:
+        raise ValueError(
+            f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
+            "that you may read"
+        ) from None
+
+
+def _opened(path: Path, layout: str) -> ImageSet:
+    """Open a folder or a CSV file that exists."""
     if layout == "auto":
-        layout = "csv" if path.is_file() else detect(path) or "folder"
+        layout = "csv" if path.is_file() else detect(path) or "auto"
     if path.is_dir() and layout == "csv":
         raise ValueError(f"layout: got 'csv' for the folder {path}, expected a .csv file")
     if path.is_file():
@@ -61,4 +81,12 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         if path.suffix.lower() != ".csv":
             raise ValueError(f"data: got the file {path}, expected a folder, or a .csv file of files and classes")
         return from_csv(path)
-    return from_folder(path) if layout == "folder" else from_benchmark(path, layout)
+    if layout in BENCHMARKS:
+        return from_benchmark(path, layout)
+    return from_folder(path, layout)
+
+
+def _noted(images: ImageSet) -> ImageSet:
+    """Add a note with the first class names, so that a wrong folder is noticed."""
+    note = f"{len(images.classes)} classes: {first_names(images.classes)}"
+    return replace(images, notes=(*images.notes, note))

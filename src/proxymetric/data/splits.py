@@ -1,4 +1,4 @@
-"""Splits by class: the test classes are not trained on, except in MNIST, whose official test has the same classes."""
+"""Splits by class: test classes are not trained on, unless the data comes divided by images, as MNIST does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxymetric.data.images import ImageSet
 
 
 class Split(NamedTuple):
-    """Three image sets that share no class, except MNIST's official test, which has all classes."""
+    """Three image sets. They share no class, unless the data comes divided by images (MNIST, train/ and test/)."""
 
     train: ImageSet
     validation: ImageSet | None
@@ -28,13 +28,16 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         images: the images to divide.
         validation: fraction of the training classes to hold out, in [0, 1), drawn with `seed`; 0 for none. At least
             two classes are held out, because with a single class every retrieved image would be correct. A fold such as
-            "2/4" holds out the second of four contiguous blocks of classes instead, for any seed.
+            "2/4" holds out the second of four contiguous blocks of classes instead, for any seed. Data that comes with
+            validation images (a folder val/) uses them for every fraction above 0; with 0 or a fold they are trained
+            on.
         test: "auto" takes the official test: the second half of the classes of CUB and Cars, a fixed half of glyphs and
             digits, the official test classes of SOP, In-Shop (with its gallery), iNaturalist and Omniglot, and for
-            MNIST the official test images, which have the training classes; your own folders have no official test. A
+            MNIST the official test images, which have the training classes; your own data has a test if it has a
+            folder test/ or a column `split`. A
             fraction in (0, 1) takes that part of the classes, at least two, the same ones for any seed. "none" keeps
-            all classes for training. With a fraction or "none", official test images and galleries are ignored, and
-            all images of a class stay together.
+            all classes for training. With a fraction or "none", given validation images, test images and galleries
+            are ignored, and all images of a class stay together.
         seed: seed of the validation classes, at least 0.
 
     Raises:
@@ -46,24 +49,31 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         >>> [len(part.classes) if part else 0 for part in split(images, validation=0.25, test=0.2)]
         [6, 2, 2]
     """
+    if test != "auto" or isinstance(validation, str) or not validation:
+        images = replace(images, validation_images=None)
     if test != "auto":
         images = replace(images, test_images=None, gallery=None)
-    all_images = images
+    divided = images.test_images is not None or images.validation_images is not None
     total = len(images.classes)
+    given_test = given_validation = None
     if images.test_images is not None:
+        given_test = _own_classes(images.subset(images.test_images))
         images = images.subset(~images.test_images)
+    if images.validation_images is not None:
+        given_validation = _own_classes(images.subset(images.validation_images))
+        images = images.subset(~images.validation_images)
     counts = np.bincount(images.labels, minlength=total)
     if not isinstance(validation, str) and not 0 <= validation < 1:
         raise ValueError(f"validation: got {validation}, expected a fraction of the training classes in [0, 1)")
     if seed < 0:
         raise ValueError(f"seed: got {seed}, expected at least 0")
     test_ids = _test_classes(images, counts, test)
-    train_ids = np.setdiff1d(np.arange(total), test_ids)
+    train_ids = np.setdiff1d(np.flatnonzero(counts) if divided else np.arange(total), test_ids)
     training_count = len(train_ids)
     validation_ids = np.empty(0, dtype=np.int64)
     if isinstance(validation, str):
         validation_ids = _fold(train_ids, counts, validation)
-    elif validation > 0:
+    elif validation > 0 and given_validation is None:
         candidates = train_ids[counts[train_ids] >= 2]
         count = max(2, round(validation * training_count))
         if len(candidates) < count:
@@ -81,15 +91,16 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
             f"leaves {len(train_ids)} for training, expected at least 2; add classes, or hold out no classes: "
             "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
         )
-    if all_images.test_images is not None:
-        test_set: ImageSet | None = all_images.subset(all_images.test_images)
-    else:
-        test_set = images.of_classes(test_ids) if len(test_ids) else None
     return Split(
         images.of_classes(train_ids),
-        images.of_classes(validation_ids) if len(validation_ids) else None,
-        test_set,
+        images.of_classes(validation_ids) if len(validation_ids) else given_validation,
+        images.of_classes(test_ids) if len(test_ids) else given_test,
     )
+
+
+def _own_classes(images: ImageSet) -> ImageSet:
+    """Return the set without the classes that have no images in it."""
+    return images.of_classes(np.unique(images.labels))
 
 
 def altered(images: ImageSet, fraction: float = 1.0, wrong_labels: float = 0.0, seed: int = 0) -> ImageSet:

@@ -1,4 +1,4 @@
-"""Backbones by name: two of this package, and those of timm with their weights, image size and normalisation."""
+"""Makes backbones by name: two of this package, or any of timm with its weights, image size and normalisation."""
 
 import contextlib
 import difflib
@@ -19,10 +19,11 @@ from proxymetric.signatures import one_of
 BUILT_IN = ("small", "bn_inception")
 """names of the backbones that this package defines; all others are timm's"""
 
-SOLUTIONS = (
-    "Give a file of weights, weights=FILE (--weights FILE on the command line), "
-    "or start from random weights, pretrained=False (--set encoder.pretrained=false)"
+ALTERNATIVES = (
+    "a file of weights, weights=FILE (--weights FILE on the command line), "
+    "or pretrained=False (--set encoder.pretrained=false) to start from random weights"
 )
+"""what an error expects instead of pretrained=True if no weights can be downloaded"""
 
 
 class Backbone(NamedTuple):
@@ -37,9 +38,9 @@ class Backbone(NamedTuple):
     interpolation: str
     """how images are resized: "bilinear" or "bicubic" """
     classifiers: tuple[str, ...]
-    """names of the classifier modules that a file of its weights may hold"""
+    """names of the classifier modules that a weights file may hold"""
     source: str
-    """where its weights come from, in words"""
+    """a short text on where the weights come from"""
 
 
 def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
@@ -52,14 +53,15 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
         pretrained: load its weights from the model hub or from the hub's local cache.
 
     Raises:
-        ValueError: the name is unknown, the size does not suit, or the weights are not available.
+        ValueError: the name is unknown, the size does not suit the backbone, or the weights are not available.
     """
     if name == "small":
         return Backbone(SmallConvNet(), SmallConvNet.MEAN, SmallConvNet.STD, "bilinear", (), "random")
     if name == "bn_inception":
         if pretrained:
             raise ValueError(
-                f"pretrained: got True, but the model hub has no weights of backbone={name!r}. {SOLUTIONS}. {CONVERT}"
+                f"pretrained: got True, but the model hub has no weights of backbone={name!r}; expected "
+                f"{ALTERNATIVES}. {CONVERT}"
             )
         return Backbone(BNInception(), BNInception.MEAN, BNInception.STD, "bilinear", ("last_linear",), "random")
     from proxymetric import _torchvision  # noqa: F401
@@ -71,13 +73,15 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
     if preset is not None and preset.fixed_input_size and tuple(preset.input_size[1:]) != (size, size):
         options["img_size"] = size
     if pretrained and (preset is None or not preset.has_weights):
-        raise ValueError(f"pretrained: got True, but timm has no weights of backbone={name!r}. {SOLUTIONS}")
+        raise ValueError(f"pretrained: got True, but timm has no weights of backbone={name!r}; expected {ALTERNATIVES}")
     tagged = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
     try:
         with _hub_download(tagged) if pretrained else contextlib.nullcontext():
             module: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (TypeError, AssertionError, RuntimeError) as error:
-        raise ValueError(f"size: got {size}, but backbone={name!r} cannot be built for it: {error}") from error
+        raise ValueError(
+            f"size: got {size}, expected a size that backbone={name!r} can be built for ({error})"
+        ) from error
     preprocessing = timm.data.resolve_model_data_config(module)
     classifiers = module.pretrained_cfg.get("classifier") or ()
     return Backbone(
@@ -128,7 +132,7 @@ def check_name(name: str) -> None:
     """Refuse a name that is neither one of `BUILT_IN` nor a model of timm.
 
     Raises:
-        ValueError: the name is unknown; the message has the nearest known names.
+        ValueError: the name is unknown; the message lists the most similar known names.
 
     Example:
         >>> check_name("resnet_50")
@@ -162,20 +166,21 @@ def layout_of(module: Any, features: Any) -> tuple[str, int]:
     """
     if isinstance(features, Tensor) and features.ndim == 4:
         width = module.num_features
-        last = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
-        return ("map-last" if str(last).endswith("NHWC") else "map"), 0
+        axes = getattr(module, "output_fmt", "NHWC" if features.shape[1] != width == features.shape[3] else "NCHW")
+        return ("map-last" if str(axes).endswith("NHWC") else "map"), 0
     if isinstance(features, Tensor) and features.ndim == 3:
         prefix = int(getattr(module, "num_prefix_tokens", 1 if hasattr(module, "cls_token") else 0))
         if features.shape[1] > prefix:
             return "tokens", prefix
-    raise ValueError("pooling: expected 'auto', because this backbone gives neither a map nor patch tokens")
+    raise ValueError("pooling: got a backbone whose output is neither a map nor patch tokens, expected pooling='auto'")
 
 
 @contextlib.contextmanager
 def _hub_download(tagged: str) -> Iterator[None]:
-    """Turn a failed download into one sentence, without a minute of retries where the hub cannot be reached.
+    """Replace the error of a failed download by a short ValueError, without retries if the hub cannot be reached.
 
-    Without a connection the hub's client is set offline, so it reads its local cache only.
+    Without a connection, the hub's client is set offline. It then reads only its local cache instead of retrying for a
+    minute.
     """
     from huggingface_hub import constants, errors
 
@@ -186,14 +191,15 @@ def _hub_download(tagged: str) -> Iterator[None]:
     except (OSError, errors.HfHubHTTPError) as error:
         reason = "the hub cannot be reached" if constants.HF_HUB_OFFLINE else str(error).splitlines()[0]
         raise ValueError(
-            f"pretrained: the weights '{tagged}' could not be downloaded ({reason}). {SOLUTIONS}"
+            f"pretrained: got True, but the weights '{tagged}' could not be downloaded ({reason}); expected "
+            f"{ALTERNATIVES}"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
 
 
 def _reachable(address: str, timeout_seconds: float = 5.0) -> bool:
-    """Whether a connection to `address` can be opened; assumed behind a proxy, which makes the connection itself."""
+    """Whether a connection to `address` can be opened; True without a test if a proxy makes the connections."""
     if urllib.request.getproxies().keys() & {"https", "http", "all"}:
         return True
     parts = urllib.parse.urlsplit(address)
@@ -211,9 +217,9 @@ def probe(module: Any, size: int) -> Tensor:
     Raises:
         ValueError: the network cannot run on images of this size.
     """
-    first = next(module.parameters())
-    black = torch.zeros(1, 3, size, size, device=first.device, dtype=first.dtype)
+    parameter = next(module.parameters())
+    black = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
     try:
         return module.forward_features(black)
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"size: got {size}, which does not suit the backbone: {error}") from error
+        raise ValueError(f"size: got {size}, expected a size that suits the backbone ({error})") from error

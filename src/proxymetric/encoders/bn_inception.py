@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CONVERT = (
-    "The file bn_inception-52deb4733.pth of the usual port holds them. If you trust the file, convert it once: "
+    "The usual PyTorch port has weights in the file bn_inception-52deb4733.pth. If you trust it, convert it once: "
     "tensors = torch.load('bn_inception-52deb4733.pth', weights_only=True); "
     "safetensors.torch.save_file(tensors, 'bn_inception.safetensors')"
 )
@@ -54,8 +54,8 @@ class BNInception(nn.Module):
     The weights expect BGR in 0..255 minus (104, 117, 128). This class takes RGB, like every other backbone: `MEAN` and
     `STD` are the same numbers for RGB in [0, 1], and `forward_features` reverses the channels.
 
-    Both halving blocks need a map with even sides. Image sizes from 32 k - 1 to 32 k + 6 give them, such as 224, 227,
-    256 and 448.
+    Both halving blocks need a map with even sides. Image sizes from 32 k - 1 to 32 k + 6, such as 224, 227, 256
+    and 448, meet this condition.
 
     Example:
         >>> net = BNInception().eval()
@@ -76,14 +76,14 @@ class BNInception(nn.Module):
             width = self._block(f"inception_{name}", width, block)
         self.num_features = width
 
-    def _unit(self, name: str, before: int, after: int, side: int, stride: int = 1) -> None:
-        """Add a convolution called `name` and its normalisation `name_bn`."""
-        conv = nn.Conv2d(before, after, side, stride, padding=side // 2)
+    def _unit(self, name: str, in_channels: int, out_channels: int, side: int, stride: int = 1) -> None:
+        """Add a convolution called `name` and its BatchNorm called `name_bn`."""
+        conv = nn.Conv2d(in_channels, out_channels, side, stride, padding=side // 2)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         assert conv.bias is not None
         nn.init.zeros_(conv.bias)
         self.add_module(name, conv)
-        self.add_module(f"{name}_bn", nn.BatchNorm2d(after))
+        self.add_module(f"{name}_bn", nn.BatchNorm2d(out_channels))
 
     def _block(self, name: str, width: int, block: InceptionBlock) -> int:
         """Add the units of `block` for a map of `width` channels; return the number of output channels."""
@@ -137,5 +137,5 @@ class BNInception(nn.Module):
 
 
 def _halved(x: Tensor) -> Tensor:
-    """The maximum of 3x3 places at every second; Caffe rounds up, so a border that does not fill a window counts."""
+    """Return the 3x3 maxima at stride 2; as in Caffe, the size is rounded up, so windows may cross the border."""
     return F.max_pool2d(x, 3, stride=2, ceil_mode=True)

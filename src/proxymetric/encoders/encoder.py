@@ -52,8 +52,8 @@ class Encoder(nn.Module):
         dim: number D of dimensions of the vectors.
         size: side of the images in pixels.
         interpolation: how images are resized for this backbone, "bilinear" or "bicubic".
-        config: a dictionary that JSON can hold; `build(**config)` makes the same module with random weights.
-        source: where the weights came from, in words.
+        config: a dictionary of JSON values; `build(**config)` makes the same module with random weights.
+        source: a short text on where the weights come from.
         report: which tensors of a weights file matched; None without a file.
         classifiers: names of the classifier modules that a weights file may hold.
         is_vit: whether the backbone is a timm VisionTransformer that runs block by block.
@@ -111,20 +111,21 @@ class Encoder(nn.Module):
             images: (B, 3, S, S).
             prompts: for each block i of a ViT, tokens (B, n_i, D) or None. They replace the tuning's prompts in this
                 pass, and gradients flow to them.
-            shared: append `prompts` to the tuning's prompts instead of replacing those.
+            shared: append `prompts` to the tuning's prompts instead of replacing them.
         """
-        return self._seen(images, Tower(prompts, shared))[0]
+        return self._tower_features(images, Tower(prompts, shared))[0]
 
     def features_twice(
         self, images: Tensor, prompts: Prompts | ClassPrompts, shared: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return `features(images)` and `features(images, prompts, shared)` from one pass through a ViT's blocks."""
-        first, second = self._seen(images, Tower(), Tower(prompts, shared))
+        first, second = self._tower_features(images, Tower(), Tower(prompts, shared))
         return first, second
 
-    def _seen(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
+    def _tower_features(self, images: Tensor, *towers: Tower) -> tuple[Tensor, ...]:
+        """Return the features (B, F) of each tower."""
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
-            raise ValueError(f"prompts: got a {type(self.backbone).__name__} as backbone, expected a ViT")
+            raise ValueError(f"prompts: got prompts for a {type(self.backbone).__name__}, expected a ViT as backbone")
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
         features = (compiled or self._pooled)(images, towers)
         # An exported program has no fixed batch size, so this code must not depend on the number of rows.
@@ -146,7 +147,7 @@ class Encoder(nn.Module):
         (`encoders.low_memory`). Evaluation and inference are not compiled.
 
         Args:
-            recorded: record the kernels of a step once as a CUDA graph and launch them together. This is faster where
+            recorded: record the kernels of a step once as a CUDA graph and launch them together. This is faster if
                 launching the kernels takes longer than running them. Gradients must be freed before the next forward
                 pass.
         """
@@ -196,7 +197,7 @@ class Encoder(nn.Module):
         return list(self.head.parameters())
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that make the features, trainable or not: backbone, tuning, and p of a learned GeM."""
+        """Return the parameters of backbone and tuning, and p of a learned GeM, trainable or not."""
         return [parameter for _, parameter in self._feature_parameters()]
 
     def part_of(self, name: str) -> str | None:
@@ -204,7 +205,7 @@ class Encoder(nn.Module):
         return "head" if name.startswith("head.") else self._learnable.get(name)
 
     def fingerprint(self) -> str:
-        """Return the sha256 of everything that makes the features: weights, statistics, image size, normalisation.
+        """Return the sha256 of everything that determines the features: weights, statistics, image size, normalisation.
 
         The head is left out, so encoders that differ only in the head share their cached features.
         """
@@ -272,9 +273,10 @@ def build(
         layer_norm: put a LayerNorm before the linear head.
         head: "linear" or "none" (the features are the vectors).
         freeze_bn: keep the statistics, scale and shift of the backbone's BatchNorm fixed in training.
-        bn_eps: epsilon > 0 of the backbone's BatchNorm, for weights that were trained with another one than timm's.
+        bn_eps: epsilon > 0 of the backbone's BatchNorm, for weights that were trained with another epsilon than timm's.
         pretrained: load weights from the model hub, unless `weights` is given; "small" has none and starts random.
-        weights: a safetensors file of the backbone's weights with timm's names ("bn_inception": those of its port).
+        weights: a safetensors file of the backbone's weights under timm's names ("bn_inception": under the names of the
+            usual PyTorch port).
         tuning: which parameters of the backbone are trained: "full", "linear" (none), "bitfit" (biases), or for ViTs
             "vpt", "adapter" and "lora". Names can be joined: "vpt+bitfit". A dictionary also gives arguments of the
             classes in `encoders.tuning`: {"name": "vpt+bitfit", "prompts": 10}.
@@ -283,9 +285,8 @@ def build(
         checkpointing: ViTs only. True keeps little more than the tokens between blocks for the backward pass and
             recomputes the rest there; "mlp" recomputes only the hidden layer of each MLP, the largest part. The result
             is the same.
-        mean: mean of red, green and blue in [0, 1] for the normalisation of images; None takes timm's for this
-            backbone.
-        std: standard deviation of red, green and blue in (0, 1], likewise.
+        mean: mean of red, green and blue in [0, 1] for the normalisation of images; None: the backbone's own.
+        std: standard deviation of red, green and blue in (0, 1]; None: the backbone's own.
         stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm's, the default) or "1x1" (the
             first version of the network, whose weights come from Caffe or Keras).
 
@@ -349,7 +350,7 @@ def build(
             f"{backbone!r}"
         )
     if head == "linear" and (dim is None or dim < 1):
-        raise ValueError(f"dim: got {dim} with head='linear', expected the number of dimensions of the vectors")
+        raise ValueError(f"dim: got {dim} with head='linear', expected at least 1")
     dim = width if dim is None else dim
     config = {
         "backbone": backbone,
@@ -371,7 +372,7 @@ def build(
         "std": std,
         "stride": stride,
     }
-    # The head is drawn before the tuning, so that with one seed it is the same for every tuning.
+    # The head is initialised before the tuning, so that a seed gives the same head with every tuning.
     head_module = _head(head, width, dim, layer_norm, head_init)
     tuning_module = compose_tuning(tuning, base.module, TUNINGS, is_vit(base.module))
     encoder = Encoder(base, pool, head_module, tuning_module, width, config)
@@ -383,7 +384,7 @@ def build(
 def _rgb(
     argument: str, values: tuple[float, float, float] | None, default: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Return the three checked `values`, or `default` where there are none."""
+    """Return the three checked `values`, or `default` if `values` is None."""
     if values is None:
         return default
     if len(values) != 3 or not all(0 <= value <= 1 for value in values) or (argument == "std" and not all(values)):
@@ -411,17 +412,17 @@ def load_weights(encoder: Encoder, file: str | Path) -> WeightReport:
     """
     needs = Needs.of(file)
     config = encoder.config
-    built = {
+    built_settings = {
         "backbone": config["backbone"],
         "stride": config.get("stride") or "3x3",
         "bn_eps": config["bn_eps"],
     }
-    needs.check(file, built)
+    needs.check(file, built_settings)
     report = load_backbone(encoder.backbone, file, config["backbone"], encoder.classifiers)
-    used = {**built, "mean": config["mean"], "std": config["std"], "img_size": encoder.size}
-    stated = {name: value for name, value in needs.stated().items() if name != "backbone"}
-    applied = {name: value for name, value in stated.items() if used[name] == value}
-    overridden = {name: (value, used[name]) for name, value in stated.items() if name not in applied}
+    used_settings = {**built_settings, "mean": config["mean"], "std": config["std"], "img_size": encoder.size}
+    settings = {name: value for name, value in needs.stated().items() if name != "backbone"}
+    applied = {name: value for name, value in settings.items() if used_settings[name] == value}
+    overridden = {name: (value, used_settings[name]) for name, value in settings.items() if name not in applied}
     encoder.report = replace(report, applied=applied, overridden=overridden)
     encoder.source = f"file {Path(file).name}"
     return encoder.report
@@ -444,7 +445,7 @@ def parameter_counts(encoder: nn.Module) -> dict[str, int]:
 def tuned_parameters(encoder: Encoder) -> dict[str, int]:
     """Count the trained parameters of each part: "head", the `part` of each tuning, and "pooling".
 
-    A warm-up that freezes some of them for a while does not change the counts. Parts without parameters are left out.
+    The counts include parameters that a warm-up freezes for some epochs. Parts without parameters are left out.
 
     Example:
         >>> tuned_parameters(build("small", dim=8, size=32, tuning="bitfit"))  # the biases of its BatchNorm
@@ -468,8 +469,9 @@ def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tup
     pooled = pool(features)
     # A norm or layer that only the backbone's own pooling uses must not count as trained.
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter, used in zip(parameters, torch.autograd.grad(pooled.sum(), parameters, allow_unused=True)):
-        parameter.requires_grad_(used is not None)
+    gradients = torch.autograd.grad(pooled.sum(), parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.requires_grad_(gradient is not None)
     return pool, pooled.shape[1]
 
 

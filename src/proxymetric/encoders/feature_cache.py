@@ -1,7 +1,6 @@
-"""A cache on disk of the pooled features of images: enough to train a head without running the backbone again."""
+"""A cache on disk of the pooled features of images, to train a head without running the backbone again."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -66,9 +65,9 @@ def cached_features(
         view: maps an image to a uint8 tensor (3, S, S), such as `EvalView`; its attributes are part of the key.
         folder: where the features are stored; None: `default_folder()`.
         batch: images per forward pass.
-        shard: images per file, which is also the most that a killed run loses.
+        shard: images per file; a killed run loses the features of at most this many images.
         workers: processes that read images.
-        progress: called with the number of images done and the number of all images.
+        progress: called with the number of images that are done and the total number of images.
 
     Returns:
         The features, their indices in the set, and the images that could not be read.
@@ -93,7 +92,7 @@ def cached_features(
         for start in range(0, len(missing), shard):
             part = missing[start : start + shard]
             report = None if progress is None else _ShardProgress(progress, done + start, len(names))
-            computed, unreadable, stopped = _compute(encoder, _subset(images, part), view, batch, workers, report)
+            computed, unreadable, stopped = _compute(encoder, images.subset(part), view, batch, workers, report)
             bad |= unreadable
             new_rows = {names[part[i]]: vector for i, vector in computed.items()}
             if new_rows:
@@ -123,11 +122,11 @@ def _settings(view: Any) -> str:
 
 
 class _ShardProgress:
-    """Reports the progress of one shard, added to the images that were done before it."""
+    """Adds the progress of one shard to the number of images that were done before it, and reports the sum."""
 
-    def __init__(self, progress: Callable[[int, int], None], before: int, total: int) -> None:
+    def __init__(self, progress: Callable[[int, int], None], done: int, total: int) -> None:
         self.progress = progress
-        self.done = before
+        self.done = done
         self.total = total
 
     def __call__(self, more: int) -> None:
@@ -154,7 +153,7 @@ def _compute(
         with torch.inference_mode(), _interrupt_on_sigterm():
             for part in feed:
                 assert part.images is not None
-                # Convolutions are faster in this layout, on the CPU and on a GPU, and they keep it.
+                # Convolutions are faster in this layout, on the CPU and on a GPU, and their outputs keep it.
                 pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
                 parts.append(encoder.features(pixels).float().cpu())
                 if report is not None:
@@ -187,16 +186,6 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _subset(images: "ImageSet", indices: list[int]) -> "ImageSet":
-    """Return the set with only the images at `indices`; it keeps labels and classes."""
-    return dataclasses.replace(
-        images,
-        labels=images.labels[indices],
-        paths=None if images.paths is None else [images.paths[i] for i in indices],
-        arrays=None if images.arrays is None else images.arrays[indices],
-    )
-
-
 def _names(images: "ImageSet") -> list[str]:
     """Return one name for each image: a hash of its pixels, or of its file's path, size and modification time."""
     names = []
@@ -209,9 +198,9 @@ def _names(images: "ImageSet") -> list[str]:
             path = Path(images.paths[index])
             try:
                 state = path.stat()
-                content = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()
+                content = os.fsencode(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}")
             except OSError:
-                content = f"{path} is not there".encode()
+                content = os.fsencode(f"{path} is not there")
         names.append(hashlib.sha256(content).hexdigest()[:32])
     return names
 
@@ -245,7 +234,7 @@ def _write(cache: Path, rows: dict[str, Tensor]) -> None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for leftover in cache.glob("*.part"):
-            if time.time() - leftover.stat().st_mtime > 3600:  # from a run that was killed while it wrote
+            if time.time() - leftover.stat().st_mtime > 3600:  # left by a run that was killed while writing
                 leftover.unlink(missing_ok=True)
         with open(part, "wb") as file:
             file.write(data)
@@ -256,6 +245,6 @@ def _write(cache: Path, rows: dict[str, Tensor]) -> None:
         part.unlink(missing_ok=True)
         raise OSError(
             error.errno,
-            f"features could not be written under {cache} ({error.strerror}); features written before are kept. "
-            "Set PROXYMETRIC_CACHE to use another folder",
+            f"folder: got {cache}, but features could not be written there ({error.strerror}); expected a writable "
+            "folder with enough space; PROXYMETRIC_CACHE chooses another folder. Features written before are kept",
         ) from error

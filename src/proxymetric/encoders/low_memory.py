@@ -12,8 +12,8 @@ bound). Both are stored as integers: given a float that is converted to 16 bits 
 conversions and keep 32 bits (torch before 2.13).
 
 The forward pass gives the same result as the modules. A compiler fuses each function into one kernel; without a
-compiler there would be many kernels. So the modules themselves are called in steps that are not compiled, in steps
-that do not compute in 16 bits, and where a module has hooks.
+compiler there would be many kernels. The modules themselves are therefore called in steps that are not compiled, in
+steps that do not compute in 16 bits, and if a module has hooks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def compiled_16_bit_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def normed(norm: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return `norm(x)`, by `Norm` where `dtype` is a 16-bit type and `norm` a plain LayerNorm."""
+    """Return `norm(x)`; `Norm` computes it if `dtype` is a 16-bit type and `norm` is a plain LayerNorm."""
     if dtype is None or not _is_plain_layer_norm(norm):
         return norm(x)
     return Norm.apply(x, norm.weight, norm.bias, norm.eps, dtype)
@@ -49,7 +49,7 @@ def keeps_summands(norm: Any, x: Tensor, change: Tensor) -> bool:
     """Whether keeping `x` and `change` is cheaper than keeping their sum, the input of `norm`, in an eager step."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_plain_layer_norm(norm):
         return False
-    # If x has a gradient, the norm before has kept x already.
+    # If x requires a gradient, the previous norm has kept x already.
     return x.requires_grad and x.dtype == norm.weight.dtype == torch.float32 and change.dtype.itemsize == 2
 
 
@@ -62,7 +62,7 @@ def add_and_norm(norm: Any, x: Tensor, change: Tensor, dtype: torch.dtype | None
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling `module` also runs hooks, which a function in place of the call would leave out."""
+    """Whether calling `module` also runs hooks; a function that replaces the call would skip them."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
@@ -75,7 +75,7 @@ def _is_plain_layer_norm(norm: Any) -> bool:
 
 
 def activated(act: nn.Module, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return `act(x)`, by `Gelu` where `dtype` is a 16-bit type and `act` an exact GELU."""
+    """Return `act(x)`; `Gelu` computes it if `dtype` is a 16-bit type and `act` is an exact GELU."""
     if dtype is None or not isinstance(act, nn.GELU) or act.approximate != "none" or has_hooks(act):
         return act(x)
     return Gelu.apply(x)
@@ -85,7 +85,7 @@ class Norm(torch.autograd.Function):
     """A LayerNorm `w u + b` in a 16-bit type that keeps only u, the standardised tokens, as 16-bit integers.
 
     The D numbers of u lie within sqrt(D) of 0 and are stored with an error of at most sqrt(D) / 65534, which is less
-    than that of bfloat16 near 1. With g the gradient of `w u + b` times w, the gradient of the tokens is
+    than that of bfloat16 near 1. Let g be w times the gradient of `w u + b`; the gradient of the tokens is then
     `(g - mean(g) - u mean(g u)) / deviation`.
     """
 
@@ -116,7 +116,7 @@ class Norm(torch.autograd.Function):
 
 
 class AddNorm(torch.autograd.Function):
-    """The sum of two tensors and its LayerNorm, by torch's kernels; it keeps the two summands instead of the sum."""
+    """Computes a sum and its LayerNorm with torch's kernels, and keeps the two summands instead of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,10 @@ class AddNorm(torch.autograd.Function):
 
 
 class Gelu(torch.autograd.Function):
-    """`x Phi(x)`, Phi the normal distribution; it keeps its slope `Phi(x) + x phi(x)` in a byte, to within 1/400."""
+    """A GELU `x Phi(x)` that keeps only its slope `Phi(x) + x phi(x)`, in one byte with an error of at most 1/400.
+
+    Phi is the standard normal distribution function and phi its density.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The requirements on a network that a weights file states in its header."""
+"""The requirements that the header of a weights file states for the network."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from proxymetric.signatures import one_of
 
 HEADER = "proxymetric"
-"""the key in a safetensors file's metadata whose value is the requirements, as JSON"""
+"""the metadata key of a safetensors file that holds the requirements as JSON"""
 STRIDES = ("1x1", "3x3")
-"""the convolution in which a ResNet's bottleneck blocks may halve the resolution"""
+"""the convolutions in which a ResNet's bottleneck blocks can halve the resolution"""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a network must have to run the weights of a file; None where the file states nothing.
+    """The settings that a network needs for the weights of a file; None for a setting that the file does not state.
 
     `backbone`, `stride` and `bn_eps` must agree with the recipe. `mean`, `std` and `img_size` are defaults that a
     recipe may override.
@@ -29,7 +29,7 @@ class Needs:
             first version: Caffe, Keras).
         bn_eps: epsilon of BatchNorm.
         mean: mean of red, green and blue in [0, 1] for the normalisation of images.
-        std: standard deviation of red, green and blue, likewise.
+        std: standard deviation of red, green and blue for the same normalisation.
         img_size: side of the images in pixels.
 
     Example:
@@ -50,9 +50,9 @@ class Needs:
 
     @staticmethod
     def of(file: str | Path) -> Needs:
-        """Return the needs in the header of a safetensors file; none for a file that cannot be read.
+        """Return the needs in the header of a safetensors file; empty needs for a file that cannot be read.
 
-        Loading an unreadable file fails later, with a message.
+        Loading the weights of an unreadable file fails later with a message.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -65,7 +65,7 @@ class Needs:
 
     @staticmethod
     def from_json(text: str, file: str) -> Needs:
-        """Return the needs that the JSON of a header states.
+        """Return the needs that the JSON text of a header states.
 
         Raises:
             ValueError: a key is unknown or a value is out of range.
@@ -90,7 +90,7 @@ class Needs:
 
         Args:
             file: the weights file, for messages.
-            settings: `backbone`, and `stride` and `bn_eps`, which may be None or missing.
+            settings: `backbone` and, optionally, `stride` and `bn_eps`, which may be None.
 
         Raises:
             ValueError: a setting contradicts the file.
@@ -98,23 +98,25 @@ class Needs:
         backbone = str(settings["backbone"])
         if self.backbone is not None and self.backbone.split(".")[0] != backbone.split(".")[0]:
             raise ValueError(
-                f"weights: got {file}, made for backbone={self.backbone!r}, with backbone={backbone!r} in the recipe; "
-                f"expected encoder.backbone={self.backbone!r} (--backbone {self.backbone}) or another file"
+                f"weights: got {file}, which was made for backbone={self.backbone!r}, but the recipe has "
+                f"backbone={backbone!r}; expected encoder.backbone={self.backbone!r} (--backbone {self.backbone}) or "
+                "another file"
             )
         for name, needed in (("stride", self.stride), ("bn_eps", self.bn_eps)):
             setting = settings.get(name)
             if None not in (needed, setting) and needed != setting:
                 raise ValueError(
-                    f"weights: got {file}, made with {name}={needed!r}, with {name}={setting!r} in the recipe; "
-                    f"expected encoder.{name}={needed!r}, or no encoder.{name}, which then comes from the file"
+                    f"weights: got {file}, which was made with {name}={needed!r}, but the recipe has "
+                    f"{name}={setting!r}; expected encoder.{name}={needed!r}, or no encoder.{name}, so that the file's "
+                    "value is used"
                 )
 
 
 def _unmet_expectation(name: str, value: Any) -> str | None:
-    """Return what is expected of a wrong value; None for a right one."""
+    """Return a description of the values that `name` can have if `value` is none of them; None if it is valid."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "backbone":
-        return None if isinstance(value, str) and value else "a name of timm"
+        return None if isinstance(value, str) and value else "the name of a timm model"
     if name == "stride":
         return None if value in STRIDES else " or ".join(map(repr, STRIDES))
     if name == "bn_eps":

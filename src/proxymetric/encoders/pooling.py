@@ -4,12 +4,13 @@ import torch
 from torch import Tensor, nn
 
 POOLINGS = ("auto", "avg", "max", "avg+max", "gem")
-"""names of the poolings; "auto" is the backbone's own pooling, not one of this module"""
+"""names of the poolings; "auto" is the backbone's own pooling, which this module does not implement"""
 
 LAYOUTS: dict[str, tuple[int, ...]] = {"map": (2, 3), "map-last": (1, 2), "tokens": (1,)}
-"""the dimensions of the positions in maps (B, F, H, W), maps (B, H, W, F) and tokens (B, N, F)"""
+"""the dimensions that are pooled over in maps (B, F, H, W), maps (B, H, W, F) and tokens (B, N, F)"""
 
 MIN_GEM_INPUT = 1e-6
+"""inputs of "gem" are clamped to at least this value"""
 
 
 class Pooling(nn.Module):
@@ -21,7 +22,7 @@ class Pooling(nn.Module):
     Args:
         name: avg, max, avg+max or gem.
         layout: map, map-last or tokens.
-        prefix: number of tokens before the first patch (class and register tokens), which are left out.
+        prefix: number of tokens before the first patch token (class and register tokens); they are not pooled.
         gem_p: p > 0 of gem, usually 3.
         learn_p: train p.
 

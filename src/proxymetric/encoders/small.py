@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class SmallConvNet(nn.Module):
     """Four stages of `conv 3x3 -> BatchNorm -> ReLU`; the first three halve the image.
 
-    The network is made for 32 x 32 RGB images: the forward pass of one takes 7.3 M multiplications, and the last map
-    is 4 x 4. Any size of at least 8 works.
+    The network is designed for 32 x 32 RGB images: the forward pass of one image takes 7.3 M multiplications, and the
+    last map is 4 x 4. Images need at least 8 x 8 pixels.
 
     Args:
         widths: channels after each stage; the last is the number of features.
@@ -25,10 +25,10 @@ class SmallConvNet(nn.Module):
     def __init__(self, widths: tuple[int, int, int, int] = (32, 64, 128, 256)) -> None:
         super().__init__()
         stages: list[nn.Module] = []
-        for before, after, stride in zip((3, *widths[:-1]), widths, (2, 2, 2, 1)):
-            conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        for in_channels, out_channels, stride in zip((3, *widths[:-1]), widths, (2, 2, 2, 1)):
+            conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-            stages.append(nn.Sequential(conv, nn.BatchNorm2d(after), nn.ReLU(inplace=True)))
+            stages.append(nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)))
         self.stages = nn.Sequential(*stages)
         self.num_features = widths[-1]
 

@@ -1,8 +1,8 @@
-"""Runs a timm VisionTransformer block by block, with prompts before its tokens and adapters beside its MLPs.
+"""Runs a timm VisionTransformer block by block, with prompts before its tokens and adapters at its MLPs.
 
-Each block gets its own prompts, and its output for them is dropped. Prompts are therefore keys and values but never
-queries: only the first norm and the projection to keys and values process them. Where the last block has prompts, only
-the tokens that are pooled are computed in it. The result is the same as that of running whole blocks.
+Each block has its own prompts, and its outputs for the prompts are dropped. Prompts are therefore keys and values but
+never queries: only the first norm and the projection to keys and values process them. If the last block has prompts, it
+computes only the tokens that are pooled. The result is the same as if whole blocks were run.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ class Tower(NamedTuple):
     """The prompts of one pass over the images of a batch."""
 
     prompts: Prompts | ClassPrompts | None = None
-    """prompts in place of the tuning's; gradients flow to them. None: the tuning's prompts"""
+    """prompts that replace those of the tuning; gradients flow to them. None: the tuning's prompts"""
     shared: bool = False
-    """append `prompts` to the tuning's prompts instead of replacing those"""
+    """append `prompts` to the tuning's prompts instead of replacing them"""
 
 
 def is_vit(module: Any) -> bool:
@@ -74,7 +74,7 @@ def last_tokens(
     Args:
         vit: the VisionTransformer whose blocks are run.
         tokens: (B, T, D), the result of `first_tokens`.
-        tuning: adds prompts before the tokens and modules beside the MLPs.
+        tuning: adds prompts before the tokens, and modules that change the outputs of the MLPs.
         towers: the prompts of each pass.
         needed: how many of the first tokens the caller reads; the result may lack the others. None: all of them.
         checkpointing: True keeps only the tokens between blocks for the backward pass and recomputes the rest there;
@@ -89,14 +89,14 @@ def last_tokens(
     plain = has_plain_blocks(vit)
     recompute_mlp = checkpointing == "mlp"
     recompute_block = checkpointing is True and torch.is_grad_enabled()
-    # Inside a function with a backward pass of its own, torch cannot mark tensors to be recomputed.
+    # torch cannot mark tensors inside a custom autograd function to be recomputed, so no such function is used then.
     dtype = None if recompute_block else compiled_16_bit_dtype(tokens)
     if len(towers) > 1:  # not `repeat`: a compiler would keep its result instead of recomputing it
         tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, batch) for tower in towers]
         arguments = (tokens, fronts, tuning.beside(i), plain, needed if i == last else None, recompute_mlp, dtype)
-        # FSDP gathers a block's parameters before it runs and frees them afterwards: it sets `run` on the block.
+        # With FSDP, `training.parallel` sets `run`, which gathers the block's parameters, runs it and frees them.
         run = getattr(block, "run", None) or partial(run_block, block)
         tokens = checkpoint(run, *arguments, use_reentrant=False) if recompute_block else run(*arguments)
     return vit.norm(tokens)
@@ -119,7 +119,7 @@ def run_block(
         tokens: (towers B, T, D), the rows of all towers.
         fronts: for each tower, the prompts (B, n, D) before its tokens, or None; they are not in the result.
         beside: modules `(x, mlp) -> mlp` that change the output of the MLP.
-        plain: whether block and attention are timm's plain ones, so that tokens can be keys without being queries.
+        plain: whether `has_plain_blocks` is true, so that prompts can be keys without being queries.
         needed: how many of the first tokens the caller reads; the result may lack the others. None: all of them.
         recompute_mlp: recompute the hidden layer of the MLP in the backward pass instead of keeping it.
         dtype: the 16-bit type of a compiled step, in which norms and GELUs keep less for the backward pass; None calls
@@ -159,7 +159,7 @@ def _second_half(block: Any, x: Tensor, change: Tensor, beside: list[nn.Module],
 
 
 def _mlp(block: Any, x: Tensor, normed_x: Tensor | None, beside: list[nn.Module], dtype: torch.dtype | None) -> Tensor:
-    """Return what the MLP adds to `x`; `normed_x` is `norm2(x)` where the caller has it already."""
+    """Return what the MLP adds to `x`; `normed_x` is `norm2(x)` if the caller has computed it."""
     normed_x = normed(block.norm2, x, dtype) if normed_x is None else normed_x
     mlp = block.drop_path2(block.ls2(_run_mlp(block.mlp, normed_x, dtype)))
     for module in beside:
@@ -177,7 +177,7 @@ def _run_mlp(mlp: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def has_plain_blocks(vit: Any) -> bool:
-    """Whether blocks and attention are timm's plain ones without hooks, so that tokens can be keys but not queries."""
+    """Whether blocks and attention are timm's own and have no hooks, so that prompts can be keys but not queries."""
     from timm.models.vision_transformer import Attention, Block
 
     return all(
@@ -225,16 +225,16 @@ def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], queries: int
 
 
 def _towers_of(rows: Tensor, towers: int) -> Sequence[Tensor]:
-    """Divide `rows` into those of each tower."""
+    """Split `rows` into the rows of each tower."""
     return [rows] if towers == 1 else rows.chunk(towers)
 
 
 def _projected(qkv: Any, queried: Tensor, rows: Tensor) -> list[Tensor]:
     """Return the queries of `queried` (..., D), and the keys and values of `rows` (N, D).
 
-    Three products replace one of three times the width, so their gradients need not be concatenated first.
+    Three matrix products replace one that is three times as wide, so that their gradients need not be concatenated.
     """
-    if has_hooks(qkv):  # LoRA's hook adds to all three
+    if has_hooks(qkv):  # LoRA's hook changes queries, keys and values
         return [qkv(queried).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
     biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
     parts = zip((queried, rows, rows), qkv.weight.chunk(3), biases, strict=True)
@@ -259,8 +259,8 @@ def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
     if isinstance(prompts, ClassPrompts):
         prompts = prompts.of_blocks()
     if isinstance(prompts, Tensor) or len(prompts) > blocks:
-        got = f"a tensor of shape {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} entries"
-        raise ValueError(f"prompts: got {got}, expected at most {blocks} entries, a tensor or None for each block")
+        kind = f"a tensor of shape {tuple(prompts.shape)}" if isinstance(prompts, Tensor) else f"{len(prompts)} entries"
+        raise ValueError(f"prompts: got {kind}, expected at most {blocks} entries, a tensor or None for each block")
     batch, _, width = tokens.shape
     for i, entry in enumerate(prompts):
         if entry is not None and (entry.ndim != 3 or entry.shape[0] != batch or entry.shape[2] != width):

@@ -25,7 +25,7 @@ class WeightReport:
     Example:
         >>> lost = ["bn1.weight", "bn1.bias"]
         >>> print(WeightReport("r.safetensors", "resnet18", matched=["conv1.weight"], missing=lost))
-        r.safetensors: 1 tensor of 3 of 'resnet18' matched
+        r.safetensors: 1 of 3 tensors of 'resnet18' matched
           missing in the file (2): bn1.weight, bn1.bias
     """
 
@@ -48,7 +48,7 @@ class WeightReport:
     deeper: list[str] = field(default_factory=list)
     """the names in `unexpected` that belong to further blocks: the file was made for a deeper network"""
     applied: dict[str, Any] = field(default_factory=dict)
-    """settings in the file's header that the network has"""
+    """settings in the file's header that the network was built with"""
     overridden: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """for each setting that the recipe overrides, the value in the header and the value used"""
 
@@ -59,8 +59,7 @@ class WeightReport:
 
     def __str__(self) -> str:
         total = len(self.matched) + len(self.missing) + len(self.mismatched)
-        plural = "" if len(self.matched) == 1 else "s"
-        lines = [f"{self.file}: {len(self.matched)} tensor{plural} of {total} of '{self.backbone}' matched"]
+        lines = [f"{self.file}: {len(self.matched)} of {total} tensors of '{self.backbone}' matched"]
         shapes = [
             f"{key} {tuple(got)} instead of {tuple(expected)}" for key, (got, expected) in self.mismatched.items()
         ]
@@ -93,15 +92,15 @@ def check_weights_file(file: str | Path) -> Path:
     path = Path(file)
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise ValueError(
-            f"weights: got {str(file)!r}, a pickle, which can run code, expected a .safetensors file. {CONVERT}"
+            f"weights: got {str(file)!r}, a pickle, which can run code; expected a .safetensors file. {CONVERT}"
         )
     if not path.is_file():
-        raise ValueError(f"weights: got {str(file)!r}, no such file, expected the path of a .safetensors file")
+        raise ValueError(f"weights: got {str(file)!r}, which does not exist; expected the path of a .safetensors file")
     return path
 
 
 def read_tensors(file: str | Path) -> dict[str, Tensor]:
-    """Return all tensors of a safetensors file, those of floats as float32.
+    """Return all tensors of a safetensors file; floating-point tensors are converted to float32.
 
     Raises:
         ValueError: the file is missing, damaged, or a pickle. A pickle is not opened, because it can run code.
@@ -128,7 +127,7 @@ def load_backbone(
         backbone: the module, changed in place only if every tensor fits.
         file: a safetensors file with timm's names, of any float type; its classifier is left out.
         name: the name of the backbone in messages.
-        classifiers: names of classifier modules in the file, beside the usual ones (fc, head, classifier ...).
+        classifiers: further names of classifier modules in the file, in addition to the usual ones (fc, head ...).
 
     Returns:
         Which tensors matched.
@@ -190,12 +189,12 @@ def looks_like(tensors: dict[str, Tensor]) -> str | None:
     if "layer1.0.conv1.weight" in tensors:
         depths = [blocks(f"layer{stage}.") for stage in (1, 2, 3, 4)]
         per_block = 3 if "layer1.0.conv3.weight" in tensors else 2
-        return f"a ResNet-{2 + per_block * sum(depths)} or a relative, blocks {depths}"
+        return f"a ResNet-{2 + per_block * sum(depths)} or a similar network with {depths} blocks"
     for key, kind in (
         ("layers.0.blocks.0.attn.relative_position_bias_table", "a Swin transformer"),
         ("stages.0.blocks.0.conv_dw.weight", "a ConvNeXt"),
         ("conv_stem.weight", "an EfficientNet or MobileNet"),
-        ("stages.0.0.weight", "the small net of this package"),
+        ("stages.0.0.weight", "the small network of this package"),
         ("inception_3a_1x1.weight", "a BN-Inception"),
     ):
         if key in tensors:
@@ -204,6 +203,7 @@ def looks_like(tensors: dict[str, Tensor]) -> str | None:
 
 
 def _refusal(report: WeightReport, tensors: dict[str, Tensor]) -> str:
+    """Return the error message for a file that does not fit."""
     kind = looks_like(tensors)
     guess = f"; the file looks like {kind}" if kind else ""
     if report.deeper and not (report.missing or report.mismatched):
@@ -211,25 +211,28 @@ def _refusal(report: WeightReport, tensors: dict[str, Tensor]) -> str:
             f"weights: got {report.file!r}, which has more blocks than backbone={report.backbone!r} has: "
             f"{_shortened(report.deeper)}{guess}; expected the backbone that the file was made for"
         )
-    return f"weights: got {report.file!r}, whose tensors do not fit backbone={report.backbone!r}{guess}.\n{report}"
+    return (
+        f"weights: got {report.file!r}, whose tensors do not fit backbone={report.backbone!r}{guess}; "
+        f"expected the backbone that the file was made for.\n{report}"
+    )
 
 
 def _resize_positions(backbone: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
-    """Resample a ViT's position embeddings from another image size to its grid, as timm does for hub weights."""
+    """Resample position embeddings of another image size to the grid of a ViT, as timm does for hub weights."""
     target = getattr(backbone, "pos_embed", None)
-    given = tensors.get("pos_embed")
+    stored = tensors.get("pos_embed")
     grid = getattr(getattr(backbone, "patch_embed", None), "grid_size", None)
-    if target is None or given is None or grid is None:
+    if target is None or stored is None or grid is None:
         return []
-    if target.ndim != 3 or given.ndim != 3 or target.shape == given.shape:
+    if target.ndim != 3 or stored.ndim != 3 or target.shape == stored.shape:
         return []
     prefix = target.shape[1] - grid[0] * grid[1]
-    side = round((given.shape[1] - prefix) ** 0.5)
-    if prefix < 0 or target.shape[2] != given.shape[2] or side < 1 or side * side != given.shape[1] - prefix:
+    side = round((stored.shape[1] - prefix) ** 0.5)
+    if prefix < 0 or target.shape[2] != stored.shape[2] or side < 1 or side * side != stored.shape[1] - prefix:
         return []
     from timm.layers import resample_abs_pos_embed
 
-    tensors["pos_embed"] = resample_abs_pos_embed(given, new_size=list(grid), num_prefix_tokens=prefix)
+    tensors["pos_embed"] = resample_abs_pos_embed(stored, new_size=list(grid), num_prefix_tokens=prefix)
     return [f"pos_embed {side} x {side} to {grid[0]} x {grid[1]}"]
 
 
@@ -244,5 +247,5 @@ def _plain(value: Any) -> str:
 
 
 def _shortened(keys: list[str], count: int = 4) -> str:
-    """Join the first `count` keys and say how many more there are."""
+    """Join the first `count` keys and add the number of the others."""
     return ", ".join(keys[:count]) + (f" ... and {len(keys) - count} more" if len(keys) > count else "")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.core.surrogate import held
+from proxymetric.losses.pairs import mean_or_zero
+from proxymetric.losses.ranges import check_cosine, check_scale
 from proxymetric.ops import NONE, log1p_exp
 
 
@@ -30,7 +31,7 @@ class Circle:
 
     Args:
         scale: > 0; gamma in the paper. 80 for fine-grained retrieval, 256 for faces.
-        margin: m in the paper. 0.4 for fine-grained retrieval, 0.25 for faces.
+        margin: in [-1, 1]; m in the paper. 0.4 for fine-grained retrieval, 0.25 for faces.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
@@ -42,8 +43,8 @@ class Circle:
     margin: float = 0.4
 
     def __post_init__(self) -> None:
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         s = queries @ refs.normalised(queries).T
@@ -54,4 +55,4 @@ class Circle:
             pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push
         pulled = torch.logsumexp(pull.masked_fill(~positive, NONE), 1)
         pushed = torch.logsumexp(push.masked_fill(~negative, NONE), 1)
-        return log1p_exp(pulled + pushed).mean()
+        return mean_or_zero(log1p_exp(pulled + pushed))

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from proxymetric.checks import above_zero, at_least_zero, number
+from proxymetric.checks import above_zero, at_least_zero
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, mean_where, refuse_weights
+from proxymetric.losses.ranges import check_cosine, check_distance
 from proxymetric.signatures import one_of
 
 
@@ -23,7 +24,7 @@ class Contrastive:
     as well.
 
     Args:
-        margin: in [-1, 1); 0.5 in the paper. Negatives with a lower similarity are ignored.
+        margin: in [-1, 1]; 0.5 in the paper. Negatives with a lower similarity are ignored.
 
     Example:
         >>> import torch
@@ -35,7 +36,7 @@ class Contrastive:
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        number(margin=self.margin)
+        check_cosine(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         refuse_weights(self, weight)
@@ -56,7 +57,7 @@ class MarginContrastive:
     Relations: `Contrastive` works on cosines and pulls every positive; `Triplet` asks for an order, not for distances.
 
     Args:
-        margin: > 0; distance that negatives should have.
+        margin: > 0 and usually <= 2; distance that negatives should have.
         positive_margin: >= 0; distance that positives may have.
         averaging: "nonzero" takes each mean over its non-zero terms (released code of CCP). "all" divides both sums by
             the number of all pairs (CCP, Algorithm 1).
@@ -75,6 +76,7 @@ class MarginContrastive:
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
         at_least_zero(positive_margin=self.positive_margin)
+        check_distance(margin=self.margin, positive_margin=self.positive_margin)
         one_of("averaging", self.averaging, ("nonzero", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:

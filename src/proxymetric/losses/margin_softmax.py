@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.proxy_nca import cross_entropy
+from proxymetric.losses.ranges import check_scale
 from proxymetric.ops import Line, over_classes
 
 
@@ -26,7 +27,7 @@ class CosFace:
 
     Args:
         scale: > 0; 64 for faces.
-        margin: >= 0; 0.35 in the paper. 0 gives the normalised softmax (Zhai & Wu 2019).
+        margin: in [0, 2]; 0.35 in the paper. 0 gives the normalised softmax (Zhai & Wu 2019).
 
     Example:
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
@@ -38,8 +39,8 @@ class CosFace:
     margin: float = 0.35
 
     def __post_init__(self) -> None:
-        above_zero(scale=self.scale)
-        at_least_zero(margin=self.margin)
+        check_scale(scale=self.scale)
+        within(0, 2, "two cosines are at most 2 apart", margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own_class = Line(self.scale, -self.scale * self.margin)
@@ -72,7 +73,7 @@ class ArcFace:
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        above_zero(scale=self.scale)
+        check_scale(scale=self.scale)
         at_least_zero(margin=self.margin)
         if self.margin >= math.pi:
             raise ValueError(f"margin: got {self.margin}, expected radians below pi")

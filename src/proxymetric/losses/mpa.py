@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.pairs import mean_where
+from proxymetric.losses.pairs import mean_or_zero, mean_where
 from proxymetric.losses.proxy_anchor import anchor_exponents
+from proxymetric.losses.ranges import check_cosine_margin, check_scale
 from proxymetric.ops import Similarity, log1p_exp, mean_over_batch, over_classes
 
 
@@ -30,7 +30,7 @@ class MPA:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 by default.
+        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -45,8 +45,8 @@ class MPA:
 
     def __post_init__(self) -> None:
         self.of_class.check()
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)
@@ -64,7 +64,7 @@ class MPADW:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 by default.
+        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -79,13 +79,13 @@ class MPADW:
 
     def __post_init__(self) -> None:
         self.of_class.check()
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
-        return (log1p_exp(sums.positive) + log1p_exp(sums.negative)).mean()
+        return mean_or_zero(log1p_exp(sums.positive) + log1p_exp(sums.negative))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class MPAAP:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: 0.1 by default.
+        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -114,8 +114,8 @@ class MPAAP:
 
     def __post_init__(self) -> None:
         self.of_class.check()
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)

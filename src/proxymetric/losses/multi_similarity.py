@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, at_least_zero, number
+from proxymetric.checks import within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.losses.pairs import mean_or_zero
+from proxymetric.losses.ranges import check_cosine, check_scale
 from proxymetric.ops import NONE, log1p_exp
 
 
@@ -31,8 +33,8 @@ class MultiSimilarity:
     Args:
         alpha: > 0; scale of the positive pairs.
         beta: > 0; scale of the negative pairs.
-        base: the similarity at which both exponents are 0.
-        epsilon: >= 0; margin of the mining, 0.1 by default. None turns the mining off.
+        base: in [-1, 1]; the similarity at which both exponents are 0.
+        epsilon: in [0, 2]; margin of the mining, 0.1 by default. None turns the mining off.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
@@ -46,10 +48,10 @@ class MultiSimilarity:
     epsilon: float | None = 0.1
 
     def __post_init__(self) -> None:
-        above_zero(alpha=self.alpha, beta=self.beta)
-        number(base=self.base)
+        check_scale(alpha=self.alpha, beta=self.beta)
+        check_cosine(base=self.base)
         if self.epsilon is not None:
-            at_least_zero(epsilon=self.epsilon)
+            within(0, 2, "two cosines are at most 2 apart", epsilon=self.epsilon)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         s = queries @ refs.normalised(queries).T
@@ -67,4 +69,4 @@ class MultiSimilarity:
             pull, push = weight.positive.of(refs.labels)(s) * pull, weight.negative.of(refs.labels)(s) * push
         pulled = log1p_exp(torch.logsumexp(pull.masked_fill(~positive, NONE), 1)) / self.alpha
         pushed = log1p_exp(torch.logsumexp(push.masked_fill(~negative, NONE), 1)) / self.beta
-        return (pulled + pushed).mean()
+        return mean_or_zero(pulled + pushed)

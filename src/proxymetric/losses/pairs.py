@@ -1,4 +1,4 @@
-"""Parts that the pair losses share: distances, means over chosen pairs, and the refusal of a weighting."""
+"""Parts that the pair losses share: distances, means, and the refusal of a weighting."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def distances(queries: Tensor, refs: References) -> Tensor:
 def mean_where(values: Tensor, where: Tensor) -> Tensor:
     """The mean of the chosen values; 0 if none is chosen."""
     return (values * where).sum() / where.sum().clamp(min=1)
+
+
+def mean_or_zero(values: Tensor) -> Tensor:
+    """The mean of the values; 0 where there are none."""
+    return values.mean() if len(values) else values.sum()
 
 
 def refuse_weights(loss: object, weight: PairWeights | None) -> None:

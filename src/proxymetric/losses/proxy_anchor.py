@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.losses.ranges import check_cosine_margin, check_scale
 from proxymetric.ops import NONE, Line, mean_over_batch
 from proxymetric.signatures import one_of
 
@@ -31,7 +31,7 @@ class ProxyAnchor:
 
     Args:
         scale: > 0; 32 in the paper.
-        margin: 0.1 in the paper.
+        margin: in [-1, 1]; 0.1 in the paper. A negative margin gets a warning.
         positive_norm: "present" divides the first sum by |C+| (the paper). "all" divides it by C, weighted or not
             (VCPA's Eq. 4, VPTSP's code).
 
@@ -47,8 +47,8 @@ class ProxyAnchor:
     positive_norm: str = "present"
 
     def __post_init__(self) -> None:
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
         one_of("positive_norm", self.positive_norm, ("present", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import mean_where
+from proxymetric.losses.ranges import check_scale, check_temperature
 from proxymetric.ops import Line, over_classes
 
 
@@ -36,7 +36,7 @@ class ProxyNCA:
     scale: float = 12.0
 
     def __post_init__(self) -> None:
-        above_zero(scale=self.scale)
+        check_scale(scale=self.scale)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         exponent = Line(self.scale)
@@ -68,7 +68,7 @@ class ProxyNCAPlusPlus:
     temperature: float = 1 / 18
 
     def __post_init__(self) -> None:
-        above_zero(temperature=self.temperature)
+        check_temperature(temperature=self.temperature)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         exponent = Line(1 / self.temperature)

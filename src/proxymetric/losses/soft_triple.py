@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, number
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.proxy_nca import cross_entropy
+from proxymetric.losses.ranges import check_cosine_margin, check_scale
 from proxymetric.ops import Line, Similarity, over_classes
 from proxymetric.signatures import one_of
 
@@ -28,7 +28,7 @@ class SoftTriple:
 
     Args:
         scale: > 0; lambda in the paper, 20.
-        margin: 0.01 in the paper.
+        margin: in [-1, 1]; 0.01 in the paper. A negative margin gets a warning.
         of_class: how the K centres of a class are combined into one similarity.
         reduction: "mean" over the batch, or "sum" as in the paper.
 
@@ -45,8 +45,8 @@ class SoftTriple:
 
     def __post_init__(self) -> None:
         self.of_class.check()
-        above_zero(scale=self.scale)
-        number(margin=self.margin)
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
         one_of("reduction", self.reduction, ("mean", "sum"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:

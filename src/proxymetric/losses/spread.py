@@ -51,5 +51,5 @@ class Spread:
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = (w @ w.mT)[:, s, t]
         squared = (2 - 2 * gram).clamp(min=0)  # rounding makes it negative where proxies coincide
-        spread = self.tau * (squared + 1e-5).sqrt().sum() / (refs.all_rows * (k - 1))
+        spread = self.tau * (squared + 1e-5).sqrt().sum() / max(refs.all_rows * (k - 1), 1)
         return spread if refs.shard is None else all_reduce_sum(spread, refs.shard)

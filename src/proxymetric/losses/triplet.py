@@ -11,6 +11,7 @@ from proxymetric.checks import above_zero
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, refuse_weights
+from proxymetric.losses.ranges import check_distance
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Triplet:
     Relations: `MultiSimilarity` weights the same pairs softly; `ProxyNCA` compares with proxies instead of samples.
 
     Args:
-        margin: > 0, on Euclidean distances. CCP's study has 0.0961 on CUB, 0.1190 on Cars, 0.0451 on In-Shop and SOP.
+        margin: > 0 and usually <= 2, on Euclidean distances. CCP's study has 0.0961 on CUB, 0.1190 on Cars, 0.0451 on
+            In-Shop and SOP.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 1]))
@@ -36,6 +38,7 @@ class Triplet:
 
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
+        check_distance(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         refuse_weights(self, weight)

@@ -1,4 +1,4 @@
-"""Retrieval metrics of embeddings: R@K, P@K, P@R, MAP@R, MAP@K and nDCG@K; clustering and geometry of classes."""
+"""Retrieval metrics of embeddings: R@K, P@K, P@R, MAP@R, MAP@K, AP@K and nDCG@K; clustering and geometry of classes."""
 
 from proxymetric.metrics.breakdown import Breakdown, breakdown
 from proxymetric.metrics.clustering import kmeans, mutual_information, nmi

@@ -15,7 +15,7 @@ from proxymetric.metrics.scoring import of_queries
 
 METRICS = ("MAP@R", "P@1", "P@R")
 RESULTS_SHOWN = 5
-"""first results of each of the worst queries"""
+"""the number of results stored for each of the worst queries"""
 
 
 class ClassScore(NamedTuple):
@@ -38,7 +38,10 @@ class BadQuery(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Results of class `found` among the first R results of the queries of class `label`, R their relevant items."""
+    """How often queries of class `label` have results of class `found` among their first R results.
+
+    R is the number of relevant items of a query.
+    """
 
     label: int
     found: int
@@ -69,8 +72,8 @@ class Breakdown:
         """Convert to lists and numbers, ready for JSON.
 
         Args:
-            class_names: adds the names of the classes to their labels; None: labels only.
-            per_query: includes the scores of every query.
+            class_names: names to add to the labels; None: labels only.
+            per_query: whether to include the scores of every query.
 
         Example:
             >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
@@ -88,15 +91,15 @@ class Breakdown:
                     plain["found_classes"] = [class_names[label] for label in row.found]
             return plain
 
-        whole: dict[str, Any] = {
+        content: dict[str, Any] = {
             "classes": [named(row) for row in self.classes],
             "worst": [named(row) for row in self.worst],
             "confused": [named(row) for row in self.confused],
         }
         if per_query:
-            whole["queries"] = self.queries.tolist()
-            whole["scores"] = {name: values.tolist() for name, values in self.scores.items()}
-        return whole
+            content["queries"] = self.queries.tolist()
+            content["scores"] = {name: values.tolist() for name, values in self.scores.items()}
+        return content
 
 
 def breakdown(
@@ -117,13 +120,14 @@ def breakdown(
     Args:
         embeddings: (N, D); see `rank`.
         labels: (N,).
-        metrics: means over queries; the first one decides which queries are worst, ties in the order of the queries.
+        metrics: metrics that are means over queries. The first one decides which queries are worst; ties keep the order
+            of the queries.
         worst: the number of queries listed, at least 0.
         pairs: the number of pairs of classes listed, at least 0.
         gallery: (G, D) the items to search; None: the embeddings search each other.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; None: chosen.
+        block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
 
     Returns:
@@ -160,7 +164,7 @@ def breakdown(
         a, b = known[keys // len(known)].tolist(), known[keys % len(known)].tolist()
         confusions.update(dict(zip(zip(a, b), counts.tolist())))
 
-    # Confusions need R results and the worst queries some to show, whatever the metrics need.
+    # Confusions need R results, and the worst queries need results to show, whatever the metrics need.
     needed = [*parsed, parse("P@R"), parse(f"P@{first.shape[1]}")]
     scored = of_queries(task, needed, on_results)
     scores = {metric.name: scored.scores[metric.name] for metric in parsed}

@@ -11,7 +11,7 @@ from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row
 from proxymetric.precision import full_precision
 
 MEMORY_BYTES = 64 * 2**20
-"""distances held at once"""
+"""memory of the distances that are computed at a time"""
 MAX_SEEDING_ROUNDS = 128
 
 
@@ -48,8 +48,8 @@ def kmeans(
         embeddings: (N, D).
         clusters: from 1 to the number of items.
         distance: "cosine" clusters unit vectors, "euclidean" the vectors as given.
-        seed: of the random draws.
-        iterations: at most so many, at least 1.
+        seed: seed of the random draws.
+        iterations: the largest number of iterations, at least 1.
         tolerance: see above.
         device: where to compute; by default where the embeddings are.
 
@@ -157,11 +157,11 @@ def nmi(
     iterations: int = 25,
     device: torch.device | str | None = None,
 ) -> float:
-    """Compute the normalised mutual information between classes and as many clusters, found by `kmeans`.
+    """Compute the normalised mutual information between the classes and an equal number of k-means clusters.
 
         NMI(U, V) = 2 I(U; V) / (H(U) + H(V))
 
-    The value depends on the seed; state it in comparisons.
+    The value depends on the seed; report the seed in comparisons.
 
     Args:
         embeddings: (N, D).
@@ -198,7 +198,7 @@ def mutual_information(a: Labels, b: Labels) -> float:
     """
     first, second = as_labels("a", a), as_labels("b", b)
     if len(first) != len(second):
-        raise ValueError(f"b: got {len(second)} labels, expected the {len(first)} of a")
+        raise ValueError(f"b: got {len(second)} labels, expected {len(first)}, as many as in a")
     a_index, b_index = (each.unique(return_inverse=True)[1] for each in (first, second.to(first.device)))
     pair_counts = (a_index * (int(b_index.max()) + 1) + b_index).unique(return_counts=True)[1]
     counts_of = (torch.bincount(a_index), torch.bincount(b_index), pair_counts)

@@ -1,4 +1,4 @@
-"""The width of classes and the distance between them, as reported in the CCP paper beside MAP@R."""
+"""The width of classes and the distance between them, as the CCP paper reports them."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from proxymetric.precision import full_precision
 from proxymetric.signatures import one_of
 
 MAX_NUMBERS = 2**22
-"""numbers held at once"""
+"""numbers in memory at a time"""
 TILE_ROWS = 1024
 
 
@@ -27,8 +27,8 @@ def covering_radius(
         r_k(c) = max over members x of class c of min over k chosen members p of |x - p|
         mean over classes c of 1/n_c sum over k = 1..n_c of r_k(c)
 
-    Finding the best k members is NP-hard. Instead, the first is the best single member, and each further one is the
-    member farthest from those chosen; the resulting radius is at most twice the optimum.
+    Finding the best k members is NP-hard. Instead, the first chosen member is the best single one, and each further one
+    is the member farthest from those already chosen. The resulting radius is at most twice the optimum.
 
     Gürbüz et al., Deep Metric Learning with Chance Constraints, section V.
 
@@ -109,9 +109,9 @@ def _within_classes(space: Space, classes: Tensor) -> Iterator[Tensor]:
     starts = sizes.cumsum(dim=0) - sizes
     for size in sizes.unique().tolist():
         first = starts[sizes == size]
-        for some in first.split(max(1, MAX_NUMBERS // (size * max(size, space.dim)))):
-            index = members[some[:, None] + torch.arange(size, device=some.device)]
-            rows = space.rows(space.items, index.flatten()).view(len(some), size, -1)
+        for class_starts in first.split(max(1, MAX_NUMBERS // (size * max(size, space.dim)))):
+            index = members[class_starts[:, None] + torch.arange(size, device=class_starts.device)]
+            rows = space.rows(space.items, index.flatten()).view(len(class_starts), size, -1)
             rows = rows - rows.mean(dim=1, keepdim=True)
             distances = torch.cdist(rows, rows)
             distances.diagonal(dim1=1, dim2=2).zero_()

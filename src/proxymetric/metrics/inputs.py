@@ -8,21 +8,22 @@ import torch
 from torch import Tensor
 
 Vectors = Tensor | np.ndarray
-Labels = Tensor | np.ndarray | Sequence[int]
+Labels = Tensor | np.ndarray | Sequence[int] | Sequence[str]
+"""whole numbers, or text; texts are numbered in alphabetical order"""
 
 _EXACT_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16)
 
 
 def as_vectors(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
-    """Vectors (N, D) as float32 or float64, with every number unchanged (whole numbers up to 2^53).
+    """Convert vectors (N, D) to float32 or float64 without changing a number (whole numbers: up to 2^53).
 
     Args:
-        name: of the argument, for errors.
+        name: the name of the argument, for errors.
         value: a tensor, an array or nested lists.
         device: where to put the vectors; None: where they are.
 
     Raises:
-        ValueError: the value is no finite real matrix with at least one row and one column.
+        ValueError: the value is not a finite real matrix with at least one row and one column.
     """
     vectors = _tensor(name, value, "real numbers")
     if vectors.ndim != 2:
@@ -41,18 +42,18 @@ def as_vectors(name: str, value: Any, device: torch.device | str | None = None) 
 
 
 def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None) -> Tensor:
-    """Labels (N,) as int64.
+    """Convert labels (N,) to int64.
 
     Args:
-        name: of the argument, for errors.
-        value: a tensor, an array or a list of whole numbers.
+        name: the name of the argument, for errors.
+        value: a tensor, an array or a list of whole numbers or of text.
         of: the name of the vectors, for errors.
-        vectors: there must be one label for each; the labels are put on their device. None: no check.
+        vectors: the vectors, one for each label; the labels are moved to their device. None: no check.
 
     Raises:
-        ValueError: the value is no list of whole numbers, or has another length than the vectors.
+        ValueError: the value is not a list of whole numbers, or its length differs from that of the vectors.
     """
-    labels = _tensor(name, value, "whole numbers")
+    labels = _tensor(name, number_texts(value)[0], "whole numbers")
     if labels.ndim != 1:
         raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected one axis, a class for each item")
     if len(labels) == 0:
@@ -66,6 +67,48 @@ def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None
     return labels.to(vectors.device, torch.long)
 
 
+def number_texts(*labels: Any) -> list[Any]:
+    """Replace text by numbers, the same text by the same number in all arguments.
+
+    Args:
+        *labels: labels of any kind.
+
+    Returns:
+        The labels; those that are no text are unchanged.
+
+    Raises:
+        ValueError: some are text and others are not.
+
+    Example:
+        >>> [numbers.tolist() for numbers in number_texts(["dog", "cat"], ["eel", "cat"])]
+        [[1, 0], [2, 0]]
+    """
+    texts = [_as_text(each) for each in labels]
+    if all(each is None for each in texts):
+        return list(labels)
+    if any(each is None for each in texts):
+        raise ValueError("labels, gallery_labels: got text and numbers, expected text for both or numbers for both")
+    arrays = [each for each in texts if each is not None]
+    numbers = np.unique(np.concatenate([array.ravel() for array in arrays]), return_inverse=True)[1]
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    return [part.reshape(array.shape) for part, array in zip(np.split(numbers.ravel(), ends), arrays, strict=True)]
+
+
+def _as_text(labels: Any) -> np.ndarray | None:
+    """The labels as an array of text; None if they are something else."""
+    if isinstance(labels, Tensor) or (isinstance(labels, list | tuple) and not any(isinstance(x, str) for x in labels)):
+        return None
+    if isinstance(labels, list | tuple) and not all(isinstance(x, str) for x in labels):
+        return None
+    try:
+        array = np.asarray(labels)
+    except ValueError:
+        return None
+    if array.dtype.kind == "O" and array.size and all(isinstance(x, str) for x in array.flat):
+        array = array.astype(str)  # such as a column of pandas
+    return array if array.dtype.kind == "U" and array.ndim == 1 else None
+
+
 def count_relevant(labels: Tensor, item_labels: Tensor) -> Tensor:
     """The number of items (N,) that have each query's label."""
     classes, counts = item_labels.unique(return_counts=True)
@@ -75,6 +118,8 @@ def count_relevant(labels: Tensor, item_labels: Tensor) -> Tensor:
 
 def _tensor(name: str, value: Any, content: str) -> Tensor:
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise ValueError(f"{name}: got a sparse tensor, expected a dense one: {name}.to_dense()")
         return value.detach()
     try:
         # np.require copies a read-only array, because torch would warn about sharing its memory.

@@ -14,7 +14,7 @@ from proxymetric.metrics.scoring import DEFAULT, of_queries
 from proxymetric.signatures import one_of
 
 MAX_DRAWS = 2**22
-"""numbers drawn at once"""
+"""numbers drawn at a time"""
 
 
 class Estimate(NamedTuple):
@@ -44,7 +44,7 @@ def interval(
         groups: (Q,) whole numbers; None: single values are drawn.
         level: the share of the resampled means inside the interval, between 0 and 1.
         repeats: resamples, at least 1.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         The lower and the upper end.
@@ -113,7 +113,7 @@ def estimate(
         gallery: (G, D) the items to search; None: the embeddings search each other.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; None: chosen.
+        block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
 
     Returns:

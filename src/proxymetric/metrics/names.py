@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MAX_SHOWN = 40
+"""characters of a name that an error shows"""
 WHOLE = ("NMI", "covering_radius", "inter_class_distance")
 _ALIASES = {
     "recall": "R",
@@ -13,6 +15,8 @@ _ALIASES = {
     "p": "P",
     "map": "MAP",
     "mean average precision": "MAP",
+    "ap": "AP",
+    "average precision": "AP",
     "ndcg": "nDCG",
     "dcg": "nDCG",
     "nmi": "NMI",
@@ -20,11 +24,16 @@ _ALIASES = {
     "covering radius": "covering_radius",
     "inter class distance": "inter_class_distance",
 }
-_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K or nDCG@K with a whole number K of at least 1, or {', '.join(WHOLE)}"
+MAX_CUTOFF = 2**31 - 1
+"""the largest K"""
+_FORMS = f"R@K, P@K, P@R, MAP@R, MAP@K, AP@K or nDCG@K with a whole number K of at least 1, or {', '.join(WHOLE)}"
 
 
 class Metric(NamedTuple):
-    """A checked name, its kind, and its cutoff; None: the number of relevant items of each query, or no cutoff."""
+    """A checked name, its kind, and its cutoff K.
+
+    `cutoff` is None for a cutoff at R, the number of relevant items of each query, and for metrics without a cutoff.
+    """
 
     name: str
     kind: str
@@ -37,7 +46,7 @@ class Metric(NamedTuple):
 
 
 def parse(name: str) -> Metric:
-    """Read one name.
+    """Parse the name of a metric.
 
     Args:
         name: such as "R@1", "MAP@R" or "NMI".
@@ -46,7 +55,7 @@ def parse(name: str) -> Metric:
         The name with its kind and cutoff.
 
     Raises:
-        ValueError: there is no such metric; the message names the nearest.
+        ValueError: the name is unknown; the message names the nearest metric.
 
     Example:
         >>> parse("nDCG@8")
@@ -58,11 +67,14 @@ def parse(name: str) -> Metric:
     """
     if name in WHOLE:
         return Metric(name, name, None)
-    match = re.fullmatch(r"(R|P|MAP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
+    match = re.fullmatch(r"(R|P|MAP|AP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"metrics: got {name!r}, expected {_FORMS}; did you mean {_nearest(str(name))!r}?")
     if match[3]:
         return Metric(name, match[3], None)
+    if len(match[2]) > len(str(MAX_CUTOFF)) or int(match[2]) > MAX_CUTOFF:
+        shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
+        raise ValueError(f"metrics: got {shown!r}, expected a cutoff K of at most {MAX_CUTOFF:,}")
     return Metric(name, match[1], int(match[2]))
 
 
@@ -76,7 +88,7 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
         The names as a tuple.
 
     Raises:
-        ValueError: there is no name, or an unknown one.
+        ValueError: no name is given, or a name is unknown.
 
     Example:
         >>> names(["R@1", "MAP@R"])
@@ -91,7 +103,7 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _nearest(name: str) -> str:
-    """The metric most similar to an unknown name, whatever that is."""
+    """The metric whose name is most like an unknown name."""
     kind, _, cutoff = name.partition("@")
     plain = re.sub(r"[\s_-]+", " ", kind.strip().lower())
     known = difflib.get_close_matches(plain, _ALIASES, n=1, cutoff=0.0)

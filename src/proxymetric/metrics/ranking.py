@@ -1,4 +1,4 @@
-"""Rank a gallery for every query: exactly, and in bounded memory."""
+"""Rank the items of a gallery for every query, exactly and in bounded memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant
+from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant, number_texts
 from proxymetric.metrics.knn.distances import SPACES, check_distance
 from proxymetric.metrics.knn.duplicates import copies_before, distinct
 from proxymetric.metrics.knn.search import Searcher, TopItems
@@ -15,7 +15,7 @@ from proxymetric.metrics.knn.ties import TieBreaker
 from proxymetric.precision import full_precision
 
 MAX_CELLS = 2**22
-"""cells of one `ResultTable`"""
+"""the largest number of cells of a `ResultTable`"""
 
 
 class Ranking(NamedTuple):
@@ -64,7 +64,7 @@ class Search:
         relevant: (N,) the number of relevant items of each query.
         leave_one_out: whether the queries search each other.
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; None: chosen by the search.
+        block: queries ranked at a time; None: chosen by the search.
     """
 
     vectors: Tensor
@@ -85,8 +85,9 @@ class Search:
         """Yield the first results of each query that has a relevant item; queries of similar depth share a table.
 
         Args:
-            depths: (N,) the number of results of each query. only_hits: hits are exact, but adjacent neighbours that
-            are all hits, or all misses, may be in another order.
+            depths: (N,) the number of results of each query.
+            only_hits: whether only `hits` must be exact. Adjacent neighbours that are all hits, or all misses, may then
+                be in another order.
         """
         depths = torch.where(self.relevant > 0, depths.clamp(max=self.candidates), 0)
         if not depths.any():
@@ -94,7 +95,7 @@ class Search:
         with full_precision(self.vectors.device.type):
             steps = self._searcher(int(depths.max()), only_hits).run(depths)
         while True:
-            # Not around the loop: the caller's code between two results keeps its own precision.
+            # The setting does not enclose the loop, so that the code of the caller keeps its own precision.
             with full_precision(self.vectors.device.type):
                 best = next(steps, None)
             if best is None:
@@ -116,19 +117,21 @@ class Search:
         return Searcher(space, TieBreaker(space, groups, labels), listed, itself, self.block)
 
     def _groups(self) -> tuple[Tensor, Tensor] | None:
-        """The numbers of the distinct rows among queries and items; None if all rows of each differ."""
-        of_items = distinct(self.items)
+        """The group of equal rows that each query and each item belongs to; None if no rows are equal."""
+        item_groups = distinct(self.items)
         if self.leave_one_out:
-            return None if of_items is None else (of_items, of_items)
-        of_queries = distinct(self.vectors)
-        if of_items is None and of_queries is None:
+            return None if item_groups is None else (item_groups, item_groups)
+        query_groups = distinct(self.vectors)
+        if item_groups is None and query_groups is None:
             return None
-        of_all = (torch.arange(len(side), device=side.device) for side in (self.vectors, self.items))
-        queries, items = (group if group is not None else each for group, each in zip((of_queries, of_items), of_all))
-        return queries, items
+        if query_groups is None:
+            query_groups = torch.arange(len(self.vectors), device=self.vectors.device)
+        if item_groups is None:
+            item_groups = torch.arange(len(self.items), device=self.items.device)
+        return query_groups, item_groups
 
     def _tables(self, best: TopItems) -> Iterator[ResultTable]:
-        """The results as tables, one for each power of two of their number."""
+        """Arrange the results in tables, one for each power of two of the number of results."""
         width = int(best.counts.max()) if len(best.counts) else 0
         if 0 < width * len(best.counts) == len(best.items):
             neighbours = best.items.view(-1, width)
@@ -167,6 +170,8 @@ def search(
     if (gallery is None) != (gallery_labels is None):
         missing = "gallery_labels" if gallery_labels is None else "gallery"
         raise ValueError(f"{missing}: got None, expected both gallery and gallery_labels, or neither")
+    if gallery_labels is not None:
+        labels, gallery_labels = number_texts(labels, gallery_labels)
     vectors = as_vectors("embeddings", embeddings, device)
     query_labels = as_labels("labels", labels, "embeddings", vectors)
     if gallery is None or gallery_labels is None:
@@ -191,7 +196,7 @@ def rank(
     block: int | None = None,
     device: torch.device | str | None = None,
 ) -> Ranking:
-    """Find the k nearest items of every query, nearest first; items of equal similarity in the gallery's order.
+    """Find the k nearest items of every query, nearest first. Items of equal similarity keep the order of the gallery.
 
     Without a gallery each embedding is a query against all others; it is left out of its own results by its index. With
     a gallery the embeddings are the queries, and nothing is left out.
@@ -201,19 +206,20 @@ def rank(
 
     Args:
         embeddings: (N, D), of any float or integer type and any length.
-        labels: (N,) whole numbers.
-        k: results of a query, at least 1; by default as many as the largest class can fill, which P@R and MAP@R need.
+        labels: (N,) whole numbers or text.
+        k: the number of results of each query, at least 1; by default the largest number of relevant items of a query,
+            which P@R and MAP@R need.
         gallery: (G, D) the items to search.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; fewer need less memory and more time. The result does not depend on it.
+        block: queries ranked at a time; fewer need less memory and more time. The result does not depend on it.
         device: where to compute; by default where the embeddings are.
 
     Returns:
         The ranking.
 
     Raises:
-        ValueError: an argument is out of range, or vectors and labels do not fit.
+        ValueError: an argument is out of range, or the numbers of vectors and labels differ.
 
     Example:
         >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
@@ -251,6 +257,8 @@ def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
         >>> left_out([0, 1, 3], gallery_labels=[0, 1, 2])
         1
     """
+    if gallery_labels is not None:
+        labels, gallery_labels = number_texts(labels, gallery_labels)
     queries = as_labels("labels", labels)
     items = queries if gallery_labels is None else as_labels("gallery_labels", gallery_labels)
     return int((count_relevant(queries, items) - int(gallery_labels is None) < 1).sum())

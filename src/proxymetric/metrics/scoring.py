@@ -6,7 +6,14 @@ results:
     R@K     1 if any of the first K is relevant (a hit rate)
     P@K     P(K)                                           P@R     P(R)
     MAP@K   1/K * sum over i <= K of P(i) rel(i)           MAP@R   the same with K = R
+    AP@K    1/min(K, R) * the same sum
     nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), divided by its ideal: min(R, K) relevant results first
+
+MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
+R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query.
+Other libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's competitions). Others divide the sum by
+R, also where R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
+(torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
 Each is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe a
 whole set: see `clustering` and `geometry`.
@@ -36,7 +43,7 @@ def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[
     """Compute each metric for each query of a ranking.
 
     Args:
-        ranking: with as many results as the metrics need.
+        ranking: a ranking with as many results as the metrics need.
         metrics: names; see `evaluate`.
 
     Returns:
@@ -76,14 +83,14 @@ def scores(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str
     """Compute the mean of each metric over the queries of a ranking, as fractions.
 
     Args:
-        ranking: with as many results as the metrics need.
+        ranking: a ranking with as many results as the metrics need.
         metrics: names; see `evaluate`.
 
     Returns:
         Metric -> mean.
 
     Raises:
-        ValueError: as `per_query`, or the ranking has no query.
+        ValueError: see `per_query`; or the ranking has no query.
 
     Example:
         >>> hits = torch.tensor([[1, 0, 1, 0, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
@@ -91,6 +98,8 @@ def scores(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[str
         >>> ranking = Ranking(hits, torch.tensor([4]), neighbours, torch.tensor([0]), left_out=0)
         >>> {name: round(100 * value, 1) for name, value in scores(ranking, ["P@10", "MAP@R", "nDCG@10"]).items()}
         {'P@10': 40.0, 'MAP@R': 41.7, 'nDCG@10': 82.9}
+        >>> {name: round(100 * value, 1) for name, value in scores(ranking, ["MAP@10", "AP@10"]).items()}
+        {'MAP@10': 25.0, 'AP@10': 62.4}
     """
     names(metrics)
     if len(ranking.queries) == 0:
@@ -111,18 +120,18 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute metrics of embeddings, as fractions.
 
-    Memory is bounded, whatever the number of queries. Queries without a relevant item are left out; `left_out` counts
+    Memory use does not grow with the number of queries. Queries without a relevant item are left out; `left_out` counts
     them.
 
     Args:
         embeddings: (N, D); see `rank`.
-        labels: (N,).
-        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "nDCG@8", with any cutoff from 1; also "NMI",
-            "covering_radius" and "inter_class_distance", of embeddings and gallery together, with their defaults.
+        labels: (N,) whole numbers or text.
+        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "nDCG@8", with any cutoff from 1; also
+            "NMI", "covering_radius" and "inter_class_distance", which describe embeddings and gallery together.
         gallery: (G, D) the items to search; None: the embeddings search each other.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
-        block: queries ranked at once; None: chosen.
+        block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
 
     Returns:
@@ -192,9 +201,9 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
         return counted.any(dim=1).double()
     if metric.kind == "P":
         return counted.sum(dim=1) / cut.double()
-    if metric.kind == "MAP":
+    if metric.kind in ("MAP", "AP"):
         precision = counted.cumsum(dim=1) / place.double()
-        return (precision * counted).sum(dim=1) / cut
+        return (precision * counted).sum(dim=1) / (cut if metric.kind == "MAP" else torch.minimum(cut, relevant))
     assert metric.cutoff is not None, metric
     deepest = int(torch.minimum(relevant, cut).max()) if len(relevant) else 1
     gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64))
@@ -204,4 +213,4 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
 
 
 def _no_relevant_items(queries: int) -> str:
-    return f"labels: got {queries} queries without an item of their class to find, expected at least one with an item"
+    return f"labels: got {queries} queries without a relevant item, expected at least one query with one"

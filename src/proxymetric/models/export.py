@@ -28,11 +28,11 @@ from proxymetric.signatures import one_of
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors"}
 INPUTS = {"uint8": "uint8 in 0..255", "float": "float32 in [0, 1]"}
 MAX_DIFFERENCE = {"torch": 1e-6, "onnx": 1e-4}
-"""largest difference between a number of the program's vectors and of the model's: kernels and orders of sums differ"""
+"""largest allowed difference between a program's vectors and the model's: kernels and the order of sums differ"""
 
 
 class Embedder(nn.Module):
-    """What an exported program computes: images (B, 3, S, S) -> vectors (B, dim), normalised as in training.
+    """The module that is exported: it maps images (B, 3, S, S) to vectors (B, dim), normalised as in training.
 
     Args:
         encoder: the encoder.
@@ -51,12 +51,12 @@ class Embedder(nn.Module):
         self.normalise = normalise
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images."""
+        """Return the vectors (B, dim) of `images` (B, 3, S, S)."""
         features = self.encoder.features(images, self._prompts(images.shape[0]))
         return NORMALISATIONS[self.normalise](self.encoder.head(features).float())
 
     def _prompts(self, batch: int) -> list[Tensor | None] | None:
-        """The tuning's prompts (B, n, D) by block; passing them in keeps the batch size B of the program free."""
+        """Return the tuning's prompts (B, n, D) by block; as an argument, they keep the batch size B dynamic."""
         if not self.encoder.is_vit:
             return None
         prompts = [self.encoder.tuning.prompts(i) for i in range(len(self.encoder.backbone.blocks))]
@@ -75,11 +75,11 @@ def export(
 
     A program holds the whole encoder with its prompts and no proxies. It takes any number of images of the encoder's
     size, and is compared with the model before its file is put in place. A slim file holds the trained parameters;
-    `load(file, weights=BACKBONE)` makes the model again.
+    `load(file, weights=BACKBONE)` restores the model.
 
     Args:
-        run: folder of a run.
-        files: what to write, and where: "torch" a .pt2, "onnx" a .onnx, "slim" a .safetensors.
+        run: the folder of a run.
+        files: the file to write for each kind: "torch" (.pt2), "onnx" (.onnx) or "slim" (.safetensors).
         which: "best", "last" or "chosen", as for `load`.
         takes: the pixels that "torch" and "onnx" take: "uint8" in 0..255 or "float" in [0, 1].
         overwrite: replace files that an earlier export wrote; other files are never replaced.
@@ -100,11 +100,11 @@ def export(
     targets = {kind: _target(kind, Path(file), overwrite) for kind, file in files.items()}
     if "onnx" in targets:
         _check_installed("onnx", "onnxscript")
-    about = read_run(run)
+    recipe = read_run(run)["recipe"]
     model = load(run, which, "cpu")
     descriptions: dict[Path, str] = {}
     if "slim" in targets:
-        descriptions[targets["slim"]] = write_slim(model, about["recipe"], targets["slim"])
+        descriptions[targets["slim"]] = write_slim(model, recipe, targets["slim"])
     if "torch" in targets or "onnx" in targets:
         program = trace(model, takes)
         for kind, write in (("torch", _write_torch), ("onnx", _write_onnx)):
@@ -114,10 +114,10 @@ def export(
 
 
 def trace(model: Model, takes: str = "uint8") -> torch.export.ExportedProgram:
-    """Trace the model as a program of torch.export for any number of images."""
+    """Trace the model as a torch.export program that takes any number of images."""
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
-        # A copy without gradients: the program must not record a graph.
+        # The copy has no gradients, because the program must not record an autograd graph.
         module = Embedder(copy.deepcopy(model.encoder).requires_grad_(False), model.normalise).eval()
         example = (_pixels(model.encoder.size, takes, 2),)
         return torch.export.export(module, example, dynamic_shapes={"images": {0: batch}}, strict=False)
@@ -129,8 +129,8 @@ def _write_torch(model: Model, program: torch.export.ExportedProgram, takes: str
         with open(temporary, "wb") as file:
             torch.export.save(program, file, extra_files={"proxymetric.json": json.dumps(_facts(model, takes))})
         with open(temporary, "rb") as file:
-            again = torch.export.load(file).module()
-        _compare(model, again, takes, "torch", out)
+            reloaded = torch.export.load(file).module()
+        _compare(model, reloaded, takes, "torch", out)
     return f"a program for torch.export.load: {_shapes(model, takes)}; checked"
 
 
@@ -154,7 +154,7 @@ def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about single operators; the program is compared with the model anyway."""
+    """Silence the exporter's messages about individual operators; the program is compared with the model anyway."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -169,25 +169,26 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare(model: Model, program: Callable[[Tensor], Tensor], takes: str, kind: str, out: Path) -> None:
-    """Refuse a program whose vectors differ from the model's, for another number of images than it was traced with."""
+    """Refuse a program whose vectors differ from the model's; three images are compared, two were traced."""
     images = _pixels(model.encoder.size, takes, 3)
     with torch.no_grad():
         difference = (program(images) - model.embed(images)).abs().max().item()
     if not difference <= MAX_DIFFERENCE[kind]:
         raise ValueError(
-            f"{out} is not written: its vectors differ from the model's by up to {difference:.3g}, expected at most "
-            f"{MAX_DIFFERENCE[kind]:g}"
+            f"--{kind}: got a program whose vectors differ from the model's by up to {difference:.3g}, expected at "
+            f"most {MAX_DIFFERENCE[kind]:g}; {out} is not written"
         )
 
 
 def _pixels(size: int, takes: str, number: int) -> Tensor:
+    """Return `number` random images."""
     generator = torch.Generator().manual_seed(number)
     images = torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8, generator=generator)
     return images if takes == "uint8" else images / 255
 
 
 def _facts(model: Model, takes: str) -> dict[str, Any]:
-    """What a user of the program must know, stored in its file."""
+    """Return the facts that a user of the program needs; they are stored in its file."""
     return {
         "backbone": model.encoder.config["backbone"],
         "images": f"(B, 3, {model.encoder.size}, {model.encoder.size}), {INPUTS[takes]}",
@@ -199,6 +200,7 @@ def _facts(model: Model, takes: str) -> dict[str, Any]:
 
 
 def _shapes(model: Model, takes: str) -> str:
+    """Describe the input and the output of a program."""
     size = model.encoder.size
     return f"images (B, 3, {size}, {size}), {INPUTS[takes]}, to vectors (B, {model.dim})"
 
@@ -234,6 +236,9 @@ def _is_onnx_model(file: Path) -> bool:
 
 
 def _check_installed(*modules: str) -> None:
+    """Refuse --onnx if one of `modules` is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"--onnx: got no {' and '.join(missing)}, expected pip install 'proxymetric[export]'")
+        raise ValueError(
+            f"--onnx: got an environment without {' and '.join(missing)}, expected pip install 'proxymetric[export]'"
+        )

@@ -26,9 +26,12 @@ class Model:
         encoder: the encoder; it is set to evaluation mode.
         normalise: how vectors are normalised, a key of `core.pieces.NORMALISATIONS`.
         classes: the names of the training classes, by label.
-        view: the arguments of `EvalView`, which prepares the images.
+        view: the arguments of `EvalView`, which resizes and crops the images.
 
     Example:
+        >>> from proxymetric.encoders import build
+        >>> Model(build("small", dim=8), normalise="l2", classes=["cat", "dog"], view={"size": 16, "resize": 16})
+        Model('small', dim=8, tuning='full', size=..., ... parameters, 2 training classes)
         >>> import proxymetric as pm
         >>> model = pm.load("runs/demo")                           # doctest: +SKIP
         >>> model.embed(["a.jpg", "b.jpg"]).shape                  # doctest: +SKIP
@@ -45,20 +48,27 @@ class Model:
 
     @property
     def dim(self) -> int:
-        """Dimensions of the vectors."""
+        """The number of dimensions of the vectors."""
         return self.encoder.dim
 
     def fingerprint(self) -> str:
-        """sha256 of everything that determines the vectors: weights, normalisation, view."""
+        """Return the sha256 of everything that determines the vectors: weights, normalisation, view."""
         digest = hashlib.sha256(repr((self.normalise, vars(self.view))).encode())
         for name, value in self.encoder.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def __repr__(self) -> str:
+        config, count = self.encoder.config, sum(p.numel() for p in self.encoder.parameters())
+        return (
+            f"Model({config['backbone']!r}, dim={self.dim}, tuning={config['tuning']!r}, size={self.encoder.size}, "
+            f"{count:,} parameters, {len(self.classes)} training classes)"
+        )
+
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device on which the model computes."""
         return next(self.encoder.parameters()).device
 
     @overload
@@ -69,10 +79,17 @@ class Model:
         batch: int = ...,
         errors: Literal["raise"] = ...,
         progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
     ) -> Tensor: ...
     @overload
     def embed(
-        self, images: Any, *, batch: int = ..., errors: str, progress: Callable[[int, int], None] | None = ...
+        self,
+        images: Any,
+        *,
+        batch: int = ...,
+        errors: str,
+        progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
     ) -> Any: ...
 
     @torch.inference_mode()
@@ -83,19 +100,21 @@ class Model:
         batch: int = 64,
         errors: str = "raise",
         progress: Callable[[int, int], None] | None = None,
+        on_bad: Callable[[str, str], None] | None = None,
     ) -> Tensor | tuple[Tensor, list[int]]:
         """Embed images.
 
         Args:
             images: paths, PIL images, an `ImageSet`, or a tensor (N, 3, H, W), uint8 or float in [0, 1]. A tensor is
                 neither resized nor cropped.
-            batch: images in a forward pass.
-            errors: "raise" raises an error for a file that is no image; "skip" leaves the file out.
-            progress: called with the numbers of images done and in total.
+            batch: number of images in a forward pass.
+            errors: "raise" raises an error for a file that cannot be read as an image; "skip" leaves the file out.
+            progress: called with the number of images that are done and the total number of images.
+            on_bad: called for each file that errors="skip" leaves out, with its path and the reason.
 
         Returns:
-            Vectors (N, dim), float32 on the CPU, normalised as in training. With errors="skip" a pair: the vectors, and
-            the indices of their images.
+            Vectors (N, dim), float32 on the CPU, normalised as in training. With errors="skip", a pair: the vectors,
+            and the index of each vector's image.
 
         Raises:
             ValueError: an argument is wrong, an image cannot be read (`BadImage`), or a vector is not finite.
@@ -111,17 +130,17 @@ class Model:
         elif not isinstance(images, Sized):
             images = list(images)  # such as a generator of paths
         total = len(images)
-        vectors, kept = [torch.empty(0, self.dim)], []
+        vectors, indices = [torch.empty(0, self.dim)], []
         for start in range(0, total, batch):
             rows = range(start, min(start + batch, total))
-            pixels, readable = self._read(images, rows, errors)
+            pixels, readable = self._read(images, rows, errors, on_bad)
             if readable:
                 vectors.append(self._encode(pixels))
-                kept += readable
+                indices += readable
             if progress is not None:
                 progress(rows.stop, total)
         embedded = torch.cat(vectors)
-        return embedded if errors == "raise" else (embedded, kept)
+        return embedded if errors == "raise" else (embedded, indices)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         raw = self.encoder(pixels.to(self.device)).float()
@@ -133,8 +152,10 @@ class Model:
             )
         return vectors
 
-    def _read(self, images: Any, rows: range, errors: str) -> tuple[Tensor, list[int]]:
-        """Pixels and indices of the readable images among `rows`."""
+    def _read(
+        self, images: Any, rows: range, errors: str, on_bad: Callable[[str, str], None] | None
+    ) -> tuple[Tensor, list[int]]:
+        """Return the pixels and indices of the readable images among `rows`."""
         if isinstance(images, Tensor):
             return images[rows.start : rows.stop], list(rows)
         from proxymetric.data import BadImage, upright
@@ -146,17 +167,19 @@ class Model:
                     self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
                 )
                 readable.append(i)
-            except BadImage:
+            except BadImage as error:
                 if errors == "raise":
                     raise
+                if on_bad is not None:
+                    on_bad(error.path, error.reason)
         return torch.stack(pixels) if pixels else torch.empty(0), readable
 
 
 def _check_pixels(images: Tensor) -> None:
-    """Refuse a tensor that is no batch of images; the encoder normalises the pixels itself."""
+    """Refuse a tensor that is not a batch of images, or whose pixels were normalised: the encoder normalises them."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"images: got a tensor of shape {tuple(images.shape)}, expected (N, 3, H, W)")
     if images.is_floating_point() and len(images):
         low, high = images.min().item(), images.max().item()
-        if not -0.25 <= low <= high <= 1.25:  # resizing may exceed the range a little
-            raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, expected them in [0, 1], or uint8")
+        if not -0.25 <= low <= high <= 1.25:  # resized images may exceed [0, 1] a little
+            raise ValueError(f"images: got floats from {low:.3g} to {high:.3g}, expected floats in [0, 1], or uint8")

@@ -18,7 +18,7 @@ from proxymetric.models.model import Model
 from proxymetric.tensor_files import read_header, write_tensors
 
 SLIM = "proxymetric slim 1"
-"""the format of a slim file, with the version of its layout"""
+"""the name of the file format and its version"""
 
 
 def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
@@ -26,14 +26,14 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
 
     Args:
         model: the model.
-        recipe: of its run.
-        out: the file.
+        recipe: the recipe of the model's run.
+        out: the file to write.
 
     Returns:
         A description of the file.
 
     Raises:
-        ValueError: the frozen backbone has random weights, which no file could restore.
+        ValueError: the frozen backbone has random weights, which no weights file can restore.
     """
     encoder = model.encoder
     frozen = bool(recipe["train"]["frozen"])
@@ -43,8 +43,8 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
     has_random_backbone = not options["weights"] and (not options["pretrained"] or options["backbone"] == "small")
     if has_random_backbone and len(stored) < len(state):
         raise ValueError(
-            "--slim: got a run whose frozen backbone has random weights, which no file can restore; expected --torch, "
-            "which holds the whole encoder. Nothing is written"
+            "--slim: got a run whose frozen backbone has random weights, which no weights file can restore; "
+            "expected --torch, which writes the whole encoder. Nothing is written"
         )
     content = {
         "format": SLIM,
@@ -62,7 +62,7 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
     if len(stored) == len(state):
         return f"the whole encoder, {size}, because tuning='full' trained all of it"
     return (
-        f"the trained parameters of {encoder.config['backbone']}, {size}; pm.load takes it with the backbone's weights"
+        f"the trained parameters of {encoder.config['backbone']}, {size}; pm.load needs the backbone's weights as well"
     )
 
 
@@ -79,63 +79,67 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
     """Load the model of a slim file.
 
     Args:
-        file: that `write_slim` wrote.
-        weights: file with the frozen backbone's weights; None takes those of the hub.
-        device: where the model computes.
+        file: a file that `write_slim` wrote.
+        weights: the file of the frozen backbone's weights; None: the weights from the hub.
+        device: the device on which the model computes.
 
     Raises:
-        ValueError: the file is no slim file, or the weights are not those that the training started from.
+        ValueError: the file is not a slim file, or the weights are not those that the training started from.
     """
     slim = Checkpoint.read(file)
-    about = slim.state
-    if about.get("format") != SLIM:
+    header = slim.state
+    if header.get("format") != SLIM:
         raise ValueError(f"run: got {file}, expected the folder of a run, or a file that `export --slim` wrote")
-    config = about["encoder"]
+    config = header["encoder"]
     encoder = build(**config)
-    if set(slim.tensors) != set(_stored_names(encoder, about["held"])):
-        raise ValueError(f"{file} is damaged: its tensors are not the trained parameters of its encoder")
+    if set(slim.tensors) != set(_stored_names(encoder, header["held"])):
+        raise ValueError(
+            f"run: got {file}, whose tensors are not the trained parameters of its encoder; expected an undamaged file "
+            "that `export --slim` wrote"
+        )
     if len(slim.tensors) < len(encoder.state_dict()):
-        encoder, source = _with_backbone(encoder, file, about, weights)
-        if _hash(encoder.state_dict(), slim.tensors) != about["backbone_sha256"]:
-            name = f" ({about['weights']})" if about["weights"] else ""
+        encoder, source = _with_backbone(encoder, file, header, weights)
+        if _hash(encoder.state_dict(), slim.tensors) != header["backbone_sha256"]:
+            name = f" ({header['weights']})" if header["weights"] else ""
             raise ValueError(
-                f"weights: got {source}, which are not the weights of {config['backbone']!r} that {file} was trained "
-                f"from{name}: their sha256 differs; expected weights=FILE with those"
+                f"weights: got {source}, which are not the weights of {config['backbone']!r} from which the training "
+                f"of {file} started{name}: their sha256 differs; expected weights=FILE with those weights"
             )
     elif weights is not None:
         raise ValueError(f"weights: got {weights}, but {file} holds the whole encoder; expected no weights")
     whole = Checkpoint({**encoder.state_dict(), **slim.tensors}, {}, file)
     whole.load_into(encoder, "", what=f"the encoder that its header describes ({config['backbone']})")
-    return Model(encoder.to(device), normalise=about["normalise"], classes=about["classes"], view=about["view"])
+    return Model(encoder.to(device), normalise=header["normalise"], classes=header["classes"], view=header["view"])
 
 
 def _with_backbone(
-    encoder: Encoder, file: Path, about: dict[str, Any], weights: str | Path | None
+    encoder: Encoder, file: Path, header: dict[str, Any], weights: str | Path | None
 ) -> tuple[Encoder, str]:
-    """The encoder with the weights that its training started from, and a description of where they come from."""
+    """Return the encoder with the weights of its frozen backbone, and a description of where they come from."""
     if weights is not None:
         load_weights(encoder, weights)
-        return encoder, f"weights={str(weights)!r}"
-    name = f" (it was {about['weights']})" if about["weights"] else ""
+        return encoder, f"the weights in {str(weights)!r}"
+    name = f", where FILE was {header['weights']} in training" if header["weights"] else ""
     try:
-        return build(**{**about["encoder"], "pretrained": True}), "the hub's weights"
+        return build(**{**header["encoder"], "pretrained": True}), "the hub's weights"
     except ValueError as error:
         raise ValueError(
-            f"weights: got none, but {file} holds only the trained parameters of {about['encoder']['backbone']!r}; "
-            f"expected weights=FILE (--weights FILE on the command line){name}; {str(error).split('. ')[0]}"
+            f"weights: got none, but {file} holds only the trained parameters of {header['encoder']['backbone']!r}; "
+            f"expected weights=FILE (--weights FILE on the command line){name}; "
+            f"{str(error).split('; expected')[0]}"
         ) from error
 
 
 def _stored_names(encoder: Encoder, frozen: bool) -> list[str]:
-    """The names of the tensors in a slim file: trained parameters, head, pooling, mean and std.
+    """Return the names of the tensors in a slim file: trained parameters, head, pooling, mean and std.
 
-    If the whole encoder was trained, these are all names. Two parts of a frozen backbone are stored too: position
-    embeddings, because those resampled for another image size depend on the version of torch in their last bits, and
-    BatchNorm's counters, because weights files may lack them.
+    If the whole encoder was trained, these are the names of all its tensors. Two parts of a frozen backbone are stored
+    too: position embeddings, because their last bits after resampling to another image size depend on the version of
+    torch, and BatchNorm's counters, because weights files may lack them.
 
     Args:
-        encoder: as `build` made it.
-        frozen: whether the run was trained on cached features, so that nothing of the backbone changed.
+        encoder: an encoder that `build` made.
+        frozen: whether the run was trained on cached features, so that no parameter of the backbone changed.
     """
     state = encoder.state_dict()
     if encoder.tuning.everything and not frozen:
@@ -151,7 +155,7 @@ def _stored_names(encoder: Encoder, frozen: bool) -> list[str]:
 
 
 def _hash(state: Mapping[str, Tensor], stored: Any) -> str:
-    """sha256 of the names, types, shapes and bytes of all tensors but the `stored` ones."""
+    """Return the sha256 of the names, types, shapes and bytes of all tensors except those named in `stored`."""
     digest = hashlib.sha256()
     for name in sorted(set(state) - set(stored)):
         value = state[name].detach().cpu().contiguous()

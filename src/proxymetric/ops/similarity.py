@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.checks import above_zero, usually
 from proxymetric.signatures import one_of
 
 KINDS = ("soft", "max", "mean")
@@ -30,8 +31,8 @@ class Similarity(NamedTuple):
     def check(self) -> Similarity:
         """Refuse an unknown kind and a gamma that is not positive; return the similarity itself."""
         one_of("similarity", self.kind, KINDS)
-        if not self.gamma > 0:
-            raise ValueError(f"gamma: got {self.gamma}, expected a number above 0")
+        above_zero(gamma=self.gamma)
+        usually(1e-3, 10, "smaller ones are as good as 'max', larger ones as 'mean'", gamma=self.gamma)
         return self
 
     def __call__(self, grouped: Tensor, dim: int = -1) -> Tensor:

@@ -135,12 +135,15 @@ def needs(name: str, arguments: Mapping[str, Any]) -> frozenset[str]:
 def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = None, **arguments: object) -> Criterion:
     """Build a method of the catalogue as a criterion for your own training loop.
 
+    `pm.methods()` lists the names. `proxymetric methods NAME` explains a method and its arguments; so does
+    `help(proxymetric.papers.lookup(NAME))` in Python.
+
     Args:
         name: one of `methods()`.
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         steps_per_epoch: optimiser steps in an epoch, for methods with a schedule that counts in epochs.
-        **arguments: the arguments of the method itself.
+        **arguments: the arguments of the method itself; `proxymetric.papers.options(name)` has their defaults.
 
     Returns:
         The criterion, a module.
@@ -150,6 +153,8 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
 
     Example:
         >>> criterion = method("proxy-anchor", classes=100, dim=64, margin=0.2)
+        >>> criterion
+        Criterion('proxy-anchor', classes=100, dim=64, margin=0.2)
         >>> [group["name"] for group in criterion.param_groups(lr=1e-2)]
         ['proxies']
     """
@@ -161,6 +166,11 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
                 f"{key}: got an unknown argument ({value!r}), expected an argument of {name}: {', '.join(known)}"
                 f"{did_you_mean(key, known)}"
             )
+    epochs = {} if steps_per_epoch is None else {"steps_per_epoch": steps_per_epoch}
     return Criterion(
-        build(classes, dim, **arguments), needs=needs(name, arguments), steps_per_epoch=steps_per_epoch, name=name
+        build(classes, dim, **arguments),
+        needs=needs(name, arguments),
+        steps_per_epoch=steps_per_epoch,
+        name=name,
+        arguments={"classes": classes, "dim": dim, **epochs, **arguments},
     )

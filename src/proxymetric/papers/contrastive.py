@@ -10,7 +10,7 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Wang et al. 2020, Cross-Batch Memory for Embedding Learning",
-    choose="the pair loss that gains most from a memory of past batches",
+    choose="the pair loss that gains most from a memory of past batches in the paper of xbm",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )
@@ -28,7 +28,7 @@ def contrastive(classes: int, dim: int, *, margin: float = 0.5, normalise: str =
 
 @about(
     paper="Hadsell et al. 2006, Dimensionality Reduction by Learning an Invariant Mapping",
-    choose="the classic pair loss; the base loss that CCP improves most",
+    choose="the classic pair loss; the base loss that CCP improves most in its paper",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

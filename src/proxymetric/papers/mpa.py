@@ -17,7 +17,7 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
 
 @about(
     paper=PAPER,
-    choose="over proxy-anchor when images of a class look very different (colours, sides, poses)",
+    choose="when images of a class look very different (colours, sides, poses); on CUB here level with proxy-anchor",
     sums_over="batch",
     grouped=True,
 )
@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="the strongest of the MPA family on fine-grained images; also for small batches",
+    choose="the best of its family in the paper; on CUB here level with mpa and proxy-anchor; also for small batches",
     sums_over="classes",
     grouped=True,
 )

@@ -10,7 +10,7 @@ from proxymetric.sources import proxies
 
 @about(
     paper="Movshovitz-Attias et al. 2017, No Fuss Distance Metric Learning using Proxies",
-    choose="the first proxy loss, for comparison; proxy-nca++ trains better",
+    choose="the first proxy loss, for comparison; proxy-nca++ is its successor",
     sums_over="classes",
 )
 def proxy_nca(

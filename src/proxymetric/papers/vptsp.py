@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="for prompts in a frozen vision transformer: as good as free proxies or better; needs a high proxy_lr",
+    choose="for prompts in a frozen vision transformer: better R@1 than free proxies on Cars here, level on CUB",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,

@@ -33,8 +33,7 @@ def memory_of(work: Workload) -> dict[str, int]:
         A dictionary from the name of a part to its bytes. The parts are:
 
         - proxies: (R, D), where R = ceil(C / devices) K.
-        - gradient: (R, D). If only some classes are compared (`touched` is not "all"): a copy of their proxies, with
-          its gradient and optimiser state.
+        - gradient: (R, D); if `touched` is not "all", a copy of the compared proxies with gradient and optimiser state.
         - optimizer state: 2, 1 or 1/D numbers for each of the R D numbers of the proxies.
         - embeddings: (B / devices, D) and their gradient.
         - gathered embeddings: (B, D) and their gradient, if there are several devices.

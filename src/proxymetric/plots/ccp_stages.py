@@ -1,4 +1,4 @@
-"""The figure of the CCP paper: the 2-D embedding after each problem, with its proxies and those picked for the next."""
+"""The figure of the CCP paper: the 2-D embedding after each problem, with its proxies and those of the next problem."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class CcpStage(NamedTuple):
 
 
 def draw_ccp_stages(path: str | Path, stages: Sequence[CcpStage], names: Sequence[str] | None = None) -> None:
-    """Write a PNG with one panel per stage: points as dots, converged proxies as squares, the next ones as circles.
+    """Write a PNG with one panel per stage: points are dots, converged proxies squares, the next proxies circles.
 
     It follows Fig. 2 of the CCP paper (Gürbüz et al. 2023). Each panel shows the unit circle; its title states the
-    covering radius and MAP@R. Class names stand at the centres of the classes.
+    covering radius and MAP@R. Class names are written at the centres of the classes.
 
     Args:
-        path: of the PNG; its folder is created.
-        stages: at least one, all with the same classes.
-        names: of the classes 0 .. C - 1; None: their numbers.
+        path: path of the PNG; its folder is created.
+        stages: at least one stage; all stages have the same classes.
+        names: names of the classes 0 .. C - 1; None: their numbers.
 
     Raises:
-        ValueError: there is no stage, or points and labels of a stage do not fit.
+        ValueError: there is no stage, or the numbers of points and labels of a stage differ.
 
     Example:
         >>> import tempfile
@@ -116,10 +116,10 @@ def _panel(axes: Any, stage: CcpStage, names: Sequence[str]) -> None:
     axes.text(0.045, 1.065, stage.title, fontsize=10, fontweight="bold", color=_page_colour("ink"), **position)
     axes.text(0.045, 1.0, numbers, fontsize=8.5, color=_page_colour("soft"), **position)
     colours = [COLOURS[c % len(COLOURS)] for c in range(len(names))]
-    # In random order: classes drawn one after the other would hide each other.
+    # The order is random, because classes drawn one after the other would hide each other.
     order = np.random.default_rng(0).permutation(len(stage.points))
-    of_points = np.array(colours)[stage.labels[order]]
-    axes.scatter(*stage.points[order].T, s=4, c=of_points, alpha=0.55, linewidths=0, zorder=1)
+    point_colours = np.array(colours)[stage.labels[order]]
+    axes.scatter(*stage.points[order].T, s=4, c=point_colours, alpha=0.55, linewidths=0, zorder=1)
     for c, colour in enumerate(colours):
         if stage.picks is not None:
             axes.scatter(*stage.picks[c].T, s=34, facecolors="none", edgecolors="white", linewidths=2.6, zorder=2)

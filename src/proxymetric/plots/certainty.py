@@ -1,12 +1,12 @@
-"""The training classes that the method is most and least certain of, with some of their images."""
+"""The training classes about which the method is most and least certain, with some of their images."""
 
-import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from PIL import Image
 
-from proxymetric.plots.gallery import data_uri
+from proxymetric.plots.escaping import escaped
+from proxymetric.plots.gallery import data_uri, title_of
 
 
 class ClassSamples(NamedTuple):
@@ -15,10 +15,12 @@ class ClassSamples(NamedTuple):
     class_name: str
     uncertainty: float
     images: list[Image.Image]
+    files: Sequence[str] = ()
+    """names of the images' files; none are shown where it is empty"""
 
 
 class Certainty(NamedTuple):
-    """The most certain and the most uncertain classes, the most extreme first, and a sentence on all classes."""
+    """The most certain and the most uncertain classes, the most extreme first, and a note about all classes."""
 
     certain: list[ClassSamples]
     uncertain: list[ClassSamples]
@@ -36,9 +38,10 @@ def _row(classes: Sequence[ClassSamples]) -> str:
 
 
 def _class(shown: ClassSamples) -> str:
-    name = html.escape(shown.class_name)
+    name = escaped(shown.class_name)
     frames = "".join(
-        f'<div class="frame"><img src="{data_uri(image)}" alt="class {name}"></div>' for image in shown.images
+        f'<div class="frame"><img src="{data_uri(image)}" alt="class {name}"{title_of(file)}></div>'
+        for image, file in zip(shown.images, shown.files or [""] * len(shown.images))
     )
     return (
         f'<figure class="pair">{frames}<figcaption><span class="name" title="{name}">{name}</span>'

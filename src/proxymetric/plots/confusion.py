@@ -1,12 +1,12 @@
 """Pairs of classes that are confused, with an image of each."""
 
-import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from PIL import Image
 
-from proxymetric.plots.gallery import data_uri
+from proxymetric.plots.escaping import escaped
+from proxymetric.plots.gallery import data_uri, title_of
 
 
 class ConfusedPair(NamedTuple):
@@ -15,9 +15,13 @@ class ConfusedPair(NamedTuple):
     class_name: str
     found_name: str
     share: float
-    """the share of `found_name` in the first R results of the class's queries, R their relevant items"""
+    """the share of `found_name` in the first R results of the queries, where R is their number of relevant items"""
     image: Image.Image
     found_image: Image.Image
+    reverse_share: float = 0.0
+    """the same share the other way round; 0: the queries of `found_name` do not find this class"""
+    file: str = ""
+    found_file: str = ""
 
 
 def confusion_html(pairs: Sequence[ConfusedPair]) -> str:
@@ -26,11 +30,15 @@ def confusion_html(pairs: Sequence[ConfusedPair]) -> str:
 
 
 def _pair(pair: ConfusedPair) -> str:
-    name, found_name = html.escape(pair.class_name), html.escape(pair.found_name)
+    name, found_name = escaped(pair.class_name), escaped(pair.found_name)
+    share = f"{100 * pair.share:.1f} % of its results"
+    if pair.reverse_share:
+        share = f"{100 * pair.share:.1f} % of its results, {100 * pair.reverse_share:.1f} % the other way round"
+    image, found = data_uri(pair.image), data_uri(pair.found_image)
     return (
-        f'<figure class="pair"><div class="frame"><img src="{data_uri(pair.image)}" alt="class {name}"></div>'
-        f'<div class="frame"><img src="{data_uri(pair.found_image)}" alt="class {found_name}"></div>'
+        f'<figure class="pair"><div class="frame"><img src="{image}" alt="class {name}"{title_of(pair.file)}></div>'
+        f'<div class="frame"><img src="{found}" alt="class {found_name}"{title_of(pair.found_file)}></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
-        f'<span class="name" title="{found_name}">taken for {found_name}</span>'
-        f'<span class="score">{100 * pair.share:.1f} % of its results</span></figcaption></figure>'
+        f'<span class="name" title="{found_name}">confused with {found_name}</span>'
+        f'<span class="score">{share}</span></figcaption></figure>'
     )

@@ -56,7 +56,7 @@ def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[
         axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
         axes.set_xlabel("epoch", color=_INK, fontsize=9)
         epochs = [record["epoch"] for record in curve]
-        # A short run that is evaluated within its epochs needs fractional ticks: whole ones would leave the axis empty.
+        # A short run with evaluations inside its epochs needs fractional ticks; whole ones would leave the axis empty.
         whole = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
         axes.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -1,7 +1,6 @@
 """Queries and their results, right and wrong."""
 
 import base64
-import html
 import io
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from proxymetric.metrics import Ranking, per_query
+from proxymetric.plots.escaping import escaped
 
 THUMBNAIL_PIXELS = 96
 RESULTS_SHOWN = 8
@@ -24,6 +24,8 @@ class GalleryHit(NamedTuple):
     class_name: str
     score: float
     right: bool
+    file: str = ""
+    """name of the image's file, shown when the mouse rests on the image"""
 
 
 class GalleryRow(NamedTuple):
@@ -32,6 +34,8 @@ class GalleryRow(NamedTuple):
     query: Image.Image
     query_class: str
     results: list[GalleryHit]
+    file: str = ""
+    """name of the query's file"""
 
 
 def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
@@ -42,7 +46,7 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
     Args:
         ranking: from `proxymetric.metrics.rank`; precision is averaged over min(R, k) results.
         count: the number of queries, at least 1; there are fewer if the ranking has fewer.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Rows of the ranking, the best first.
@@ -72,17 +76,19 @@ def gallery_rows(
     classes: Sequence[str],
     read: Callable[[int], Image.Image],
     top: int = RESULTS_SHOWN,
+    file: Callable[[int], str] = lambda place: "",
 ) -> list[GalleryRow]:
     """Build gallery rows of a leave-one-out ranking, with cosine similarities.
 
     Args:
-        ranking: with at least one result for each query.
-        rows: rows of the ranking, such as from `pick_queries`.
+        ranking: a leave-one-out ranking with at least one result for each query.
+        rows: rows of the ranking, for example from `pick_queries`.
         embeddings: (N, D) the ranked embeddings.
         labels: (N,) indices into `classes`.
         classes: names of the classes.
-        read: returns the image of an embedding's index.
-        top: results shown for each query.
+        read: a function that returns the image of an index.
+        top: the number of results for each query.
+        file: a function that returns the file name of an index; by default none is shown.
 
     Example:
         >>> from proxymetric.metrics import rank
@@ -98,10 +104,10 @@ def gallery_rows(
         neighbours = [place for place in ranking.neighbours[row, :top].tolist() if place >= 0]
         similarity = torch.cosine_similarity(vectors[query, None].double(), vectors[neighbours].double())
         hits = [
-            GalleryHit(read(place), classes[int(labels[place])], float(score), bool(right))
+            GalleryHit(read(place), classes[int(labels[place])], float(score), bool(right), file(place))
             for place, score, right in zip(neighbours, similarity, ranking.hits[row])
         ]
-        shown.append(GalleryRow(read(query), classes[int(labels[query])], hits))
+        shown.append(GalleryRow(read(query), classes[int(labels[query])], hits, file(query)))
     return shown
 
 
@@ -119,6 +125,11 @@ def data_uri(image: Image.Image, longest: int = THUMBNAIL_PIXELS) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded[kind]).decode()}"
 
 
+def title_of(file: str) -> str:
+    """The attribute that shows a file name when the mouse rests on an image; nothing without a name."""
+    return f' title="{escaped(file)}"' if file else ""
+
+
 def gallery_html(rows: Sequence[GalleryRow]) -> str:
     """The rows as HTML figures; marks and frames, not only colours, distinguish right from wrong."""
     return "\n".join(_row(row) for row in rows)
@@ -126,11 +137,11 @@ def gallery_html(rows: Sequence[GalleryRow]) -> str:
 
 def _row(row: GalleryRow) -> str:
     right = sum(hit.right for hit in row.results)
-    name = html.escape(row.query_class)
+    name = escaped(row.query_class)
     results = "".join(_hit(place, hit) for place, hit in enumerate(row.results, start=1))
     return (
         f'<article class="find"><figure class="query"><div class="frame">'
-        f'<img src="{data_uri(row.query)}" alt="query, class {name}"></div>'
+        f'<img src="{data_uri(row.query)}" alt="query, class {name}"{title_of(row.file)}></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
         f'<span class="score">{right} of {len(row.results)} right</span></figcaption></figure>'
         f'<ol class="hits">{results}</ol></article>'
@@ -139,10 +150,10 @@ def _row(row: GalleryRow) -> str:
 
 def _hit(place: int, hit: GalleryHit) -> str:
     verdict, mark = ("right", "✓") if hit.right else ("wrong", "✗")
-    name = html.escape(hit.class_name)
+    name = escaped(hit.class_name)
     return (
         f'<li class="{verdict}"><figure><div class="frame">'
-        f'<img src="{data_uri(hit.image)}" alt="result {place}, {verdict}, class {name}">'
+        f'<img src="{data_uri(hit.image)}" alt="result {place}, {verdict}, class {name}"{title_of(hit.file)}>'
         f'<span class="mark" title="{verdict}" aria-hidden="true">{mark}</span></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
         f'<span class="score">{hit.score:.2f}</span></figcaption></figure></li>'

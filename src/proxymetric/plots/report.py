@@ -1,14 +1,14 @@
 """The report of a run: one self-contained HTML page."""
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxymetric.files import replacing
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
+from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
 from proxymetric.plots.style import CSS
@@ -17,6 +17,15 @@ PICKED = (
     "The queries were sorted by average precision and cut into equal parts; one was drawn from each. "
     "So the rows run from the best to the worst, and failures appear as often as they happen."
 )
+UNSEEN = "Retrieval on classes never seen in training, in per cent."
+PAGE_MARK = '<meta name="generator" content="proxymetric">'
+"""what every page holds near its beginning, so that a page is recognised before it is replaced"""
+
+
+def is_page(file: Path) -> bool:
+    """Whether a file is a page that `write_report` wrote."""
+    with file.open("rb") as opened:
+        return PAGE_MARK.encode() in opened.read(1000)
 
 
 def write_report(
@@ -33,26 +42,32 @@ def write_report(
     confused: Sequence[ConfusedPair] = (),
     hardest: Sequence[GalleryRow] = (),
     certainty: Certainty | None = None,
+    results_note: str = UNSEEN,
+    remarks: Sequence[str] = (),
+    map_heading: str = "Map of the unseen classes",
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
-    An empty table, curve, gallery, confused, hardest or notes, and a missing scatter or certainty, leave out their
-    section.
+    Sections without content are left out: those of an empty list, and of a scatter or certainty that is None.
 
     Args:
-        path: of the HTML file; its folder is created.
+        path: path of the HTML file; its folder is created.
         title: heading of the page.
         facts: facts about the run, name to value.
         table: rows such as ``{"name": "trained encoder", "R@1": 0.91, "MAP@R": 0.62}``. Floats are fractions, shown in
-            per cent with one decimal. The row with the best MAP@R, or else the best first metric, is marked.
+            per cent with one decimal. ``"intervals": {"R@1": (0.87, 0.94)}`` adds intervals below the numbers. A row
+            that is best in every metric it has is marked.
         curve: records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``.
         gallery: queries with their results; see `pick_queries` and `gallery_rows`.
-        scatter: from `tsne`.
-        notes: sentences for the end of the page.
+        scatter: a map of the embeddings; see `tsne`.
+        notes: sentences at the end of the page.
         gallery_note: how the queries were chosen; by default as in `pick_queries`.
         confused: pairs of confused classes, most frequent first.
         hardest: the queries with the worst results, in the form of `gallery`.
-        certainty: the training classes that the method is most and least certain of.
+        certainty: the training classes about which the method is most and least certain.
+        results_note: what the classes in the table are.
+        remarks: sentences above the table that say what it means.
+        map_heading: heading of the map.
 
     Returns:
         The path.
@@ -68,16 +83,36 @@ def write_report(
         >>> folder.cleanup()
     """
     path = Path(path)
-    page = _page(title, facts, table, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty)
+    results = Results(table, results_note, remarks)
+    page = _page(
+        title, facts, results, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty, map_heading
+    )
     with replacing(path) as draft:
-        draft.write_text(page, encoding="utf-8", errors="replace")
+        draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     return path
+
+
+class Results(NamedTuple):
+    """The section with the table of scores."""
+
+    table: list[dict[str, Any]]
+    note: str
+    remarks: Sequence[str]
+
+    def html(self) -> str:
+        """The section; empty without a table."""
+        if not self.table:
+            return ""
+        sentences = "".join(f'<p class="remark">{escaped(remark)}</p>' for remark in self.remarks)
+        ranges = any(row.get("intervals") for row in self.table)
+        key = '<p class="under">Small numbers: 95 % interval over classes (bootstrap).</p>' if ranges else ""
+        return _section("Results", self.note, sentences + _SWIPE + _table(self.table) + key)
 
 
 def _page(
     title: str,
     facts: dict[str, str],
-    table: list[dict[str, Any]],
+    results: Results,
     curve: list[dict[str, Any]],
     gallery: list[GalleryRow],
     scatter: Scatter | None,
@@ -86,38 +121,40 @@ def _page(
     confused: Sequence[ConfusedPair],
     hardest: Sequence[GalleryRow],
     certainty: Certainty | None,
+    map_heading: str,
 ) -> str:
-    parts = []
-    if table:
-        parts.append(_section("Results", "Retrieval on classes never seen in training, in per cent.", _table(table)))
+    parts = [results.html()] if results.table else []
     if gallery:
         hint = f"Each query on the left, its nearest images on the right, nearest first. {gallery_note}"
         parts.append(_section("What it finds", hint, _KEY + gallery_html(gallery)))
     if confused:
-        hint = "A class, and the class whose images its queries find most often in the places of their own."
-        parts.append(_section("Taken for each other", hint, confusion_html(confused)))
+        hint = "Each pair is a class and the class whose images its queries find most often instead of their own."
+        parts.append(_section("Confused classes", hint, confusion_html(confused)))
     if hardest:
-        hint = "The queries that find least: look here for wrong labels, near-duplicates in two classes, odd pictures."
+        hint = (
+            "The queries with the worst results: look for wrong labels, near-duplicates in two classes, odd pictures."
+        )
         parts.append(_section("Hardest queries", hint, _KEY + gallery_html(hardest)))
     pictures = curve_svg(curve)
     if pictures:
         parts.append(_section("Training", _chosen(curve), f'<div class="chart">{"".join(pictures)}</div>'))
     if certainty is not None:
-        hint = f"Some training images of the classes that the method knows best and least. {certainty.note}".strip()
-        parts.append(_section("How sure it is of its classes", hint, certainty_html(certainty)))
+        hint = (
+            f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
+        )
+        parts.append(_section("Certainty about classes", hint, certainty_html(certainty)))
     if scatter is not None:
-        hint = f"{scatter.caption}. Near points are images that the encoder takes for alike (t-SNE)."
-        parts.append(_section("Map of the unseen classes", hint, f'<div class="wide">{scatter_svg(scatter)}</div>'))
+        hint = f"{scatter.caption}. Points that are close are images with similar embeddings (t-SNE)."
+        picture = f'{_SWIPE}<div class="wide">{scatter_svg(scatter)}</div>'
+        parts.append(_section(escaped(map_heading), hint, picture))
     if notes:
-        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
         parts.append(_section("Notes", "", f'<ul class="notes">{items}</ul>'))
-    cards = "".join(
-        f"<div><dt>{html.escape(str(name))}</dt><dd>{html.escape(str(value))}</dd></div>"
-        for name, value in facts.items()
-    )
-    head = html.escape(title)
+    cards = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
+    head = escaped(title)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{PAGE_MARK}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
@@ -131,6 +168,7 @@ def _page(
     )
 
 
+_SWIPE = '<p class="swipe" aria-hidden="true">swipe sideways to see all of it →</p>'
 _KEY = (
     '<p class="key"><span class="right"><span class="mark">✓</span> same class as the query</span>'
     '<span class="wrong"><span class="mark">✗</span> another class</span>'
@@ -139,28 +177,34 @@ _KEY = (
 
 
 def _section(heading: str, hint: str, body: str) -> str:
-    lead = f'<p class="hint">{html.escape(hint)}</p>' if hint else ""
+    lead = f'<p class="hint">{escaped(hint)}</p>' if hint else ""
     return f"<section><h2>{heading}</h2>{lead}{body}</section>"
 
 
 def _columns(table: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for row in table for key in row if key != "name"))
+    return list(dict.fromkeys(key for row in table for key in row if key not in ("name", "intervals")))
 
 
 def _table(table: Sequence[dict[str, Any]]) -> str:
     columns = _columns(table)
     numbers = [key for key in columns if any(isinstance(row.get(key), float) for row in table)]
     tops = {key: max(row[key] for row in table if isinstance(row.get(key), float)) for key in numbers}
-    leading = "MAP@R" if "MAP@R" in tops else next(iter(tops), None)
-    head = "".join(f'<th scope="col">{html.escape(key)}</th>' for key in columns)
+    head = "".join(f'<th scope="col">{escaped(key)}</th>' for key in columns)
     body = []
     marked = False
     for row in table:
-        best = len(table) > 1 and not marked and leading is not None and row.get(leading) == tops[leading]
+        held = [key for key in numbers if isinstance(row.get(key), float)]
+        best = (
+            len(table) > 1
+            and not marked
+            and len(held) * 2 > len(numbers)
+            and all(row[key] == tops[key] for key in held)
+        )
         marked |= best
         badge = ' <span class="badge">best</span>' if best else ""
-        cells = "".join(_cell(row.get(key), tops.get(key)) for key in columns)
-        name = html.escape(str(row.get("name", "")))
+        ranges = row.get("intervals") or {}
+        cells = "".join(_cell(row.get(key), tops.get(key), ranges.get(key)) for key in columns)
+        name = escaped(row.get("name", ""))
         opening = '<tr class="best">' if best else "<tr>"
         body.append(f'{opening}<th scope="row">{name}{badge}</th>{cells}</tr>')
     return (
@@ -169,12 +213,14 @@ def _table(table: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _cell(value: Any, top: float | None) -> str:
+def _cell(value: Any, top: float | None, interval: tuple[float, float] | None = None) -> str:
     if isinstance(value, float):
         shown = f"{100 * value:.1f}"
         strong = f"<strong>{shown}</strong>" if value == top else shown
+        if interval:
+            strong += f'<span class="range">{100 * interval[0]:.1f} – {100 * interval[1]:.1f}</span>'
         return f'<td class="number" style="--share:{min(max(value, 0.0), 1.0):.3f}">{strong}</td>'
-    return f"<td>{'–' if value is None else html.escape(str(value))}</td>"
+    return f"<td>{'–' if value is None else escaped(value)}</td>"
 
 
 def _chosen(curve: Sequence[dict[str, Any]]) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import colorsys
-import html
 import io
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.plots.escaping import escaped
+
 WIDTH, HEIGHT = 900, 640
 _MARGIN = 40
 _SHAPES = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 """marker of matplotlib -> the same shape as a character, for the class names"""
 _LETTER_WIDTH = 7.6
-"""of the class names, in SVG units"""
+"""average width of a letter of the class names, in SVG units"""
 
 
 class Scatter(NamedTuple):
@@ -45,13 +46,13 @@ def tsne(
     Args:
         embeddings: (N, D).
         labels: (N,) indices into `names`.
-        names: of the classes.
-        limit: the largest number of points, at least 1; they are drawn at random.
-        classes: the largest number of classes, at least 1; they are drawn at random.
-        seed: of the draws and of t-SNE.
+        names: names of the classes.
+        limit: the largest number of points, at least 1; if there are more, a random subset is shown.
+        classes: the largest number of classes, at least 1; if there are more, a random subset is shown.
+        seed: seed of the subsets and of t-SNE.
 
     Raises:
-        ValueError: embeddings and labels do not fit, or a number is below 1.
+        ValueError: the numbers of embeddings and labels differ, or a number is below 1.
 
     Example:
         >>> few = tsne(np.eye(4), [0, 0, 7, 7], names=list("abcdefgh"))
@@ -90,7 +91,7 @@ def _project(unit: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # Several threads would sum in an order that changes from call to call.
+    # With several threads, the order of summation would change from call to call.
     with threadpool_limits(limits=1):
         perplexity = min(30.0, (len(unit) - 1) / 3)
         return TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(unit)
@@ -109,8 +110,8 @@ def scatter_svg(scatter: Scatter) -> str:
     shown = [_short(scatter.names[label]) for label in present]
     widths = np.array([_LETTER_WIDTH * (len(name) + 2) for name in shown])
     texts = "".join(
-        f'<text x="{x:.1f}" y="{y:.1f}"><title>{html.escape(scatter.names[label])}</title>'
-        f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {html.escape(name)}</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}"><title>{escaped(scatter.names[label])}</title>'
+        f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {escaped(name)}</text>'
         for label, name, (colour, shape), (x, y) in zip(
             present, shown, styles, _separate_labels(np.stack([_densest_point(group) for group in groups]), widths)
         )
@@ -131,7 +132,7 @@ def _hex(colour: tuple[float, float, float]) -> str:
 
 
 def _densest_point(group: np.ndarray) -> np.ndarray:
-    """The point of a class with the smallest mean distance to its nearest half; a mean may lie where no point is."""
+    """The point of a class with the smallest mean distance to its nearest half; the mean may be far from all points."""
     distances = np.sort(np.linalg.norm(group[:, None] - group[None], axis=2), axis=1)
     return group[distances[:, : len(group) // 2 + 1].mean(axis=1).argmin()]
 
@@ -173,5 +174,13 @@ def _separate_labels(centres: np.ndarray, widths: np.ndarray, down: float = 18) 
     return np.stack([x, y], axis=1)
 
 
-def _short(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str, most: int = 22) -> str:
+    """Cut the middle out of a long name: names of one family often differ only at their end.
+
+    >>> _short("Arla-Medium-Fat-Milk-Lactose-Free")
+    'Arla-Mediu…actose-Free'
+    """
+    if len(name) <= most:
+        return name
+    end = most // 2
+    return f"{name[: most - end - 1]}…{name[-end:]}"

@@ -16,8 +16,8 @@ header { padding-top: 40px; }
 h1 { font-size: clamp(1.5rem, 4vw, 2.2rem); line-height: 1.2; letter-spacing: -0.02em; margin: 0 0 20px; }
 h2 { font-size: 1.15rem; margin: 0 0 4px; letter-spacing: -0.01em; }
 .hint { color: var(--soft); margin: 0 0 18px; max-width: 72ch; font-size: .94rem; }
-.facts { display: flex; flex-wrap: wrap; gap: 14px 40px; margin: 0 0 28px; }
-.facts div { max-width: 320px; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 14px 28px;
+  margin: 0 0 28px; }
 .facts dt { color: var(--soft); font-size: .8rem; }
 .facts dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 14px; padding: 22px 24px;
@@ -51,7 +51,7 @@ svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var
 .wrong .mark { background: var(--wrong); }
 .pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 18px; }
 .pairs.five { grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); margin-bottom: 18px; }
-.pair { margin: 0; display: grid; grid-template-columns: 1fr 1fr; gap: 6px; min-width: 0; }
+.pair { margin: 0; display: grid; align-content: start; grid-template-columns: 1fr 1fr; gap: 6px; min-width: 0; }
 .pair figcaption { grid-column: 1 / -1; min-width: 0; }
 .find { display: grid; grid-template-columns: 104px 1fr; gap: 22px; padding: 16px 0;
   border-top: 1px solid var(--line); }
@@ -67,11 +67,16 @@ svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var
 .wrong .frame { border-color: var(--wrong); border-style: dashed; }
 .frame .mark { position: absolute; right: 3px; bottom: 3px; box-shadow: 0 0 0 2px var(--card); }
 figcaption { font-size: .8rem; margin-top: 5px; line-height: 1.3; }
-.name { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.name { display: block; overflow-wrap: anywhere; }
+.range { display: block; font-size: .72rem; font-weight: 400; color: var(--soft); }
+.under { color: var(--soft); margin: 10px 0 0; font-size: .85rem; }
+.remark { margin: 0 0 10px; max-width: 72ch; border-left: 3px solid var(--accent); padding-left: 12px; }
+.swipe { display: none; color: var(--soft); font-size: .8rem; margin: 0 0 6px; }
 .query .name { font-weight: 700; }
 .score { color: var(--soft); font-variant-numeric: tabular-nums; }
 .notes { margin: 8px 0 0; padding-left: 1.2em; }
 .notes li { margin: 4px 0; }
+@media (max-width: 960px) { th, td { --side: 9px; } }
 @media (max-width: 720px) {
   header, main { padding: 0 12px; } header { padding-top: 24px; }
   section { padding: 18px 14px; border-radius: 12px; }
@@ -83,6 +88,7 @@ figcaption { font-size: .8rem; margin-top: 5px; line-height: 1.3; }
   .find { grid-template-columns: 76px 1fr; gap: 14px; }
   .hits { grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 8px; }
   svg.map { min-width: 640px; }
+  .swipe { display: block; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid-page; } .find { break-inside: avoid; } }
 """

@@ -123,6 +123,8 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
     )
     layout = "" if recipe.data.layout == "auto" else f" (data.layout={recipe.data.layout!r})"
     watcher.say(f"{images.name}{layout}: {counts}")
+    for note in images.notes:
+        watcher.say(note)
     if recipe.protocol == "papers":
         watcher.say("protocol papers: the test classes are scored at every evaluation and choose the epoch")
     return images, parts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +44,7 @@ def evaluation_set(
                 f"data: {run} does not record what it was trained on; expected --data, without --split or with "
                 "--split all"
             )
-        return open_data(data, layout), ""
+        return _test_images(open_data(data, layout), part)
     about = read_run(run)
     options = about["recipe"]["data"]
     if data is None:
@@ -50,7 +52,9 @@ def evaluation_set(
     images = open_data(data, layout)
     same_data = images.identity() == about["data"]["identity"]
     if part == "all" or (part == "auto" and not same_data):
-        return images, "some of them trained on" if same_data else ""
+        if same_data:
+            return images, "some of them trained on"
+        return _test_images(images, part)
     parts = split(images, options["validation"] if same_data else 0.0, options["test"], about["recipe"]["seed"])
     refitted = is_refitted(run, which)
     if part == "auto":
@@ -67,8 +71,73 @@ def evaluation_set(
         return chosen, ""
     if part == "test" and about["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
-    trained_on = part == "train" or (part == "validation" and refitted)
-    return chosen, "all of them trained on" if trained_on else "none of them trained on"
+    known = known_classes(chosen, parts.train)
+    if part == "train" or (part == "validation" and refitted):
+        return chosen, "all of them trained on"
+    if known:
+        return chosen, f"images not trained on; {known} of their {len(chosen.classes)} classes are training classes"
+    chose_epoch = part == "validation" and which != "last"
+    return chosen, "none of them trained on, but they chose the epoch" if chose_epoch else "none of them trained on"
+
+
+def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) -> list[str]:
+    """Say which classes of other data than the run's own have the names of classes that the run knows.
+
+    Args:
+        run: folder of a run, or a slim file.
+        images: the data that is evaluated.
+        trained_on: names of the classes that the model was trained on.
+
+    Returns:
+        Sentences; none if no name is known.
+    """
+    known = set(trained_on)
+    present = {images.classes[label] for label in np.unique(images.labels)}
+    held_out: set[str] = set()
+    if not Path(run).is_file():
+        held_out = _held_out(read_run(run)) if present - known else set()
+    notes = []
+    if present & known:
+        notes.append(
+            f"{len(present & known)} of these {len(present)} classes were trained on (same names): the scores are not "
+            "those of new classes"
+        )
+    if chose := (present - known) & held_out:
+        notes.append(f"{len(chose)} of these {len(present)} classes chose the epoch (same names)")
+    return notes
+
+
+def _held_out(about: dict[str, Any]) -> set[str]:
+    """Names of the classes that chose the epoch of a run; empty if its data is not there any more."""
+    options = about["recipe"]["data"]
+    try:
+        images = open_data(options["path"], options["layout"])
+        validation = split(images, options["validation"], options["test"], about["recipe"]["seed"]).validation
+    except (OSError, ValueError):
+        return set()
+    return set() if validation is None else set(validation.classes)
+
+
+def _test_images(images: ImageSet, part: str) -> tuple[ImageSet, str]:
+    """The test images of a set that comes divided, else its validation images, else all; and a note on the choice."""
+    mask = images.test_images if images.test_images is not None else images.validation_images
+    if part == "all" or mask is None:
+        return images, ""
+    chosen = images.subset(mask)
+    kind = "test" if images.test_images is not None else "validation"
+    return chosen.of_classes(np.unique(chosen.labels)), f"its {kind} images; --split all scores all of them"
+
+
+def known_classes(images: ImageSet, training: ImageSet) -> int:
+    """The number of classes of `images` that have the name of a training class.
+
+    Example:
+        >>> grey = np.zeros((2, 8, 8), np.uint8)
+        >>> pair = [ImageSet("dots", np.arange(2), names, arrays=grey) for names in (["a", "b"], ["b", "c"])]
+        >>> known_classes(*pair)
+        1
+    """
+    return len(set(images.classes) & set(training.classes))
 
 
 def seen_set(run: str | Path) -> ImageSet:

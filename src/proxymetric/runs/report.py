@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.files import check_output
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
-from proxymetric.runs.result import Result
-from proxymetric.runs.score import EmbeddedSet, break_down, describe, rank_set
+from proxymetric.runs.result import TRAINED, UNTRAINED, Result
+from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
 
 if TYPE_CHECKING:
-    from proxymetric.plots import Certainty, GalleryRow
+    from proxymetric.metrics.breakdown import Confusion
+    from proxymetric.plots import Certainty, ConfusedPair, GalleryRow
 
 PAGE_MARK = b'<link rel="icon" href="data:,"><title>'
 """what the head of every report has, also of earlier versions"""
@@ -44,46 +47,95 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
     Returns:
         The file.
     """
-    from proxymetric.plots import ConfusedPair, gallery_rows, pick_queries, tsne, write_report
+    certainty = None
+    if seen is not None and result.uncertainty is not None:
+        certainty = _certainty(result.uncertainty, seen)
+    table = [{"name": name, **scores} for name, scores in result.rows.items()]
+    for row in table:
+        if row["name"] == TRAINED:
+            row["intervals"] = compare(embedded, None, list(result.scores)).intervals[TRAINED]
+    return draw_page(
+        file,
+        embedded=embedded,
+        title=f"{result.data['name']}: {result.recipe['method']}",
+        facts=_facts(result, embedded),
+        table=table,
+        results_note=_results_note(result),
+        remarks=remarks(result),
+        curve=_curve(result),
+        certainty=certainty,
+        notes=_notes(result),
+        seed=result.recipe["seed"],
+    )
+
+
+def draw_page(file: Path, *, embedded: EmbeddedSet, seed: int = 0, **parts: Any) -> Path:
+    """Write a page with the gallery, the confused classes, the hardest queries and the map of an embedded set.
+
+    Args:
+        file: where the page is written.
+        embedded: the set with its normalised embeddings, on the CPU.
+        seed: of the queries that are shown, and of the map.
+        **parts: the other arguments of `plots.write_report`.
+
+    Returns:
+        The file.
+    """
+    from proxymetric.plots import gallery_rows, pick_queries, tsne, write_report
 
     images, vectors, labels = embedded.images, embedded.vectors, embedded.labels
-    seed = result.recipe["seed"]
     ranking = rank_set(embedded, RESULTS_PER_QUERY)
-    parts = break_down(embedded, HARDEST_QUERIES, CONFUSED_PAIRS)
+    breakdown = break_down(embedded, HARDEST_QUERIES, 4 * CONFUSED_PAIRS)
     ranking_row = {int(query): row for row, query in enumerate(ranking.queries)}
-    example = {int(label): int(i) for i, label in reversed(list(enumerate(labels)))}
 
     def read(i: int) -> Image.Image:
         return images.read(int(embedded.kept[i]))
 
-    def gallery(rows: list[int]) -> list[GalleryRow]:
-        return gallery_rows(ranking, rows, vectors, labels, images.classes, read)
+    def title(i: int) -> str:
+        return images.title(int(embedded.kept[i]))
 
-    certainty = None
-    if seen is not None and result.uncertainty is not None:
-        certainty = _certainty(result.uncertainty, seen)
+    def gallery(rows: list[int]) -> list[GalleryRow]:
+        return gallery_rows(ranking, rows, vectors, labels, images.classes, read, file=title)
+
     return write_report(
         file,
-        title=f"{result.data['name']}: {result.recipe['method']}",
-        facts=_facts(result, embedded),
-        table=[{"name": name, **scores} for name, scores in result.rows.items()],
-        curve=_curve(result),
         gallery=gallery(pick_queries(ranking, GALLERY_QUERIES, seed)),
-        confused=[
-            ConfusedPair(
-                images.classes[pair.label],
-                images.classes[pair.found],
-                pair.share,
-                read(example[pair.label]),
-                read(example[pair.found]),
-            )
-            for pair in parts.confused
-        ],
-        hardest=gallery([ranking_row[query.query] for query in parts.worst]),
-        certainty=certainty,
+        confused=_confused(breakdown.confused, embedded, read, title),
+        hardest=gallery([ranking_row[query.query] for query in breakdown.worst]),
         scatter=tsne(vectors, labels, images.classes, limit=MAX_TSNE_IMAGES, seed=seed),
-        notes=_notes(result),
+        **parts,
     )
+
+
+def _confused(
+    pairs: list[Confusion], embedded: EmbeddedSet, read: Callable[[int], Image.Image], title: Callable[[int], str]
+) -> list[ConfusedPair]:
+    """The most confused pairs of classes; a pair and its mirror image are one."""
+    from proxymetric.plots import ConfusedPair
+
+    names = embedded.images.classes
+    example = {int(label): int(i) for i, label in reversed(list(enumerate(embedded.labels)))}
+    share = {(pair.label, pair.found): pair.share for pair in pairs}
+    merged: list[ConfusedPair] = []
+    taken = set()
+    for pair in pairs:
+        if len(merged) == CONFUSED_PAIRS or frozenset((pair.label, pair.found)) in taken:
+            continue
+        taken.add(frozenset((pair.label, pair.found)))
+        first, second = example[pair.label], example[pair.found]
+        merged.append(
+            ConfusedPair(
+                names[pair.label],
+                names[pair.found],
+                pair.share,
+                read(first),
+                read(second),
+                reverse_share=share.get((pair.found, pair.label), 0.0),
+                file=title(first),
+                found_file=title(second),
+            )
+        )
+    return merged
 
 
 def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
@@ -153,15 +205,47 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{describe(embedded)} never seen in training",
+        "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
+        "images per class": images_per_class(embedded),
         "chosen epoch": chosen,
         "weights": _weights(result.weights),
         "trained parameters": _trained_parameters(trained["parameters"]),
         "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.rates.items()),
-        "time": f"{result.seconds:.0f} s on {result.machine.get('gpu', result.machine['processor'])}",
+        "time": f"{_duration(result.seconds)} on {_machine(result.machine)}",
         "seed": str(recipe["seed"]),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _results_note(result: Result) -> str:
+    note = f"Retrieval on {result.scored_classes}, in per cent."
+    if result.evaluated_on == "validation" and result.chosen_by != "last":
+        note += " Classes that are new score lower."
+    return f"{note} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else note
+
+
+def _duration(seconds: float) -> str:
+    """A duration in words.
+
+    >>> _duration(42.4), _duration(760), _duration(7300)
+    ('42 s', '12 min 40 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    """The machine in words.
+
+    >>> _machine({"processor": "x86_64", "cores": 2})
+    'a CPU (x86_64, 2 cores)'
+    """
+    if "gpu" in facts:
+        return str(facts["gpu"])
+    cores = f", {facts['cores']} cores" if facts.get("cores") else ""
+    return f"a CPU ({facts['processor']}{cores})"
 
 
 def _curve(result: Result) -> list[dict[str, Any]]:
@@ -202,20 +286,22 @@ def _certainty(uncertainty: dict[str, Any], seen: ImageSet) -> Certainty:
         )
 
     def samples(pairs: list[tuple[str, float]]) -> list[ClassSamples]:
-        return [ClassSamples(name, value, _samples(seen, name)) for name, value in pairs]
+        return [ClassSamples(name, value, *_samples(seen, name)) for name, value in pairs]
 
     return Certainty(samples(uncertainty["least"]), samples(uncertainty["most"]), note)
 
 
-def _samples(images: ImageSet, name: str) -> list[Image.Image]:
-    """The first readable images of a class."""
+def _samples(images: ImageSet, name: str) -> tuple[list[Image.Image], list[str]]:
+    """The first readable images of a class, and their file names."""
     samples: list[Image.Image] = []
+    files: list[str] = []
     for row in np.flatnonzero(images.labels == images.classes.index(name)):
         if len(samples) == SAMPLES_PER_CLASS:
             break
         with contextlib.suppress(BadImage):
             samples.append(images.read(int(row)))
-    return samples
+            files.append(images.title(int(row)))
+    return samples, files
 
 
 def _tuning(tuning: str | dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from proxymetric.encoders import tuned_parameters
 from proxymetric.files import read_json, write_json
+from proxymetric.protocol import CHOSE_EPOCH
 from proxymetric.signatures import fit
 from proxymetric.training.learner import Learner
 
@@ -41,7 +42,8 @@ class Result:
         protocol: which classes choose the epoch, see `proxymetric.protocol`.
         recipe: the whole recipe with its defaults, by table.
         weights: the file of the backbone's weights and what its header changed; None without such a file.
-        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test".
+        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
+            and of the `training_classes` among the last two if there are any.
         versions: of Python and of the packages that matter.
         machine: `system`, `processor`, `cores`, and `gpu` where there is one.
         finished: time of the end, UTC.
@@ -109,6 +111,17 @@ class Result:
     def scores(self) -> dict[str, float]:
         """The metrics of the trained encoder, as fractions; empty where no classes were held out."""
         return self.rows.get(TRAINED, {})
+
+    @property
+    def scored_classes(self) -> str:
+        """What the classes that `rows` are scored on are to the model, in words; see `data` and `evaluated_on`."""
+        counts = self.data.get(self.evaluated_on or "", {})
+        known = counts.get("training_classes", 0)
+        chose = self.evaluated_on == "validation" and self.chosen_by != "last"
+        if not known:
+            return f"held-out classes, {CHOSE_EPOCH}" if chose else "classes never seen in training"
+        words = f"images not trained on ({known} of their {counts['classes']} classes are training classes)"
+        return f"{words}; they chose the epoch" if chose else words
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file."""

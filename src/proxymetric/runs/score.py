@@ -39,7 +39,7 @@ class EmbeddedSet(NamedTuple):
     @property
     def gallery(self) -> Tensor | None:
         """(N,) bool, the embeddings that are searched; None for leave-one-out."""
-        if self.images.gallery is None or self.images.test_classes:
+        if self.images.gallery is None or self.images.test_classes or self.images.test_images is not None:
             return None
         return torch.from_numpy(self.images.gallery[self.kept])
 
@@ -124,3 +124,16 @@ def describe(embedded: EmbeddedSet) -> str:
     if gallery is None:
         return f"{len(embedded.kept)} images of {classes} classes"
     return f"{int((~gallery).sum())} queries against a gallery of {int(gallery.sum())} images, {classes} classes"
+
+
+def images_per_class(embedded: EmbeddedSet) -> str:
+    """Say how many images the classes of a set have.
+
+    Example:
+        >>> images = ImageSet("dots", np.array([0, 0, 1, 1, 1]), ["a", "b"], arrays=np.zeros((5, 8, 8), np.uint8))
+        >>> images_per_class(EmbeddedSet(images, torch.zeros(5, 2), np.arange(5)))
+        '2 to 3, median 2.5'
+    """
+    counts = np.unique(embedded.images.labels[embedded.kept], return_counts=True)[1]
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low}" if low == high else f"{low} to {high}, median {float(np.median(counts)):g}"

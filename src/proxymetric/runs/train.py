@@ -19,7 +19,7 @@ from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, check_weights_file
-from proxymetric.files import write_json
+from proxymetric.files import printable, write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import build_encoder, read_run
@@ -43,6 +43,7 @@ from proxymetric.runs.assemble import (
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.divergence import check_trained
+from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score
@@ -186,6 +187,11 @@ def train(
         protocol=protocol,
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
+    if printable(str(folder)) != str(folder):
+        raise ValueError(
+            f"out: got {printable(str(folder))}, a name that is not UTF-8, expected a folder whose name is: the "
+            "files of weights cannot be opened by such a name"
+        )
     if restarts():
         # torchrun started the processes again: continue the run, whatever the first command said.
         resume, overwrite = True, False
@@ -280,6 +286,7 @@ class RunSession:
         if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
             check_weights_file(recipe.encoder["weights"])
         images, parts = open_split(recipe, self.watcher)
+        self.context.bad.update(images.unlisted)
         if self.before is not None:
             folders.check_same_data(images.identity(), self.before, self.folder)
         single_image_classes = singletons(parts.train)
@@ -484,6 +491,8 @@ class RunSession:
         for name, part in zip(("train", "validation", "test"), parts):
             if part is not None:
                 data[name] = {"images": len(part), "classes": len(part.classes)}
+                if part is not parts.train and (known := known_classes(part, parts.train)):
+                    data[name]["training_classes"] = known
         return Result(
             commit=results.commit(),
             protocol=recipe.protocol,

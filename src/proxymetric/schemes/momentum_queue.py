@@ -55,7 +55,8 @@ class MomentumQueue(Objective):
             raise ValueError(
                 "bind: got no encoder, expected bind(encoder) before the first step: the momentum encoder is its copy"
             )
-        stored, stored_labels = self.queue.vectors[: len(self.queue)], self.queue.labels[: len(self.queue)]
+        stored_count = len(self.queue) if len(batch.labels) else 0  # an empty batch has a loss of 0
+        stored, stored_labels = self.queue.vectors[:stored_count], self.queue.labels[:stored_count]
         joined = Batch(None, torch.cat([batch.labels, stored_labels]))
         embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
         outcome: Outcome = self.objective(ctx._replace(batch=joined, embeddings=embeddings))

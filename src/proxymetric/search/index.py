@@ -21,6 +21,7 @@ class Index:
         vectors: (N, D).
         names: N file names.
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
+        classes: N class names; None: the folder of each file directly under their common folder.
 
     Raises:
         ValueError: the shapes do not fit, or a number is not finite.
@@ -31,14 +32,19 @@ class Index:
         [('y', 0.894...), ('z', 0.447...)]
     """
 
-    def __init__(self, vectors: Tensor, names: Sequence[str], model: str = "") -> None:
+    def __init__(
+        self, vectors: Tensor, names: Sequence[str], model: str = "", classes: Sequence[str] | None = None
+    ) -> None:
         if vectors.ndim != 2:
             raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
         if len(vectors) != len(names):
             raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
         if not vectors.isfinite().all():
             raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
+        if classes is not None and len(classes) != len(names):
+            raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
         self.vectors, self.names, self.model = vectors, list(names), model
+        self.classes = _folders(self.names) if classes is None else list(classes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,8 +97,8 @@ class Index:
         return header.get("model", "") if "names" in header else None
 
     def save(self, file: str | Path) -> None:
-        """Write a safetensors file: `vectors`, with names and model in its header."""
-        header = {"names": json.dumps(self.names), "model": self.model}
+        """Write a safetensors file: `vectors`, with names, classes and model in its header."""
+        header = {"names": json.dumps(self.names), "model": self.model, "classes": json.dumps(self.classes)}
         with replacing(file) as temporary:
             write_tensors(temporary, {"vectors": self.vectors}, header)
 
@@ -105,6 +111,18 @@ class Index:
         """
         try:
             tensors, header = read_tensors(file)
-            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""))
+            classes = json.loads(header["classes"]) if "classes" in header else None
+            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""), classes)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    """The folder of each file directly under the common folder of all files; empty for files in the common folder.
+
+    >>> _folders(["photos/cat/1.jpg", "photos/dog/new/2.jpg", "photos/3.jpg"])
+    ['cat', 'dog', '']
+    """
+    parents = [Path(name).parts[:-1] for name in names]
+    depth = next((i for i, level in enumerate(zip(*parents)) if len(set(level)) > 1), min(map(len, parents), default=0))
+    return [parent[depth] if len(parent) > depth else "" for parent in parents]

@@ -57,6 +57,8 @@ class LearnedProxies(Source):
         >>> source = LearnedProxies(classes=3, dim=2, per_class=2)
         >>> source.vectors.shape, source.labels
         (torch.Size([6, 2]), tensor([0, 0, 1, 1, 2, 2]))
+        >>> source
+        LearnedProxies(classes=3, dim=2, per_class=2)
     """
 
     proxies = ("vectors",)

@@ -20,8 +20,8 @@ class Memory(Queue, Source):
 
     Example:
         >>> source = Memory(size=4, dim=2, start=1000)
-        >>> len(source)
-        0
+        >>> source, len(source)
+        (Memory(size=4, dim=2, start=1000), 0)
     """
 
     def __init__(self, size: int, dim: int, start: int = 0, normalise: str = "l2") -> None:

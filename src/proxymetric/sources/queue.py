@@ -34,6 +34,7 @@ class Queue(nn.Module):
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         whole_number(1, memory=size)
+        self.size = size
         self.register_buffer("vectors", torch.zeros(size, dim))
         self.register_buffer("labels", torch.full((size,), -1, dtype=torch.int64))
         self._seen = 0

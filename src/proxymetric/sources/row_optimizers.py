@@ -23,6 +23,29 @@ OPTIMIZER_STATE: dict[str, dict[str, str]] = {
 """optimiser -> the state it keeps for each row, and its size: as large as the row, or one number"""
 
 
+def rowwise_adagrad_(rows: Tensor, gradients: Tensor, square: Tensor, lr: float, eps: float = 1e-8) -> None:
+    """One step of row-wise Adagrad, in place: `G += mean(g^2)`, `row -= lr g / (sqrt G + eps)`.
+
+    No temporary tensor has the size of the rows.
+
+    Args:
+        rows: (n, ...), changed in place.
+        gradients: (n, ...).
+        square: (n, 1, ...) G of each row, changed in place.
+        lr: learning rate.
+        eps: added to the denominator.
+
+    Example:
+        >>> rows, square = torch.zeros(1, 2), torch.zeros(1, 1)
+        >>> rowwise_adagrad_(rows, torch.tensor([[3.0, 4.0]]), square, lr=0.5)
+        >>> rows * 12.5**0.5, square
+        (tensor([[-1.5000, -2.0000]]), tensor([[12.5000]]))
+    """
+    lengths = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=torch.float32).view_as(square)
+    square += lengths.square() * (len(rows) / max(rows.numel(), 1))
+    rows.addcmul_(gradients, (square.sqrt() + eps).reciprocal().to(rows.dtype), value=-lr)
+
+
 class RowOptimizer(NamedTuple):
     """An optimiser for rows, without its state.
 
@@ -93,8 +116,9 @@ class RowOptimizer(NamedTuple):
             return rows - lr * average, {"average": average}
         per_row = (-1, *(1,) * (rows.ndim - 1))
         if self.name == "rowwise-adagrad":
-            square = state["square"] + gradients.square().flatten(1).mean(1).view(per_row)
-            return rows - lr * gradients / (square.sqrt() + self.eps), {"square": square}
+            rows, square = rows.clone(), state["square"].clone()
+            rowwise_adagrad_(rows, gradients, square, lr, self.eps)
+            return rows, {"square": square}
         if self.name == "adamw":
             rows = rows * (1 - lr * self.weight_decay)
         average_decay, square_decay = self.betas

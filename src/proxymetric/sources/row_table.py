@@ -252,9 +252,16 @@ class RowTable(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The attributes for a copy, without the prefetched rows."""
+        """The attributes for a copy, without the prefetched rows and the rows that the next step would move."""
         self._finish_copies()
-        return self.__dict__ | {"_prefetched": None}
+        passing: dict[str, Any] = {
+            "_taken": [],
+            "_unaveraged": [],
+            "_state": {},
+            "_state_leaf": None,
+            "_prefetched": None,
+        }
+        return self.__dict__ | passing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """Called by `.to`, `.cuda` and `.double`; for a table in host memory, only the dtype changes."""

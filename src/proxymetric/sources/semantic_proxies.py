@@ -183,6 +183,7 @@ class SemanticProxies(Source):
         self.source = source
         # Short vectors, as in the released code: unless O is normalised, the share of P is above 1 - a at first.
         self.free = nn.Parameter(initial(classes, dim, 1, "xavier/8"), requires_grad=a > 0)
+        self.accumulate = accumulate
         self.cell = accumulator(accumulate, dim, lam)
         self.part_names = {
             "free": "free proxies",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
 from proxymetric.studies.spec import Backbone, Data, Row, Study, nearest
 
@@ -45,10 +45,7 @@ def load_study(path: str | Path) -> Study:
         folder = path.parent
         near = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
         raise ValueError(f"study: got {str(path)!r}, expected a TOML file{near}")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"study: got {str(path)!r}, expected valid TOML: {error}") from None
+    content = read_toml(path, "study")
     return parse({"name": path.stem, **content}, path.parent)
 
 

@@ -1,4 +1,4 @@
-"""The encoder and the criterion as one module: what is trained, saved and wrapped by data parallelism."""
+"""The encoder and the criterion as one module, which is trained, saved and wrapped by DDP."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Learner(nn.Module):
     """Encoder and criterion: `learner(images, labels)` returns the loss.
 
     With several processes, the embeddings and labels of all processes are gathered, and every process computes the
-    loss of the global batch. Averaging the gradients over processes then gives exactly the gradient of one process.
+    loss of the global batch. Averaging the gradients over processes then gives exactly the gradient that a single
+    process would compute for the global batch.
 
     Args:
-        encoder: images -> embeddings.
-        criterion: embeddings, labels -> loss; it is bound to the encoder here.
-        frozen: `images` are cached features, and only the encoder's head runs and is trained.
+        encoder: maps images to embeddings.
+        criterion: maps embeddings and labels to the loss; the constructor binds it to the encoder.
+        frozen: `forward` gets cached features instead of images, and only the encoder's head runs and is trained.
         world: number of processes.
     """
 
@@ -35,12 +36,12 @@ class Learner(nn.Module):
         self.frozen = frozen
         self.world = world
         if frozen:
-            # Before `bind`: a method that copies the trainable parameters must copy those of the head only.
+            # This precedes `bind`: a method that copies the trainable parameters must copy those of the head only.
             encoder.set_backbone_trainable(False)
         criterion.bind(encoder)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch.
+        """Return the loss of a batch.
 
         Args:
             images: (B, 3, H, W), or cached features (B, F) if the learner is frozen.
@@ -57,7 +58,7 @@ class Learner(nn.Module):
         return self.criterion(encode(images), device_labels, images=images)
 
     def _global_loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of the batch of all processes."""
+        """Return the loss of the global batch, that of all processes."""
         counts = row_counts(len(images), images.device)
         labels = gather_rows(labels, counts)
         first = sum(counts[: torch.distributed.get_rank()])
@@ -74,7 +75,7 @@ class Learner(nn.Module):
     def _two_passes(
         self, images: Tensor, labels: Tensor, rows: slice = slice(None)
     ) -> tuple[Tensor, SecondPassResult] | None:
-        """Features (B, F) and a second pass, in one run of the encoder; None if the method needs no second pass."""
+        """Return the features (B, F) of both passes from one run of the encoder; None if no second pass is needed."""
         request = self.criterion.second_pass(labels, rows)
         if request is None:
             return None
@@ -86,10 +87,10 @@ class Learner(nn.Module):
 
 
 def _no_rows(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """An output with 0 rows that still has gradients, because the other processes wait for those of this one.
+    """Return an output with 0 rows that takes part in the backward pass: other processes wait for its gradients.
 
-    This happens when a process could read none of its images. The encoder runs on one black image, in eval mode, so
-    that running averages do not change.
+    It is needed if a process could read none of its images. The encoder runs on one black image in evaluation mode, so
+    that the statistics of BatchNorm do not change.
     """
     training = module.training
     module.eval()
@@ -99,11 +100,11 @@ def _no_rows(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tens
 
 
 def row_counts(rows: int, device: torch.device) -> list[int]:
-    """The number of rows in each process; a process has fewer if images could not be read.
+    """Return the number of rows in each process; a process has fewer if it could not read some images.
 
     Args:
-        rows: of this process.
-        device: on which the processes communicate.
+        rows: the number of rows in this process.
+        device: the device on which the processes communicate.
     """
     counts = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int64, device=device)
     counts[torch.distributed.get_rank()] = rows
@@ -112,7 +113,7 @@ def row_counts(rows: int, device: torch.device) -> list[int]:
 
 
 def gather_rows(part: Tensor, counts: list[int]) -> Tensor:
-    """The rows of all processes, in the order of their ranks; gradients flow to the rows of this process.
+    """Return the rows of all processes in the order of their ranks; gradients flow to the rows of this process.
 
     All processes compute the same loss from the gathered rows, and their gradients are averaged afterwards. Only this
     process has the gradient through its own rows, so this gradient is multiplied by the number of processes.

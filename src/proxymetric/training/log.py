@@ -14,12 +14,12 @@ class Log:
     The checkpoint stores `size`, so that `cut(size)` removes all later records when the run is resumed.
 
     Args:
-        file: the log.
-        writes: False ignores all records (in processes other than the first).
-        also: is called with each record too.
+        file: path of the log.
+        writes: whether records are written; False in all processes but the first.
+        also: called with each record after it is written.
 
     Attributes:
-        size: bytes of the log.
+        size: number of bytes in the log.
 
     Example:
         >>> import tempfile
@@ -30,14 +30,16 @@ class Log:
     """
 
     def __init__(self, file: Path, writes: bool = True, also: Callable[[dict[str, Any]], None] | None = None) -> None:
-        self.file, self.writes, self.also = file, writes, also
+        self.file = file
+        self.writes = writes
+        self.also = also
         self.size = file.stat().st_size if file.is_file() else 0
 
     def add(self, **record: Any) -> None:
         """Append a record."""
         if not self.writes:
             return
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         with open(self.file, "ab") as out:
             out.write(line)
         self.size += len(line)
@@ -47,13 +49,13 @@ class Log:
     def cut(self, size: int) -> None:
         """Remove everything after the first `size` bytes."""
         if self.writes and self.file.is_file():
-            # After a power failure the file may be shorter than the checkpoint says: never extend it with zeros.
+            # After a power failure the file may be shorter than the size in the checkpoint: never extend it with zeros.
             self.size = min(size, self.file.stat().st_size)
             with open(self.file, "rb+") as out:
                 out.truncate(self.size)
 
     def records(self) -> list[dict[str, Any]]:
-        """All complete records; an incomplete last line of a killed run is ignored."""
+        """Return all complete records; an incomplete last line of a killed run is ignored."""
         if not self.file.is_file():
             return []
         *lines, _ = self.file.read_bytes().split(b"\n")

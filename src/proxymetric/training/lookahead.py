@@ -1,4 +1,4 @@
-"""The batches of an epoch, each announced to the criterion while the step before it runs."""
+"""Iterates over the batches of an epoch and announces each to the criterion while the step before it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from proxymetric.criterion import Criterion
 class Lookahead(Iterator[Batch]):
     """Iterates over batches; `announce` makes the next batch early and passes its labels to the criterion.
 
-    The batches must not depend on what a step changes. Batches are made early only if the criterion copies rows from
-    host memory: for other criteria a second batch would occupy device memory for nothing.
+    The batches must not depend on the result of a step. Batches are made early only if the criterion copies rows from
+    host memory: for other criteria, a second batch would only occupy device memory.
 
     Args:
         batches: the batches of an epoch.
-        criterion: to announce the next batch to; None: `announce` does nothing.
+        criterion: receives the labels of the next batch; None: `announce` does nothing.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ class Lookahead(Iterator[Batch]):
         return batch
 
     def announce(self) -> None:
-        """Make the next batch and announce it. If that raises, the error is raised when the batch is due."""
+        """Make the next batch and announce it. An error in making it is raised later, by `next`."""
         if self._criterion is None or self._next:
             return
         try:

@@ -16,7 +16,7 @@ from proxymetric.training.sharded_state import ShardedState, is_dtensor, local_t
 
 
 def base_rates(options: TrainOptions) -> tuple[float, float]:
-    """The first learning rates of the encoder and of the proxies."""
+    """Return the initial learning rates of the encoder and of the proxies."""
     lr = options.lr if options.lr is not None else (1e-3 if options.frozen else 1e-4)
     return lr, options.proxy_lr if options.proxy_lr is not None else 100 * lr
 
@@ -25,31 +25,31 @@ def warmup_message(options: TrainOptions, optimizer: torch.optim.Optimizer, epoc
     """Describe the warm-up, in which only head and proxies are trained.
 
     Args:
-        options: of the training.
-        optimizer: of the training.
-        epoch: the epoch that comes next, from 0.
-        epochs: of the whole training.
+        options: the training options.
+        optimizer: the optimiser.
+        epoch: number of the next epoch, from 0.
+        epochs: number of epochs of the whole training.
 
     Returns:
         A message; empty if the warm-up is over, or if the backbone is never trained.
     """
     if epoch >= options.warmup or "backbone" not in trained_groups(optimizer):
         return ""
-    which = "epoch 1 warms" if options.warmup == 1 else f"epochs 1 to {options.warmup} warm"
-    message = f"{which} up: only head and proxies are trained (train.warmup={options.warmup})"
+    subject = "epoch 1 warms" if options.warmup == 1 else f"epochs 1 to {options.warmup} warm"
+    message = f"{subject} up: only head and proxies are trained (train.warmup={options.warmup})"
     if options.warmup < epochs:
         return message
-    return f"{message}, and the backbone never; expected more epochs, or train.warmup=0"
+    return f"{message}, and the backbone is never trained; expected more epochs, or train.warmup=0"
 
 
 def trained_groups(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Names and first learning rates of the parameter groups with at least one trained parameter."""
+    """Return the names and initial learning rates of the parameter groups with at least one trained parameter."""
     groups = [group for group in optimizer.param_groups if any(p.requires_grad for p in group["params"])]
     return {group["name"]: group["first_lr"] for group in groups}
 
 
 def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion, options: TrainOptions) -> dict[str, float]:
-    """The first learning rate of each part, row tables included."""
+    """Return the initial learning rate of each part, including the row tables."""
     lr, proxy_lr = base_rates(options)
     row_rates = {"proxies": ("proxies", proxy_lr), "network": ("criterion", lr)}
     return trained_groups(optimizer) | dict(row_rates[table.rate] for table in criterion.row_tables())
@@ -58,10 +58,11 @@ def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion, options:
 def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optimizer:
     """Make one optimiser for the head, the backbone and the parameters of the criterion.
 
-    Each group stores its first learning rate as `first_lr`. Row tables are told which rule they step by.
+    Each group stores its initial learning rate as `first_lr`. Row tables, which update their own rows, get the
+    settings of their optimiser.
 
     Raises:
-        ValueError: there is nothing to train.
+        ValueError: there is no parameter to train.
     """
     lr, proxy_lr = base_rates(options)
     encoder = learner.encoder
@@ -88,25 +89,25 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     return kind(groups, lr=lr, weight_decay=options.weight_decay, fused=fused, **momentum)
 
 
-def _fused(first: Tensor, options: TrainOptions) -> bool | None:
-    """Use fused kernels on a GPU; sharded parameters (DTensors) have them for Adam only."""
-    return True if first.is_cuda and not (options.optimizer == "sgd" and is_dtensor(first)) else None
+def _fused(parameter: Tensor, options: TrainOptions) -> bool | None:
+    """Return True on a GPU, to use fused kernels, except for SGD on sharded parameters (DTensors); else None."""
+    return True if parameter.is_cuda and not (options.optimizer == "sgd" and is_dtensor(parameter)) else None
 
 
 def can_step_unchecked(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step_if` works with this optimiser: fused Adam and AdamW.
 
-    Not SGD: if its first step is skipped, it stores a momentum buffer without a value.
+    SGD is excluded: if its first step is skipped, its momentum buffer stays uninitialised.
     """
     return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and bool(optimizer.defaults["fused"])
 
 
 def step_if(optimizer: Any, finite: Tensor) -> None:
-    """Step if `finite` is true, without a synchronisation: the value may still be computed on the GPU.
+    """Step if `finite` is true, without waiting for the GPU, which may not have computed `finite` yet.
 
     Args:
-        optimizer: one for which `can_step_unchecked` is true.
-        finite: a bool on the device of the parameters.
+        optimizer: an optimiser for which `can_step_unchecked` is true.
+        finite: a bool tensor on the device of the parameters.
 
     Example:
         >>> p = torch.nn.Parameter(torch.ones(1))
@@ -122,21 +123,25 @@ def step_if(optimizer: Any, finite: Tensor) -> None:
 
 
 def steps_in(epochs: float, steps_per_epoch: int) -> int:
-    """The number of steps in `epochs` epochs, at least 1.
+    """Return the number of steps in `epochs` epochs, at least 1.
 
-    >>> steps_in(2, 8), steps_in(2.4, 8)
-    (16, 19)
+    Example:
+        >>> steps_in(2, 8), steps_in(2.4, 8)
+        (16, 19)
     """
     return max(1, round(epochs * steps_per_epoch))
 
 
 def decay_factor(options: TrainOptions, epoch: int) -> float:
-    """The factor of the first learning rates in epoch `epoch`, from 0; a pure function, so that no state is saved.
+    """Return the factor of the initial learning rates in epoch `epoch`, counted from 0.
 
-    >>> [decay_factor(TrainOptions(decay="step", decay_every=10, decay_by=0.5), e) for e in (0, 9, 10, 25)]
-    [1.0, 1.0, 0.5, 0.25]
-    >>> round(decay_factor(TrainOptions(decay="cosine", decay_every=None, epochs=40), 20), 6)
-    0.5
+    The factor depends only on its arguments, so checkpoints need no state of a schedule.
+
+    Example:
+        >>> [decay_factor(TrainOptions(decay="step", decay_every=10, decay_by=0.5), e) for e in (0, 9, 10, 25)]
+        [1.0, 1.0, 0.5, 0.25]
+        >>> round(decay_factor(TrainOptions(decay="cosine", decay_every=None, epochs=40), 20), 6)
+        0.5
     """
     if options.decay == "step":
         return options.decay_by ** (epoch // (options.decay_every or options.epochs))
@@ -147,7 +152,7 @@ def decay_factor(options: TrainOptions, epoch: int) -> float:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set each group's learning rate to `factor` times its first one."""
+    """Set the learning rate of each group to `factor` times its initial learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["first_lr"] * factor
 
@@ -158,10 +163,10 @@ def clip_gradients(
     """Clip gradients in place.
 
     Args:
-        parameters: of the optimiser.
-        rows: leaves of row tables, clipped like any other gradient.
-        options: `clip_norm` and `clip_value`.
-        sharded: knows which parameters have parts in other processes.
+        parameters: the parameters of the optimiser.
+        rows: the leaf tensors of row tables, whose gradients are clipped as well.
+        options: the training options; `clip_norm` and `clip_value` are used.
+        sharded: tells which parameters have parts in other processes; None: no parameter has.
 
     Returns:
         The norm of all gradients before clipping; if it is not finite, the step must be skipped.
@@ -185,7 +190,7 @@ def clip_gradients(
 
 
 def autocast_type(amp: str, device: torch.device) -> torch.dtype | None:
-    """The type of the encoder's computations under autocast; None for float32."""
+    """Return the type in which the encoder computes under autocast; None for float32."""
     if amp == "off" or device.type != "cuda":
         return None
     if amp == "fp16" or (amp == "auto" and not torch.cuda.is_bf16_supported()):

@@ -24,25 +24,25 @@ from proxymetric.training.optim import autocast_type
 from proxymetric.training.process_group import ProcessGroup
 
 MIN_STAGE_FRACTION = 0.01
-"""a stage with a smaller fraction of the parameters is not sharded on its own: its messages would cost more time than
-they save memory"""
+"""a stage with a smaller fraction of the parameters is not sharded on its own: the memory saved would not be worth the
+time of its messages"""
 
 
 def check(options: TrainOptions, needs: Collection[str], world: ProcessGroup, device: torch.device) -> None:
     """Check that the options allow `train.parallel="fsdp"`.
 
     Args:
-        options: of the training.
-        needs: what the method needs, see `papers.needs`.
+        options: the training options.
+        needs: the needs of the method (`papers.needs`).
         world: the processes that train together.
-        device: of this process.
+        device: the device of this process.
 
     Raises:
         ValueError: an option or the method does not work with FSDP2.
     """
     if options.parallel != "fsdp" or world.size == 1:
         return
-    half = options.amp == "fp16" or autocast_type(options.amp, device) is torch.half
+    uses_float16 = options.amp == "fp16" or autocast_type(options.amp, device) is torch.half
     for conflict, reason, expected in (
         (
             options.warmup > 0,
@@ -50,7 +50,7 @@ def check(options: TrainOptions, needs: Collection[str], world: ProcessGroup, de
             "train.warmup=0",
         ),
         (
-            half,
+            uses_float16,
             f"train.amp={options.amp!r}, where each process would scale its gradients differently",
             "train.amp 'bf16' or 'off'",
         ),
@@ -63,18 +63,18 @@ def check(options: TrainOptions, needs: Collection[str], world: ProcessGroup, de
 
 
 class Parallel:
-    """The learner as the processes of a world train it.
+    """The learner, prepared for training in all processes of a group.
 
     With `train.parallel="fsdp"` the constructor shards the encoder, so that an optimiser made afterwards holds only
-    this process's part of every parameter. With a single process nothing changes.
+    this process's part of every parameter. With a single process, the learner does not change.
 
     Args:
         learner: encoder and criterion.
-        options: `parallel`.
+        options: the training options; `parallel` is used.
         world: the processes that train together.
 
     Attributes:
-        module: what a step calls.
+        module: the module that a training step calls.
         sharded: whether the encoder is sharded.
     """
 
@@ -97,7 +97,7 @@ class Parallel:
         ]
 
     def begin_epoch(self) -> None:
-        """Wrap the learner with DDP again: DDP fixes the set of trained parameters when it wraps."""
+        """Wrap the learner with DDP again, because DDP fixes the set of trained parameters when it wraps a module."""
         if self.world.size > 1 and not self.sharded:
             # Buffers are not broadcast: `commit` keeps the memories of all processes equal.
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
@@ -117,8 +117,8 @@ class Parallel:
     def average_gradients(self) -> None:
         """Average the gradients that neither DDP nor FSDP2 averages.
 
-        The gradients of replicated proxies are equal in all processes but for rounding, which differs between devices.
-        Averaging them keeps the proxies equal.
+        The gradients of replicated proxies are equal in all processes except for rounding, which differs between
+        devices. Averaging the gradients keeps the proxies equal.
         """
         if self.sharded:
             for parameter in self._replicated:
@@ -167,11 +167,12 @@ def shard_encoder(encoder: Encoder) -> None:
 
 
 def stages(backbone: nn.Module) -> list[nn.Module]:
-    """The parts of a backbone that are called one after the other, without those that hold few parameters.
+    """Return the parts of a backbone that are called one after the other, without those that have few parameters.
 
-    >>> from proxymetric.encoders import build
-    >>> [type(stage).__name__ for stage in stages(build("small").backbone)]
-    ['Sequential', 'Sequential', 'Sequential']
+    Example:
+        >>> from proxymetric.encoders import build
+        >>> [type(stage).__name__ for stage in stages(build("small").backbone)]
+        ['Sequential', 'Sequential', 'Sequential']
     """
     lists = (nn.ModuleList, nn.ModuleDict)
     parts: list[nn.Module] = []
@@ -179,16 +180,16 @@ def stages(backbone: nn.Module) -> list[nn.Module]:
         parts += child.children() if isinstance(child, (nn.Sequential, *lists)) else [child]
     while any(isinstance(part, lists) for part in parts):  # a list of modules is never called itself
         parts = [inner for part in parts for inner in (part.children() if isinstance(part, lists) else [part])]
-    least = MIN_STAGE_FRACTION * _size(backbone)
-    return [part for part in parts if _size(part) >= least]
+    min_size = MIN_STAGE_FRACTION * _size(backbone)
+    return [part for part in parts if _size(part) >= min_size]
 
 
 @contextlib.contextmanager
 def gathered_parameters(encoder: nn.Module) -> Iterator[None]:
     """Give every process all parameters of a sharded encoder, so that one process can run it alone.
 
-    All processes must enter and leave. Inside, parameters must not be changed, saved or loaded: that would shard them
-    again.
+    All processes must enter and leave the context. Inside it, parameters must not be changed, saved or loaded, because
+    that would shard them again.
     """
     stages, hooks = _sharded_modules(encoder), []
     for stage in stages:
@@ -198,8 +199,8 @@ def gathered_parameters(encoder: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for stage, (before, after, run) in zip(stages, hooks, strict=True):
-            stage._forward_pre_hooks, stage._forward_hooks = before, after
+        for stage, (pre_hooks, post_hooks, run) in zip(stages, hooks, strict=True):
+            stage._forward_pre_hooks, stage._forward_hooks = pre_hooks, post_hooks
             if run is not None:
                 stage.run = run
             stage.reshard()
@@ -219,9 +220,10 @@ def _try_once(encoder: Encoder, device: torch.device) -> None:
 
 
 def _sharded_modules(encoder: nn.Module) -> list[Any]:
-    """The modules whose parameters FSDP2 has sharded."""
+    """Return the modules whose parameters FSDP2 has sharded."""
     return [module for module in encoder.modules() if hasattr(module, "unshard")]
 
 
 def _size(module: nn.Module) -> int:
+    """Return the number of elements of all parameters."""
     return sum(p.numel() for p in module.parameters())

@@ -1,4 +1,4 @@
-"""The processes that train together: rank, number, and how they exchange values."""
+"""The processes that train together: their ranks, their number, and how they exchange values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SETTLE_SECONDS = 0.1
 
 
 def restarts() -> int:
-    """How often torchrun restarted the processes after one of them failed."""
+    """Return how often torchrun restarted the processes after one of them failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 class ProcessGroup(NamedTuple):
-    """The processes that `torchrun` started; a single process without it.
+    """The processes that `torchrun` started, or a single process without `torchrun`.
 
     Attributes:
         rank: number of this process, from 0.
@@ -44,14 +44,14 @@ class ProcessGroup(NamedTuple):
     @staticmethod
     @contextlib.contextmanager
     def joined() -> Iterator[ProcessGroup]:
-        """Join the group that the environment describes and leave it at the end; use a group that exists as it is."""
+        """Join the group that the environment describes and leave it at the end; an existing group is not left."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             yield ProcessGroup()
             return
         creates = not torch.distributed.is_initialized()
         if creates:
-            # Values to agree on are exchanged between CPUs, gradients between the devices that hold them.
+            # Values that all processes must agree on are exchanged between CPUs, gradients between their devices.
             backend, attempt = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", restarts()
             if attempt == 0:
                 torch.distributed.init_process_group(backend)
@@ -65,13 +65,13 @@ class ProcessGroup(NamedTuple):
         finally:
             if creates:
                 # A gloo thread needs the interpreter's lock to free its last tensors. If this thread destroys the group
-                # while it holds the lock, the two threads wait for each other for ever. If the interpreter exits first,
+                # while it holds the lock, the two threads wait for each other forever. If the interpreter exits first,
                 # the process aborts. Sleeping releases the lock, so that the gloo thread can finish.
                 time.sleep(SETTLE_SECONDS)
                 torch.distributed.destroy_process_group()
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Call `make` in the first process and return its value in all; an exception is raised in all."""
+        """Call `make` in the first process; all processes return its value or raise its exception."""
         if self.size == 1:
             return make()
         value_and_error: list[Any] = [None, None]
@@ -86,7 +86,7 @@ class ProcessGroup(NamedTuple):
         return value_and_error[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is true in any process. All processes must call it."""
+        """Whether `flag` is true in any process. All processes must call this method."""
         if self.size == 1:
             return flag
         flags = torch.tensor(int(flag))
@@ -94,5 +94,5 @@ class ProcessGroup(NamedTuple):
         return bool(flags)
 
     def wait(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called this method."""
         self.any(False)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from proxymetric.sources.row_optimizers import rowwise_adagrad_
+
 
 def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
-    """Extend an optimiser class: groups with the key "rowwise" step by row-wise Adagrad.
+    """Extend an optimiser class: row-wise Adagrad updates the groups whose key "rowwise" is true.
 
     For a row p with gradient g::
 
@@ -48,13 +50,11 @@ def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:
 
 
 def _step_rows(p: Any, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float, decay: float) -> None:
-    """Step one parameter in place."""
+    """Update one parameter and its state in place."""
     if not state:
         state["square"] = p.new_zeros(len(p), *(1 for _ in p.shape[1:]), dtype=torch.float32)
         state["step"] = torch.zeros(())  # Adam expects this key in every state that it loads
     state["step"] += 1
     if decay:
         grad.add_(p, alpha=decay)
-    norms = torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float32).view_as(state["square"])
-    state["square"] += norms.square() * (len(p) / p.numel())
-    p.addcmul_(grad, (state["square"].sqrt() + 1e-8).reciprocal().to(p.dtype), value=-lr)
+    rowwise_adagrad_(p, grad, state["square"], lr)

@@ -1,7 +1,7 @@
 """Sharded parameters in checkpoints: a file holds whole tensors and can be loaded by any number of processes.
 
 Proxies are sharded by class (`train.shard`). The encoder is sharded by FSDP2 (`train.parallel`): its parameters and
-their optimiser state are DTensors, which know their shape as a whole.
+their optimiser state are DTensors, which know the shape of the whole tensor.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from proxymetric.core.class_shards import Shard
 from proxymetric.training.learner import Learner
 
 MAX_MESSAGE_BYTES = 2**26
-"""small tensors are sent together in messages of this size"""
+"""small tensors are sent together in messages of at most this size"""
 
 
 class ShardedState:
-    """Gathers sharded tensors for a checkpoint, and cuts this process's part out of one.
+    """Gathers sharded tensors for a checkpoint, and cuts this process's parts out of the tensors of a checkpoint.
 
     Args:
-        learner: with or without sharded parameters; without, both operations change nothing.
-        optimizer: whose state is sharded like the parameters.
+        learner: the learner; if none of its parameters is sharded, both operations change nothing.
+        optimizer: the optimiser; its state is sharded like the parameters.
 
     Attributes:
         shards: the shard of each sharded parameter of the criterion, by name.
-        parameters: those parameters.
-        remote: numbers in those parameters that other processes hold.
+        parameters: this process's parts of these parameters.
+        remote: number of elements of these parameters that other processes hold.
         is_sharded: whether any parameter is sharded.
     """
 
@@ -55,15 +55,15 @@ class ShardedState:
         }
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gather whole tensors in the host memory of the first process. All processes must call it.
+        """Gather whole tensors in the host memory of the first process. All processes must call this method.
 
-        Small tensors are sent together, because a message costs more time than its content.
+        Small tensors are sent together, because each message has a fixed cost.
 
         Args:
-            tensors: by the names that a checkpoint gives them.
+            tensors: the tensors by their names in a checkpoint.
 
         Returns:
-            In the first process the whole tensors; in the others the argument.
+            In the first process, the whole tensors; in the others, `tensors` unchanged.
         """
         row_counts = {
             name: rows for name, value in tensors.items() if (rows := self._row_counts(name, value)) is not None
@@ -105,7 +105,7 @@ class ShardedState:
         return is_dtensor(parameter) or any(parameter is shard for shard in self.parameters)
 
     def norm(self, replicated: Tensor, sharded: Tensor) -> Tensor:
-        """The norm of all gradients.
+        """Return the norm of all gradients.
 
         Args:
             replicated: norms of the gradients that are the same in all processes.
@@ -116,7 +116,7 @@ class ShardedState:
         return (replicated.square().sum() + squared).sqrt()
 
     def _row_counts(self, name: str, value: Any) -> list[int] | None:
-        """How many rows of a tensor each process holds; None if it is not sharded."""
+        """Return how many rows of a tensor each process holds; None if the tensor is not sharded."""
         if shard := self._shard_of(name, value):
             size = torch.distributed.get_world_size(shard.group)
             shards = [Shard.of(shard.classes, other, size) for other in range(size)]
@@ -124,15 +124,15 @@ class ShardedState:
         return _dtensor_rows(len(value), value.device_mesh.size()) if is_dtensor(value) and value.ndim else None
 
     def _shard_of(self, name: str, value: Tensor) -> Shard | None:
-        """The class shard of a tensor of the criterion or of its optimiser state."""
+        """Return the class shard of a tensor of the criterion or of its optimiser state; None if it has none."""
         if name in self._criterion_shards:
             return self._criterion_shards[name]
-        if not value.ndim:  # a count of steps
+        if not value.ndim:  # the optimiser's count of steps
             return None
         return next((shard for prefix, shard in self._optimizer_shards.items() if name.startswith(prefix)), None)
 
     def _encoder_part(self, name: str, value: Tensor) -> Tensor:
-        """This process's part of a tensor of the encoder as a DTensor; other tensors as they are."""
+        """Return this process's part of a tensor of the encoder as a DTensor; return other tensors unchanged."""
         key = ".".join(name.split(".")[:2]) if name.startswith("optimizer.") else name
         parameter: Any = self._encoder.get(key)
         if parameter is None or not value.ndim:
@@ -148,7 +148,7 @@ class ShardedState:
 
 
 def local_tensor(parameter: Tensor) -> Tensor:
-    """This process's part of a DTensor with its gradient; any other parameter as it is."""
+    """Return this process's part of a DTensor with its gradient; return any other parameter unchanged."""
     if not is_dtensor(parameter):
         return parameter
     whole: Any = parameter.detach()
@@ -164,13 +164,13 @@ def is_dtensor(value: Any) -> bool:
 
 
 def _dtensor_rows(rows: int, size: int) -> list[int]:
-    """Rows of each process's part of a DTensor: equal numbers, but the last parts may be shorter or empty."""
+    """Return the number of rows of a DTensor in each process: equal, but fewer or none in the last processes."""
     most = -(-rows // size)
     return [max(0, min(most, rows - most * rank)) for rank in range(size)]
 
 
 def _local(value: Any) -> Tensor:
-    """This process's part of a tensor, detached."""
+    """Return this process's part of a tensor, detached."""
     return (value.to_local() if is_dtensor(value) else value).detach()
 
 
@@ -183,7 +183,7 @@ def _concatenated(parts: list[Tensor]) -> Tensor:
 
 
 def _bundles(parts: dict[str, Tensor]) -> Iterator[list[str]]:
-    """The names of tensors that share a message; a large tensor has its own message, an empty one has none."""
+    """Yield the names of the tensors in each message; a large tensor has its own message, an empty one has none."""
     names: list[str] = []
     size = 0
     for name, part in parts.items():
@@ -197,6 +197,6 @@ def _bundles(parts: dict[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _cut(value: Tensor, shard: Shard) -> Tensor:
-    """The rows of the classes of a shard."""
+    """Return the rows of the classes of a shard."""
     per_class = len(value) // shard.classes
     return value[shard.start * per_class : shard.stop * per_class].clone()

@@ -12,7 +12,8 @@ def stop_on_signal(request_stop: Callable[[], bool]) -> Iterator[None]:
     """Call `request_stop` on Ctrl-C and SIGTERM.
 
     Args:
-        request_stop: returns whether a stop was requested before; if so, a second Ctrl-C raises KeyboardInterrupt.
+        request_stop: requests a stop and returns whether there was an earlier request; if so, Ctrl-C raises
+            KeyboardInterrupt.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -20,11 +21,11 @@ def stop_on_signal(request_stop: Callable[[], bool]) -> Iterator[None]:
             raise KeyboardInterrupt
 
     try:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
+        previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only the main thread may set signal handlers
+        previous_handlers = {}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -13,7 +13,7 @@ class TensorBoard:
     """Writes the records of the log as scalars.
 
     Args:
-        folder: for TensorBoard's files.
+        folder: the folder for TensorBoard's files.
 
     Raises:
         ValueError: TensorBoard is not installed.
@@ -31,7 +31,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
-        """Open the files; TensorBoard hides records after `step`, which a resumed run will write again."""
+        """Open the files. TensorBoard hides the records after `step`, which a resumed run writes again."""
         self._writer = self._writer_class(
             str(self.folder), purge_step=step + 1 if step else None, filename_suffix=EVENTS_SUFFIX
         )

@@ -77,3 +77,14 @@ def test_a_run_trains_counts_and_exports_it(photos: Path, tmp_path: Path, no_pag
     slim = pm.load(files["slim"], device="cpu", weights=weights)
     assert torch.equal(slim.embed(pictures(3)), vectors)
     assert "tuning.ssf.layers.0.gamma" in load_file(files["slim"])
+
+
+def test_a_setting_without_annotation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(ScaleShift):
+        def __init__(self, backbone: torch.nn.Module, last=2) -> None:  # type: ignore[no-untyped-def]
+            super().__init__(backbone)
+
+    monkeypatch.setitem(TUNINGS, "bare", Bare)
+    two_blocks(monkeypatch)
+    with pytest.raises(TypeError, match=r"Bare\.last: got no annotation, expected the type of this setting"):
+        build(**TINY_VIT, tuning="bare")

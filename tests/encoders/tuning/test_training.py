@@ -281,7 +281,7 @@ def test_prompts_that_do_not_suit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             encoder.features(pictures(), prompts)
-    with pytest.raises(ValueError, match="got a SmallConvNet as backbone, expected a ViT"):
+    with pytest.raises(ValueError, match="got prompts for a SmallConvNet, expected a ViT as backbone"):
         build("small", dim=8, size=32).features(pictures(), [])
 
 

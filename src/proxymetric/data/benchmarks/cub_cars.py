@@ -9,6 +9,7 @@ import numpy as np
 
 from proxymetric.data.folders import class_folders, image_files, require_files
 from proxymetric.data.images import ImageSet
+from proxymetric.data.text_files import read_text
 
 CLASS_COUNTS = {"cub": 200, "cars": 196}
 _LISTS = ("images.txt", "image_class_labels.txt", "classes.txt")
@@ -135,7 +136,7 @@ def _halved(layout: str, labels: list[int], names: list[str], paths: list[Path],
 def _numbered_lines(file: Path) -> dict[int, str]:
     """Return the lines `1 first`, `2 second` as {1: "first", 2: "second"}, in the order of the file."""
     lines: dict[int, str] = {}
-    for line_number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for line_number, line in enumerate(read_text(file).splitlines(), 1):
         number, _, rest = line.strip().partition(" ")
         if not number:
             continue

@@ -9,6 +9,7 @@ import numpy as np
 
 from proxymetric.data.folders import require_files
 from proxymetric.data.images import ImageSet
+from proxymetric.data.text_files import read_text
 
 
 class ListedImage(NamedTuple):
@@ -26,11 +27,7 @@ class ListedImage(NamedTuple):
 
 def lines_of(file: Path) -> list[tuple[int, list[str]]]:
     """Return the line number (from 1) and the words of each non-empty line of `file`."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file}: got bytes that are not UTF-8, expected a text file") from None
-    return [(number, words) for number, line in enumerate(text.splitlines(), 1) if (words := line.split())]
+    return [(number, words) for number, line in enumerate(read_text(file).splitlines(), 1) if (words := line.split())]
 
 
 def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path, listed_in: Path) -> ImageSet:

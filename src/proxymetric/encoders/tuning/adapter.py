@@ -15,10 +15,10 @@ class Adapter(Tuning):
     ``a(x) = scale * W_up relu(W_down x)``. In parallel, x' = x + mlp(x) + a(x); in sequence, x' = x + mlp(x) +
     a(mlp(x)). mlp(x) includes the block's norm.
 
-    The attention is the ViT's own, with all its heads and its qkv bias; the baseline released with VPTSP loses that
+    The attention is the ViT's own, with all its heads and its qkv bias; the baseline released with VPTSP lacks that
     bias. The released code uses norm="post", scale 1 and all blocks. Table 1 of VPTSP does not state the norm, but its
-    counts are those of norm="none". With norm="post", the first steps move the tokens by their whole length at any
-    learning rate, because the input of that norm starts at zero. The default is therefore "none".
+    parameter counts agree with norm="none". With norm="post", the input of the LayerNorm starts at zero, so the first
+    steps change the tokens by as much as their own length at any learning rate. The default is therefore "none".
 
     Args:
         backbone: a timm VisionTransformer with plain blocks.

@@ -48,7 +48,7 @@ class SummedNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not _trains_only_bias(self):  # a compiler writes its own backward pass
+        if torch.compiler.is_compiling() or not _trains_only_bias(self):  # a compiler generates its own backward pass
             return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         y = layer_norm(x, self.normalized_shape, self.weight, self.bias.detach(), self.eps)
         return BiasGradient.apply(y, self.bias, range(y.ndim - self.bias.ndim))
@@ -78,14 +78,14 @@ class SummedConv2d(nn.Conv2d):
 class BiasGradient(torch.autograd.Function):
     """Returns `y`, to which `bias` has been added already, and gives `bias` its gradient; it keeps no tensor.
 
-    `dims` are the dimensions of `y` that the gradient of the bias is summed over.
+    `dims` are the dimensions of `y` over which the gradient of the bias is summed.
     """
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, bias: Tensor, dims: Any) -> Tensor:
         ctx.dims = tuple(dims)
         ctx.dtype = bias.dtype
-        ctx.mark_dirty(y)  # as if the bias were added in place here; later code could not change a view in place
+        ctx.mark_dirty(y)  # else y would be returned as a view, which later code could not change in place
         return y
 
     @staticmethod

@@ -24,7 +24,7 @@ class BitFit(Tuning):
         sum_biases(backbone)
 
     def trains(self, name: str) -> bool:
-        """Whether the name ends with "bias"; a table of relative position biases does not.
+        """Whether the name ends with "bias", which the name of a table of relative position biases does not.
 
         Example:
             >>> from torch.nn import Identity

@@ -1,4 +1,4 @@
-"""Tunings by name, one or several joined by "+": their arguments are checked, completed and used to make them."""
+"""Checks, completes and makes the tunings that a name such as "vpt" or "vpt+bitfit" stands for."""
 
 import inspect
 import typing
@@ -12,7 +12,7 @@ from proxymetric.signatures import did_you_mean, fit, one_of
 
 
 class ComposedTuning(nn.ModuleDict):
-    """The tunings of one encoder by name. Where several act at the same place, they act one after the other."""
+    """The tunings of one encoder by name. If several tunings change the same block, they act one after the other."""
 
     def parts(self) -> list[Tuning]:
         """Return the tunings in the order of `TUNINGS`."""
@@ -37,7 +37,7 @@ class ComposedTuning(nn.ModuleDict):
         return next((part.part for part in self.parts() if part.trains(name)), None)
 
     def prompts(self, block: int) -> list[Tensor]:
-        """Return the prompts (n, D) of each tuning that has some in block number `block`."""
+        """Return the prompts (n, D) of each tuning that has prompts in block number `block`."""
         prompts = [tuning.prompts(block) for tuning in self.parts()]
         return [tokens for tokens in prompts if tokens is not None]
 
@@ -69,26 +69,26 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
         Traceback (most recent call last):
         ValueError: tuning: got argument 'promts' for 'vpt', expected one of prompts, ...; did you mean 'prompts'?
     """
-    given = {"name": tuning} if isinstance(tuning, str) else dict(tuning)
-    name = given.pop("name", None)
+    values = {"name": tuning} if isinstance(tuning, str) else dict(tuning)
+    name = values.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"tuning: got {tuning!r}, expected a name or a table with a name, one of {', '.join(known)}")
     names = _names(name, known)
     arguments = {key: parameter for part in names for key, parameter in _arguments(known[part]).items()}
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in arguments:
             expected = f"one of {', '.join(arguments)}" if arguments else "no arguments"
             near = did_you_mean(key, arguments)
             raise ValueError(f"tuning: got argument {key!r} for {'+'.join(names)!r}, expected {expected}{near}")
-        given[key] = fit(f"tuning.{key}", value, arguments[key][0])
-    table = {key: given.get(key, default) for key, (_, default) in arguments.items()}
+        values[key] = fit(f"tuning.{key}", value, arguments[key][0])
+    table = {key: values.get(key, default) for key, (_, default) in arguments.items()}
     return {"name": "+".join(names), **table} if table else "+".join(names)
 
 
 def compose_tuning(
     tuning: str | Mapping[str, Any], backbone: Any, known: Mapping[str, type[Tuning]], blocks: bool
 ) -> ComposedTuning:
-    """Make the tunings of a checked tuning.
+    """Make the modules of a checked tuning.
 
     Args:
         tuning: the result of `complete_tuning`.
@@ -113,7 +113,7 @@ def compose_tuning(
 
 
 def _names(name: str, known: Mapping[str, type[Tuning]]) -> list[str]:
-    """Return the names that `name` joins by "+", in the order of `known`."""
+    """Return the names that are joined by "+" in `name`, in the order of `known`."""
     names = [part.strip() for part in name.split("+")]
     for part in names:
         one_of("tuning", part, known)
@@ -131,4 +131,7 @@ def _arguments(kind: type[Tuning]) -> dict[str, tuple[Any, Any]]:
     """Return the annotation and the default of each argument after `backbone`."""
     hints = typing.get_type_hints(kind.__init__)
     parameters = inspect.signature(kind).parameters
+    for key in parameters:
+        if key not in hints:
+            raise TypeError(f"{kind.__name__}.{key}: got no annotation, expected the type of this setting")
     return {key: (hints[key], parameter.default) for key, parameter in parameters.items() if key != "backbone"}

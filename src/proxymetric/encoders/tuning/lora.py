@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): a low-rank change of the attention's weights, which can be added to them after training."""
+"""LoRA (Hu et al. 2021): a low-rank change of the attention's weights, which can be merged into them after training."""
 
 import math
 from typing import Any, Literal

@@ -20,7 +20,7 @@ class VPT(Tuning):
         backbone: a timm VisionTransformer.
         prompts: number of prompts of the first block, at least 0; 10 (CUB), 80 (Cars) and 90 (SOP, In-Shop) for ViT-S.
         depth: how many of the first blocks have prompts; None: all.
-        step: how many prompts fewer each block has than the block before, at least 0.
+        step: how many fewer prompts each block has than the block before it, at least 0.
 
     Raises:
         ValueError: an argument is out of range.

@@ -6,7 +6,7 @@ from torch import Tensor
 from proxymetric.metrics.knn.topk import argsort, indices_above, kth_largest, true_indices
 
 SPARE_PER_QUERY = 64
-"""entries that a query may keep beyond 2 k"""
+"""the number of entries that a query may have beyond 2 k"""
 
 
 class CandidatePool:
@@ -18,9 +18,9 @@ class CandidatePool:
     threshold are dropped and marked in `crowded`, so that the pool stays small.
 
     Args:
-        k: (R,) results of each query, 0 for rows that are no query.
-        slack: (R,) float32, the bound of the error of the coarse scores.
-        limit: entries that are added before the pool is pruned.
+        k: (R,) the number of results of each query; 0 for rows that are not queries.
+        slack: (R,) float32, the error bound of the coarse scores.
+        limit: the number of new entries after which the pool is pruned.
     """
 
     def __init__(self, k: Tensor, slack: Tensor, limit: int) -> None:
@@ -47,7 +47,7 @@ class CandidatePool:
         return self._table[2, : self._count].view(torch.float32)
 
     def start(self, scores: Tensor, first_row: int) -> None:
-        """Set the thresholds of rows that have seen nothing, from their first scores (n, C)."""
+        """Set the thresholds of rows that have seen no item yet, from their first scores (n, C)."""
         rows = slice(first_row, first_row + len(scores))
         threshold = kth_largest(scores, self.k[rows]) - 2 * self.slack[rows]
         self.threshold[rows] = torch.maximum(self.threshold[rows], threshold)

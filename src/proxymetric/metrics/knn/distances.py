@@ -1,10 +1,10 @@
-"""The scores of queries against items, each with a bound of its rounding error.
+"""The scores of queries against items, each with a bound on its rounding error.
 
 An exact score s(q, g) is higher for nearer items. It is computed in three precisions:
 
     coarse   float32 matrix product, |error| <= `coarse_slack`; selects few candidates
-    fine     float64 matrix product or single pairs, |error| <= their slack; orders what float32 cannot
-    exact    single pairs, s without rounding, then rounded to 2^-72; decides which items tie
+    fine     float64 matrix product or single pairs, |error| <= their slack; orders what float32 cannot separate
+    exact    single pairs, s without rounding error, then rounded to 2^-72; decides which items tie
 
 The bounds are the classical ones: a sum of D products of vectors a and b, in any order, has an error of at most
 g |a| |b| with g = D u / (1 - D u) and u = 2^-24 or 2^-53. The scores of one query in two precisions may differ by a
@@ -28,7 +28,7 @@ from proxymetric.signatures import one_of
 Index = slice | Tensor
 ROWS_PER_BLOCK = 512
 NUMBERS_PER_PAIR_BLOCK = 2**15
-"""numbers of the queries, or of the items, of single pairs at once: they fit the cache, and torch starts no threads"""
+"""numbers of the queries, or of the items, in one block of pairs: they fit into the cache and need no threads"""
 UNIT_LENGTH_TOLERANCE = 1e-6
 """a length this close to 1 counts as 1"""
 CENTRING_RADIUS = 0.125
@@ -62,7 +62,7 @@ class VectorSet:
 
 
 def rounding_bound(terms: int, unit: float) -> float:
-    """The bound g for so many products, with a margin for its own rounding; infinite if there is no bound."""
+    """The bound g for this number of products, with a margin for its own rounding; infinite if there is no bound."""
     part = terms * unit
     return 1.01 * part / (1 - part) if part < 0.1 else float("inf")
 
@@ -82,7 +82,7 @@ def select_rows(values: Tensor, index: Index) -> Tensor:
 
 
 def map_rows(count: int, number: Callable[[slice], Tensor], device: torch.device) -> Tensor:
-    """A float64 number (count,) for each row, computed block by block by a function of a slice of rows."""
+    """Apply `number` to blocks of rows, and return its float64 result (count,) for each row."""
     out = torch.empty(count, dtype=torch.float64, device=device)
     for part in row_slices(count, ROWS_PER_BLOCK):
         out[part] = number(part)
@@ -90,12 +90,12 @@ def map_rows(count: int, number: Callable[[slice], Tensor], device: torch.device
 
 
 class Space(ABC):
-    """Queries (N, D) and items (G, D) with a score; both are one `VectorSet` if items search each other.
+    """Queries (N, D) and items (G, D) with a score; both are the same `VectorSet` if items search each other.
 
     Attributes:
         queries: the queries.
         items: the items.
-        offset: (G,) float64, subtracted from the product of a query with each item; None: nothing is.
+        offset: (G,) float64, subtracted from the product of a query with each item; None: no offset.
         centre: (D,) float64; None: products are not centred.
         scale: the factor of centred rows.
         unit_of_rows: distances between `rows` are this many times those between the vectors.
@@ -182,8 +182,8 @@ class Euclidean(Space):
     """s(q, g) = -|q - g|^2."""
 
     def __init__(self, queries: Tensor, items: Tensor) -> None:
-        together = [queries] if items is queries else [queries, items]
-        largest = [part.abs().max() for vectors in together for part in vectors.split(ROWS_PER_BLOCK)]
+        sets = [queries] if items is queries else [queries, items]
+        largest = [part.abs().max() for vectors in sets for part in vectors.split(ROWS_PER_BLOCK)]
         self.shift = exact_sums.power_of_two(torch.stack(largest).max())
         self.unit_of_rows = float(self.shift)
         self.queries = self._side(queries)

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
-ROWS_PER_BLOCK = 512  # rows hashed at once
+ROWS_PER_BLOCK = 512
+"""rows hashed at a time"""
 
 
 def distinct(items: Tensor) -> Tensor | None:
-    """The number of the distinct row that each row of (N, D) equals, or None if all rows differ.
+    """Number the distinct rows of (N, D), and return the number of each row; None if all rows differ.
 
-    Rows are equal if all their numbers are; -0 equals 0. Rows with the same 64-bit hash are compared number by number.
+    Rows are equal if all their entries are; -0 equals 0. Rows with the same 64-bit hash are compared entry by entry.
 
     >>> distinct(torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]))
     tensor([0, 1, 0])
@@ -28,7 +29,7 @@ def distinct(items: Tensor) -> Tensor | None:
     copies = (first[group] != torch.arange(len(items), device=items.device)).nonzero().flatten()
     if all(torch.equal(items[part], items[first[group[part]]]) for part in copies.split(ROWS_PER_BLOCK)):
         return group
-    # Different rows have one hash, which is very unlikely: group by the rows themselves.
+    # Different rows have the same hash, which is very unlikely: group by the rows themselves.
     first, group = _grouped(torch.unique(items, dim=0, return_inverse=True)[1])
     return group if len(first) < len(items) else None
 

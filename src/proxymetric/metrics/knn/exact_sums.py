@@ -1,7 +1,7 @@
-"""Sums of products without rounding, as pairs of float64 of about 106 bits.
+"""Sums of products without rounding. The results are pairs of float64 with about 106 bits.
 
-A number is split into slices of `bits` bits each. Products of slices are whole multiples of one power of two, and so
-small that a float64 sum of D of them is exact in any order; so ordinary reductions and matrix products can be used.
+A number is split into slices of `bits` bits each. Products of slices are whole multiples of one power of two. They are
+so small that a float64 sum of D products is exact in any order, so ordinary reductions and matrix products can be used.
 The few partial sums are then added as pairs (high, low) of float64.
 """
 
@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SLICES = 4  # 22 bits each at 512 dimensions: entries down to 2^-35 times the largest keep all 53 bits
-Pair = tuple[Tensor, Tensor]  # a number as the exact sum of the two; the second is below half a unit of the first
+SLICES = 4  # of 22 bits at 512 dimensions: entries down to 2^-35 times the largest keep all 53 bits
+Pair = tuple[
+    Tensor, Tensor
+]  # a number as the exact sum of two; the second is below half a unit in the last place of the first
 
 
 def power_of_two(largest: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The definition of the exact search: the k nearest items by float64 scores, block by block. The oracle of `search`.
+"""The definition of the exact search, and the oracle of `search`: the k nearest items by float64 scores.
 
 Items whose exact scores differ by less than the rounding error of float64 come in arbitrary order; `search` ranks these
-exactly. Euclidean distances hold (block, G, D) numbers at once, so this is for tests, not for large galleries.
+exactly. Euclidean distances need (block, G, D) numbers in memory, so this is for tests, not for large galleries.
 """
 
 import torch
@@ -20,7 +20,7 @@ def plain_topk(queries: Tensor, items: Tensor | None, k: int, distance: str = "c
         items: (G, D); None: the queries search each other, and no query finds itself.
         k: the number of items, from 1 to the number that can be found.
         distance: "cosine" or "euclidean". The cosine of a zero vector with any vector is 0.
-        block: queries whose scores are held at once.
+        block: queries whose scores are computed at a time.
 
     Returns:
         (N, k) indices of the items, nearest first.

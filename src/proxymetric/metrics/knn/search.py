@@ -1,4 +1,4 @@
-"""The first k items of every query, exactly: screened in float32 tile by tile, or ranked in float64 row by row."""
+"""Find the first k items of every query exactly: by screening float32 tiles, or by ranking whole rows in float64."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from proxymetric.metrics.knn.ties import TieBreaker
 from proxymetric.metrics.knn.topk import topk, true_indices
 
 MEMORY_BYTES = 256 * 2**20
-"""scores held at once"""
+"""memory of the scores that are computed at a time"""
 TILE_ROWS = {"cpu": 1536, "cuda": 4096}
-"""queries, and items, of one float32 product"""
+"""the number of queries, and of items, in one float32 product"""
 MIN_ITEMS_PER_RESULT = 16
-"""a query that needs more than 1 of so many items is ranked by whole rows"""
+"""a query with fewer items per result than this is ranked by whole rows"""
 BYTES_PER_CANDIDATE = 48
 """memory of a candidate while the pool is sorted"""
 MAX_DIM_OF_BOUND = 2**20
-"""dimensions from which float32 products have no useful error bound"""
+"""from this number of dimensions on, float32 products have no useful error bound"""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class Searcher:
     """A search of queries for items.
 
     Args:
-        space: all queries and items. tie_breaker: re-ranks near-ties. listed: (G',) ascending indices of the items that
-        can be among the first k of any query. itself: (N,) the position of each query in `listed`, -1 if it is not
-        there; None: queries and items are two sets. block: queries handled at once; None: a number that suits the
-        memory.
+        space: all queries and items.
+        tie_breaker: re-ranks near-ties.
+        listed: (G',) ascending indices of the items that can be among the first k of any query.
+        itself: (N,) the position of each query in `listed`, -1 if the query is not listed; None: queries and items are
+            two sets.
+        block: queries processed at a time; None: a number that suits the memory.
     """
 
     space: Space
@@ -67,7 +69,7 @@ class Searcher:
             pool = self._screen_all_pairs(torch.where(shallow, depths, 0)[self.listed])
             yield self._ranked(pool, self.listed)
             deep[self.listed[pool.crowded]] = True
-            shallow &= self.itself < 0  # left are queries that are not listed because copies of them are
+            shallow &= self.itself < 0  # the remaining queries have copies that are listed
         queries = true_indices(shallow)
         if len(queries):
             fit = max_candidates // (2 * int(depths[queries].max()))
@@ -84,8 +86,9 @@ class Searcher:
     def _screen_all_pairs(self, depths: Tensor) -> CandidatePool:
         """Screen the listed items as queries of each other: tile (I, J) serves the rows I and, transposed, the rows J.
 
-        Tiles are processed by their distance from the diagonal, which wraps around, so that all rows have seen equally
-        many items at any time and their thresholds rise together. The pool is pruned each time this number has doubled.
+        Tiles are processed in the order of their distance from the diagonal, which wraps around. So at any time all
+        rows have seen equally many items, and their thresholds rise together. The pool is pruned each time this number
+        of items has doubled.
         """
         pool = CandidatePool(depths, self.space.coarse_slack(self.listed), MEMORY_BYTES // BYTES_PER_CANDIDATE)
         buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed.device)
@@ -155,18 +158,18 @@ class Searcher:
         self.tie_breaker.sort_runs(near, lambda slots: queries[pool.rows[slots].long()], items)
         ends = (starts + torch.minimum(counts, pool.k)).index_select(0, pool.rows)
         items = items[torch.arange(len(items), device=items.device) < ends]
-        kept = torch.minimum(counts, pool.k)
-        served = true_indices(kept > 0)
-        return TopItems(queries[served], kept[served], items)
+        result_counts = torch.minimum(counts, pool.k)
+        served = true_indices(result_counts > 0)
+        return TopItems(queries[served], result_counts[served], items)
 
     def _rank_by_rows(self, queries: Tensor, depths: Tensor) -> Iterator[TopItems]:
-        """Rank by whole rows of float64 scores; queries of similar depth are handled together."""
+        """Rank by whole rows of float64 scores; queries of similar depth are processed together."""
         power = torch.ceil(torch.log2(depths[queries].double())).long()
         for each in power.unique().tolist():
             group = queries[power == each]
             deepest = int(depths[group].max())
-            most = max(1, MEMORY_BYTES // (16 * len(self.listed) + 64 * deepest))
-            for block in group.split(min(self.block or most, most)):
+            max_rows = max(1, MEMORY_BYTES // (16 * len(self.listed) + 64 * deepest))
+            for block in group.split(min(self.block or max_rows, max_rows)):
                 yield self._rank_rows(block, depths[block])
 
     def _rank_rows(self, queries: Tensor, depths: Tensor) -> TopItems:
@@ -211,6 +214,6 @@ class Searcher:
 
 
 def _exclude_itself(scores: Tensor, itself: Tensor) -> None:
-    """Set the score of each row's own column to -inf, if that column is one of these."""
+    """Set the score of each query with itself to -inf, if its column is in this matrix."""
     rows = ((itself >= 0) & (itself < scores.shape[1])).nonzero().flatten()
     scores[rows, itself[rows]] = -torch.inf

@@ -1,4 +1,4 @@
-"""The order of results whose scores are too close for their error bounds to separate."""
+"""Order results whose scores are closer than their error bounds."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ class TieBreaker:
     """Sorts runs of near-ties by the scores of single pairs: first in float64, then exactly, then by index.
 
     Args:
-        space: computes the scores. group: numbers of the distinct rows among the queries and among the items, so that
-        pairs of equal rows are computed
-            once; None: all rows differ.
-        labels: classes of the queries and items, if only hits and misses matter: a run of hits only, or of misses only,
-            is then left in its order. None: all runs are sorted.
+        space: computes the scores.
+        group: the numbers of the distinct rows of the queries and of the items, so that the score of equal pairs is
+            computed once; None: all rows differ.
+        labels: the classes of the queries and of the items, if only hits and misses matter: a run of only hits, or of
+            only misses, then keeps its order. None: all runs are sorted.
     """
 
     def __init__(
@@ -29,9 +29,10 @@ class TieBreaker:
         """Reorder `items` in place.
 
         Args:
-            near: (M,) whether this result and the next one belong to one query and cannot be separated; the last is
-            False. query_of: returns the queries of positions in `items`. items: (M,) int64, the items of each query
-            together and best first.
+            near: (M,) whether this result and the next one belong to the same query and are a near-tie; the last is
+                False.
+            query_of: returns the queries of given positions in `items`.
+            items: (M,) int64, the items of one query after the other, best first.
         """
         slots, run = _runs(near)
         if len(slots) == 0:
@@ -61,9 +62,9 @@ class TieBreaker:
             return score(queries, items)
         of_query, of_item = (each[index] for each, index in zip(self.group, (queries, items)))
         keys, inverse = torch.unique(of_query * (int(self.group[1].max()) + 1) + of_item, return_inverse=True)
-        one = torch.empty_like(keys)
-        one[inverse] = torch.arange(len(queries), device=keys.device)
-        a, b = score(queries[one], items[one])
+        example = torch.empty_like(keys)
+        example[inverse] = torch.arange(len(queries), device=keys.device)
+        a, b = score(queries[example], items[example])
         return a[inverse], b[inverse]
 
 
@@ -79,7 +80,7 @@ def _mixed(run: Tensor, hit: Tensor) -> Tensor:
 
 
 def _runs(near: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions that are near to their successor or predecessor, and the number of the run that each belongs to.
+    """The positions in a near-tie with their successor or predecessor, and the number of the run of each.
 
     >>> _runs(torch.tensor([False, True, True, False, True, False]))
     (tensor([1, 2, 3, 4, 5]), tensor([1, 1, 1, 2, 2]))

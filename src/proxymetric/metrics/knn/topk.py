@@ -40,14 +40,14 @@ def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
     place = k.clamp(1, width)
     if use_numpy(scores):
         ascending = torch.from_numpy(np.sort(scores.numpy(), axis=1))
-        found = ascending.gather(1, width - place[:, None])
+        values = ascending.gather(1, width - place[:, None])
     else:
-        found = scores.topk(int(place.max()), dim=1).values.gather(1, place[:, None] - 1)
-    return torch.where(k <= width, found.flatten(), -torch.inf)
+        values = scores.topk(int(place.max()), dim=1).values.gather(1, place[:, None] - 1)
+    return torch.where(k <= width, values.flatten(), -torch.inf)
 
 
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries (R, k) of each row, largest first, and their columns; equal entries in any order.
+    """The k largest entries (R, k) of each row, largest first, and their columns; equal entries are in any order.
 
     >>> topk(torch.tensor([[1.0, 5.0, 3.0]]), 2)[1]
     tensor([[1, 2]])
@@ -59,14 +59,14 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if k * 4 > negative.shape[1]:
         picked = np.argsort(negative, axis=1)[:, :k]
     else:
-        some = np.argpartition(negative, k - 1, axis=1)[:, :k]
-        picked = np.take_along_axis(some, np.argsort(np.take_along_axis(negative, some, axis=1), axis=1), axis=1)
+        top = np.argpartition(negative, k - 1, axis=1)[:, :k]
+        picked = np.take_along_axis(top, np.argsort(np.take_along_axis(negative, top, axis=1), axis=1), axis=1)
     columns = torch.from_numpy(np.ascontiguousarray(picked))
     return scores.gather(1, columns), columns
 
 
 def argsort(keys: Tensor) -> Tensor:
-    """The order that sorts whole numbers; equal ones in any order."""
+    """The order that sorts whole numbers; the order of equal numbers is arbitrary."""
     return torch.from_numpy(np.argsort(keys.numpy())) if use_numpy(keys) else keys.argsort()
 
 

@@ -1,0 +1,150 @@
+"""The verb that scores a trained model: evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+
+if TYPE_CHECKING:
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.data import ImageSet
+    from proxymetric.models.model import Model
+    from proxymetric.runs.score import EmbeddedSet
+
+
+@app.command(
+    short_help="Score a trained model on labelled images.",
+    epilog=example(
+        "proxymetric evaluate runs/birds",
+        "proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,NMI",
+    ),
+)
+def evaluate(
+    run: RunOrFile,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help="Labelled images, as for train. Default: the data of the run."),
+    ] = None,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K (divided by K, as in the papers), AP@K (the same "
+            "sum divided by min(K, R), R relevant images), nDCG@K, NMI, covering_radius, inter_class_distance."
+        ),
+    ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, "
+            "omniglot, mnist)."
+        ),
+    ] = "auto",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
+            "classes that the run was not trained on; the test images of other data that comes divided (test/)."
+        ),
+    ] = "auto",
+    distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    untrained: Annotated[
+        bool,
+        typer.Option(
+            "--untrained/--no-untrained", help="Also score the untrained encoder: the backbone before training."
+        ),
+    ] = True,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Page to write. Default: RUN-on-DATA.html, beside the run.")
+    ] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no page.")] = False,
+    which: Which = "best",
+    weights: SlimWeights = None,
+    device: Device = None,
+) -> None:
+    """Score a trained model on labelled images, beside the encoder before training, and write a page.
+
+    Each image is a query against all other images. A benchmark with queries and a gallery (In-Shop) is scored queries
+    against gallery, as in training. Intervals are those of 95 % over classes; the difference is paired by query.
+    """
+    from proxymetric import metrics as scoring
+    from proxymetric.cli.tables import comparison_table
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.cli.trained import load_model, unfinished
+    from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
+    from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
+    from proxymetric.runs.evaluation_set import class_notes, evaluation_set
+    from proxymetric.runs.score import describe, queries_left_out
+
+    if report is not None and no_report:
+        raise ValueError("report, no-report: got both, expected one")
+    names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
+    images, note = evaluation_set(run, data, layout, split, which)
+    page = report if report is not None else default_page(run, images.name)
+    if not no_report:
+        check_target(page)
+    model = load_model(run, which, device, weights)
+    terminal = Terminal()
+    for opening_note in images.notes:
+        terminal.say(opening_note)
+    trained, before, why_not = _embed_both(run, model, images, untrained, device, terminal)
+    comparison = compare(trained, before, names, distance)
+    description = f"{describe(trained)}{f' ({note})' if note else ''}"
+    terminal.show(comparison_table(f"{description}, %", comparison))
+    names_known = [] if "trained on" in note else class_notes(run, images, model.classes)
+    sentences = [*unfinished(run), *names_known, *comparison.verdict()]
+    if not comparison.helped and not run.is_file():
+        from proxymetric.models.load import read_run
+
+        sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
+    if untrained:
+        sentences.append(UNTRAINED_MEANS if before is not None else f"no row for the untrained encoder: {why_not}")
+    if left_out := queries_left_out(trained):
+        sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
+    for sentence in sentences:
+        terminal.say(sentence)
+    if not no_report:
+        try:
+            draw_evaluation(page, run=str(run), embedded=trained, comparison=comparison, note=note, remarks=sentences)
+        except OSError as error:
+            if report is not None:
+                raise
+            terminal.say(f"no page: {error}; --report PATH writes it elsewhere")
+        else:
+            terminal.say(f"report: {page}")
+
+
+def _embed_both(
+    run: Path, model: Model, images: ImageSet, untrained: bool, device: str | None, terminal: Terminal
+) -> tuple[EmbeddedSet, EmbeddedSet | None, str]:
+    """Embed a set by the trained and by the untrained encoder.
+
+    Returns:
+        Both embedded sets, and why the second is None.
+    """
+    import numpy as np
+
+    from proxymetric.cli.trained import embed_images
+    from proxymetric.models.features import FeatureModel, is_frozen, load_untrained
+    from proxymetric.runs.score import EmbeddedSet
+
+    def embed(encoder: Model, what: str) -> EmbeddedSet:
+        vectors, kept = embed_images(encoder, images, terminal, what)
+        return EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
+
+    if untrained and is_frozen(run):
+        # The backbone was not trained: one pass gives its features, and the head makes the vectors from them.
+        features = FeatureModel.of(model)
+        before = embed(features, "embedding")
+        return before._replace(vectors=features.vectors(before.vectors)), before, ""
+    trained = embed(model, "embedding")
+    if not untrained:
+        return trained, None, ""
+    try:
+        encoder = load_untrained(run, device)
+    except (ValueError, OSError) as error:
+        return trained, None, str(error)
+    return trained, embed(encoder, "embedding by the untrained encoder"), ""

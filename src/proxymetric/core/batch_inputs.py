@@ -1,0 +1,137 @@
+"""Checks of the embeddings and labels of a batch, and what becomes of embeddings that are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
+    """Refuse embeddings that are no matrix of floats.
+
+    Args:
+        embeddings: what was given as the embeddings of a batch.
+        dim: the width that they must have; None: any.
+
+    Returns:
+        The same embeddings, (B, D).
+
+    Raises:
+        ValueError: they are something else.
+
+    Example:
+        >>> check_embeddings(None)
+        Traceback (most recent call last):
+        ValueError: embeddings: got NoneType, expected a torch tensor of floats (batch, dim), the output of the network
+    """
+    if not isinstance(embeddings, Tensor):
+        raise ValueError(
+            f"embeddings: got {type(embeddings).__name__}, expected a torch tensor of floats (batch, dim), "
+            "the output of the network"
+        )
+    if embeddings.layout != torch.strided:
+        raise ValueError("embeddings: got a sparse tensor, expected a dense one: embeddings.to_dense()")
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise ValueError(
+            f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, expected floats (batch, dim)"
+        )
+    if dim is not None and embeddings.shape[1] != dim:
+        raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, expected dim={dim}")
+    return embeddings
+
+
+def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
+    """The labels of a batch as a tensor.
+
+    Args:
+        labels: a tensor, an array or a list of whole numbers, one for each embedding.
+        embeddings: (B, D). Labels that are no tensor are copied to their device.
+
+    Returns:
+        (B,) int64.
+
+    Raises:
+        ValueError: the labels are no whole numbers, or not one for each embedding.
+
+    Example:
+        >>> as_labels([2, 0], torch.zeros(2, 3))
+        tensor([2, 0])
+        >>> as_labels(["cat", "dog"], torch.zeros(2, 3))
+        Traceback (most recent call last):
+        ValueError: labels: got text ('cat', ...), expected whole numbers from 0; number the classes of all training
+        images once: names, numbers = numpy.unique(texts, return_inverse=True)
+    """
+    if not isinstance(labels, Tensor):
+        labels = _from_array(labels, embeddings.device)
+    if (
+        labels.shape != embeddings.shape[:1]
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
+        raise ValueError(
+            f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
+            f"expected {len(embeddings)} whole numbers, one for each embedding"
+        )
+    return labels.long()
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    """Refuse labels outside [0, C); this synchronises with the GPU.
+
+    Args:
+        labels: (B,).
+        classes: C.
+    """
+    if len(labels):
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise ValueError(f"labels: got {low if low < 0 else high}, expected 0 to {classes - 1} (classes={classes})")
+
+
+def one_if_finite(embeddings: Tensor) -> Tensor:
+    """A factor of the loss, without gradient: exactly 1, or NaN where a row's length is not finite.
+
+    A length is not finite where the row holds NaN or infinity, and where its square overflows: such a row would be
+    taken for a zero vector. The product of a number and 1 has the same bits, so this changes no other loss and no
+    other gradient. The factor stays on the device: nothing waits for it.
+
+    Args:
+        embeddings: (B, D), float32 or wider.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> one_if_finite(torch.ones(2, 3)), one_if_finite(torch.tensor([[1.0], [torch.nan]]))
+        (tensor(1.), tensor(nan))
+        >>> one_if_finite(torch.full((1, 2), 1e30))
+        tensor(nan)
+    """
+    lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    return lengths.mul(0).sum().add(1)  # 0 * infinity is NaN
+
+
+def _from_array(labels: Any, device: torch.device) -> Tensor:
+    try:
+        array = np.asarray(labels)
+    except (TypeError, ValueError):  # such as lists of different lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind in "US":
+        text = repr(str(array.flat[0])) if array.size else "none"
+        raise ValueError(
+            f"labels: got text ({text}, ...), expected whole numbers from 0; number the classes of all training "
+            "images once: names, numbers = numpy.unique(texts, return_inverse=True)"
+        )
+    if array.size == 0 and array.dtype.kind != "O":
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iufb":
+        raise ValueError(
+            f"labels: got {type(labels).__name__}, expected a tensor, an array or a list of whole numbers, "
+            "one for each embedding"
+        )
+    # A copy, because torch would warn about sharing the memory of a read-only array.
+    return torch.from_numpy(np.array(array, dtype=np.int64 if array.dtype.kind in "iu" else None)).to(device)

@@ -1,0 +1,97 @@
+"""Notices that an optimiser has stepped, from the version counters of parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_NODES = 256
+"""nodes of an autograd graph that are searched for a parameter"""
+
+
+class StepDetector:
+    """Tells whether parameters have changed between two forward passes; it never waits for a GPU.
+
+    An optimiser changes parameters in place, which raises their version counter. Besides the parameters that are
+    given, it watches one parameter of the network that made the embeddings: the nearest one in their autograd graph.
+
+    Example:
+        >>> net = torch.nn.Linear(2, 2)
+        >>> detector, optimizer = StepDetector(), torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> loss = net(torch.ones(1, 2)).sum(); detector.stepped([], loss)
+        >>> loss.backward(); optimizer.step()
+        >>> detector.stepped([], net(torch.ones(1, 2)))
+        True
+        >>> detector.stepped([], net(torch.ones(1, 2)))
+        False
+    """
+
+    def __init__(self) -> None:
+        self._versions: tuple[int, ...] = ()
+        self._leaf: weakref.ref[Tensor] | None = None
+        self._leaf_version = 0
+
+    def stepped(self, parameters: Iterable[Tensor], embeddings: Tensor) -> bool | None:
+        """Whether a parameter has changed since the last call.
+
+        Args:
+            parameters: the parameters to watch, in the same order at each call.
+            embeddings: (B, D), with their autograd graph.
+
+        Returns:
+            True or False; None if nothing could be compared, as in the first call, or where embeddings come from no
+            parameter.
+        """
+        versions, before = tuple(parameter._version for parameter in parameters), self._versions
+        self._versions = versions
+        leaf, leaf_version = None if self._leaf is None else self._leaf(), self._leaf_version
+        nearest = nearest_leaf(embeddings)
+        self._watch(nearest)
+        if (before and versions != before) or (leaf is not None and leaf._version != leaf_version):
+            return True
+        # Embeddings that are a leaf themselves prove nothing by staying as they are: the next batch may be another.
+        is_known = before or (leaf is not None and leaf is nearest and leaf is not embeddings)
+        return False if is_known else None
+
+    def _watch(self, leaf: Tensor | None) -> None:
+        self._leaf = None if leaf is None else weakref.ref(leaf)
+        self._leaf_version = 0 if leaf is None else leaf._version
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: it watches nothing yet, because its parameters are others."""
+        return vars(StepDetector())
+
+
+def nearest_leaf(tensor: Tensor) -> Tensor | None:
+    """A leaf with gradient that a tensor was computed from: the first one that a search of its graph finds.
+
+    Args:
+        tensor: any tensor.
+
+    Returns:
+        The leaf, or the tensor itself if it is one; None without a gradient, or if no leaf is near.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> nearest_leaf(3 * x + 1) is x, nearest_leaf(torch.ones(2))
+        (True, None)
+    """
+    if not tensor.requires_grad or torch.compiler.is_compiling():
+        return None
+    if tensor.grad_fn is None:
+        return tensor
+    queue: deque[Any] = deque([tensor.grad_fn])
+    for _ in range(MAX_NODES):
+        if not queue:
+            break
+        node = queue.popleft()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            return variable
+        queue.extend(function for function, _ in node.next_functions if function is not None)
+    return None

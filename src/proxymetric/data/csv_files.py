@@ -1,0 +1,113 @@
+"""Image sets from a CSV of files and classes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from proxymetric.data.folders import first_names, is_file, missing_files, require_files
+from proxymetric.data.images import ImageSet
+from proxymetric.data.parts import PART_NAMES, divide, part_of
+from proxymetric.data.text_files import read_text
+from proxymetric.files import printable
+from proxymetric.signatures import did_you_mean
+
+_FILE_COLUMNS = ("file", "path", "image")
+_CLASS_COLUMNS = ("class", "label")
+_SPLIT_COLUMN = "split"
+
+
+class _Row(NamedTuple):
+    """One image of a CSV."""
+
+    file: str
+    class_name: str
+    part: str | None
+
+
+def from_csv(file: Path) -> ImageSet:
+    """Read a CSV with a header line and the columns `file` (or path, image) and `class` (or label).
+
+    Files are relative to the folder of the CSV. Columns are separated by commas, semicolons or tabs. A column `split`
+    with train, val, test, query or gallery divides the images (see `data.parts`); other columns are ignored. Files that
+    do not exist are kept: they are left out and counted like images that cannot be read.
+
+    Raises:
+        ValueError: the file is not text in UTF-8 or UTF-16, a column or a cell is missing, none of the image files
+            exists, or there are fewer than two classes.
+    """
+    rows = _rows(file)
+    root = file.parent
+    paths = [root / row.file for row in rows]
+    if not any(is_file(path) for path in paths):
+        require_files(paths, root, file)
+    classes = sorted({row.class_name for row in rows})
+    if len(classes) < 2:
+        raise ValueError(f"{file}: got one class only ({classes[0]!r}), expected at least two classes")
+    index = {name: label for label, name in enumerate(classes)}
+    labels = np.array([index[row.class_name] for row in rows])
+    images = ImageSet(printable(file.stem), labels, classes, paths=paths, root=root)
+    missing = missing_files(paths, root)
+    if missing:
+        note = f"{file}: {len(missing)} of {len(paths)} files do not exist and are left out: {first_names(missing)}"
+        images = replace(images, notes=(note,))
+    if rows[0].part is not None:
+        parts = np.array([row.part for row in rows])
+        images = divide(images, parts, f"{file}, column {_SPLIT_COLUMN}", "rename the column")
+    return images
+
+
+def _rows(file: Path) -> list[_Row]:
+    """Return the rows of a CSV, checked."""
+    lines = io.StringIO(read_text(file), newline="")
+    header = lines.readline()
+    separator = max(",;\t", key=header.count)
+    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=separator), [])]
+    file_column = next((names.index(name) for name in _FILE_COLUMNS if name in names), None)
+    class_column = next((names.index(name) for name in _CLASS_COLUMNS if name in names), None)
+    split_column = names.index(_SPLIT_COLUMN) if _SPLIT_COLUMN in names else None
+    if file_column is None or class_column is None:
+        raise ValueError(
+            f"{file}: got {', '.join(repr(name) for name in names) or 'an empty file'}, expected a header line "
+            "with the columns file and class (or path/image and label)"
+        )
+    rows = []
+    reader = csv.reader(lines, delimiter=separator)
+    try:
+        for cells in reader:
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            line = f"{file}, line {reader.line_num + 1}"
+            cells += [""] * (len(names) - len(cells))
+            if not cells[file_column] or not cells[class_column]:
+                missing = "class" if cells[file_column] else "file"
+                raise ValueError(
+                    f"{line}: got {separator.join(cells)!r} without a {missing}, expected a file and a class"
+                )
+            part = None if split_column is None else _part(cells[split_column], line)
+            rows.append(_Row(cells[file_column], cells[class_column], part))
+    except csv.Error as error:
+        raise ValueError(
+            f"{file}, line {reader.line_num + 1}: got a row that cannot be read ({error}), expected a file and a "
+            "class; is a quotation mark missing?"
+        ) from None
+    if not rows:
+        raise ValueError(f"{file}: got a header line and no rows, expected a row for each image")
+    return rows
+
+
+def _part(value: str, line: str) -> str:
+    """Return the part that a cell of the column `split` names."""
+    part = part_of(value)
+    if part is None:
+        raise ValueError(
+            f"{line}: got the split {value!r}, expected one of {', '.join(PART_NAMES)}"
+            f"{did_you_mean(value, PART_NAMES)} (a column with another meaning needs another name than 'split')"
+        )
+    return part

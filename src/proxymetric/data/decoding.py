@@ -1,0 +1,235 @@
+"""Decoding of image files: the formats that are decoded, the limit on their pixels, and the conversion to RGB."""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPEN`
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from proxymetric.files import printable
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""the formats of Pillow that are decoded (MPO is opened as JPEG); of the others, EPS would start Ghostscript"""
+MAX_PIXELS = 100_000_000
+"""pixels of an image, at most, unless the environment variable `PROXYMETRIC_MAX_PIXELS` says otherwise"""
+LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
+STRIP_PIXELS = 2**20
+"""pixels that are converted to RGB at once, so that the conversion of a large image needs little memory"""
+_WARNINGS_OF_PILLOW = r"PIL\."
+
+
+class BadImage(ValueError):
+    """An image cannot be read.
+
+    Args:
+        path: the path or title of the image.
+        reason: why it cannot be read.
+
+    Example:
+        >>> str(BadImage("a.jpg", "the file is empty"))
+        'a.jpg: the file is empty'
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def max_pixels() -> int:
+    """Return the limit on the pixels of an image: `PROXYMETRIC_MAX_PIXELS` if it is set, else `MAX_PIXELS`.
+
+    Raises:
+        ValueError: the variable is not a positive integer.
+
+    Example:
+        >>> max_pixels()
+        100000000
+    """
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    if not text:
+        return MAX_PIXELS
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{LIMIT_VARIABLE}: got {text!r}, expected a number of pixels such as {MAX_PIXELS}")
+    return int(text)
+
+
+def read_image(path: str | Path, title: str | None = None) -> Image.Image:
+    """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
+
+    Only JPEG (also MPO), PNG, WebP, BMP, GIF and TIFF are decoded, whatever the file is called. A JPEG with more pixels
+    than `max_pixels()` is decoded at 1/2, 1/4 or 1/8 of its size, which needs little memory; a progressive JPEG or
+    another format with more pixels is a `BadImage`.
+
+    Args:
+        path: the file.
+        title: name of the image in errors; None means the path.
+
+    Raises:
+        BadImage: the file cannot be read.
+        ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
+    """
+    title = printable(str(path)) if title is None else title
+    limit = max_pixels()
+    _silence_pillow()
+    try:
+        if os.path.getsize(path) == 0:
+            raise BadImage(title, "the file is empty")
+        with open(path, "rb") as file:
+            image = _open(file)
+            if image is None:
+                raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+            _limit_pixels(image, limit, title)
+            image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return as_rgb(image)
+    except (BadImage, MemoryError):
+        raise
+    except Exception as error:
+        # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
+        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise BadImage(title, reason or type(error).__name__) from error
+
+
+def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
+    """Return an image from a path or a PIL image, upright and RGB as from `read_image`.
+
+    Args:
+        image: a path or a PIL image.
+        title: name of the image in errors.
+
+    Raises:
+        BadImage: the image cannot be read.
+        ValueError: `image` is neither a path nor a PIL image.
+
+    Example:
+        >>> upright(Image.new("L", (4, 2)), "images[0]").mode
+        'RGB'
+    """
+    if isinstance(image, str | Path):
+        return read_image(image)
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"{title}: got {type(image).__name__}, expected a path or a PIL image")
+    try:
+        return as_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # a PIL image may be opened but not decoded yet
+        raise BadImage(getattr(image, "filename", "") or title, " ".join(str(error).split())) from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Convert `image` to RGB: transparent parts become white, and 16-bit grey is scaled to 8 bits, not clipped.
+
+    NaN in an image of floats becomes black.
+
+    Example:
+        >>> as_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).getpixel((0, 0))
+        (255, 255, 255)
+    """
+    if image.mode == "RGB":
+        return image
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        scale = 257 if any(_largest(image.crop(box)) > 255 for box in _strips(image)) else 1
+        return _assembled(image, lambda strip: _grey(strip, scale))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        return _assembled(image, _on_white)
+    return image.convert("RGB")
+
+
+def _grey(strip: Image.Image, scale: int) -> Image.Image:
+    values = np.nan_to_num(np.asarray(strip, dtype=np.float64), posinf=np.inf, neginf=-np.inf) / scale
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _on_white(strip: Image.Image) -> Image.Image:
+    rgba = strip.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+
+
+def _largest(strip: Image.Image) -> float:
+    """Return the largest finite value of a strip."""
+    values = np.asarray(strip)
+    return float(values[np.isfinite(values)].max(initial=0))
+
+
+def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
+    """Return boxes of whole rows with about `STRIP_PIXELS` pixels each, which together are the image."""
+    rows = max(1, STRIP_PIXELS // max(1, image.width))
+    return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+
+
+def _assembled(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert an image strip by strip to RGB."""
+    strips = _strips(image)
+    if len(strips) <= 1:
+        return convert(image)
+    whole = Image.new("RGB", image.size)
+    for box in strips:
+        whole.paste(convert(image.crop(box)), box)
+    return whole
+
+
+def _open(file: IO[bytes]) -> ImageFile.ImageFile | None:
+    """Open an image of one of the `FORMATS` without decoding it; None if the file has another format.
+
+    `Image.open` is not used, because it refuses large images before their JPEG could be reduced, and its limit is a
+    global variable of the process.
+    """
+    prefix = file.read(16)
+    for name in FORMATS:
+        factory, accept = Image.OPEN[name]
+        accepted = accept is None or accept(prefix)
+        if not accepted or isinstance(accepted, str):  # a string says that the decoder is not installed
+            continue
+        file.seek(0)
+        try:
+            return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, KeyError, EOFError, struct.error):
+            continue
+    return None
+
+
+def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:
+    """Reduce a JPEG that has too many pixels, before it is decoded; refuse other images."""
+    width, height = image.size
+    if width * height <= limit:
+        return
+    if isinstance(image, JpegImagePlugin.JpegImageFile) and not image.info.get("progressive"):
+        for divisor in (2, 4, 8):
+            if -(-width // divisor) * -(-height // divisor) <= limit:
+                image.draft(None, (width // divisor, height // divisor))
+                break
+    if image.size[0] * image.size[1] > limit:
+        raise BadImage(
+            title,
+            f"got {width} x {height} = {width * height:,} pixels, expected at most {limit:,}; to read it, set the "
+            f"environment variable {LIMIT_VARIABLE}={width * height}",
+        )
+
+
+def _silence_pillow() -> None:
+    """Ignore the warnings of Pillow's modules about unusual files: what matters is raised as `BadImage`.
+
+    The filter is set once and stays, because filters cannot be set for one thread alone.
+    """
+    if not any(getattr(entry[3], "pattern", None) == _WARNINGS_OF_PILLOW for entry in warnings.filters):
+        warnings.filterwarnings("ignore", module=_WARNINGS_OF_PILLOW)

@@ -1,0 +1,87 @@
+"""The encoder before its head: the features of the backbone, and the encoder that a run began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxymetric.core.pieces import NORMALISATIONS
+from proxymetric.models.load import read_run
+from proxymetric.models.model import Model
+
+
+class FeatureModel(Model):
+    """A model whose vectors are the pooled features of the backbone, the input of the head, not normalised.
+
+    Args:
+        encoder: the encoder; it is set to evaluation mode.
+        normalise: how `vectors` normalises, a key of `core.pieces.NORMALISATIONS`.
+        classes: the names of the training classes, by label.
+        view: the arguments of `EvalView`, which prepares the images.
+    """
+
+    @classmethod
+    def of(cls, model: Model) -> FeatureModel:
+        """The same encoder, without its head."""
+        return cls(model.encoder, normalise=model.normalise, classes=model.classes, view=vars(model.view))
+
+    @property
+    def dim(self) -> int:
+        """The number of features."""
+        return self.encoder.width
+
+    @torch.inference_mode()
+    def vectors(self, features: Tensor, rows: int = 1024) -> Tensor:
+        """Apply the head to features (N, F): the vectors (N, D) of the whole encoder, normalised, on the CPU."""
+        normalise = NORMALISATIONS[self.normalise]
+        parts = [normalise(self.encoder.head(part.to(self.device)).float()).cpu() for part in features.split(rows)]
+        return torch.cat(parts)
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        return self.encoder.features(pixels.to(self.device)).float().cpu()
+
+
+def is_frozen(run: str | Path) -> bool:
+    """Whether the backbone of a run, or of a slim file, was not trained."""
+    if Path(run).is_file():
+        from proxymetric.checkpoint import Checkpoint
+
+        return bool(Checkpoint.read(Path(run)).state.get("held"))
+    return bool(read_run(run)["recipe"]["train"]["frozen"])
+
+
+def load_untrained(run: str | Path, device: str | torch.device | None = None) -> FeatureModel:
+    """Build the encoder that a run began with, and take its backbone without the new head.
+
+    This is the row "untrained encoder" of a run's result. A backbone without weights of its own is drawn again from the
+    seed of the run.
+
+    Args:
+        run: folder of a run.
+        device: where the model computes; None or "auto" means a GPU if there is one.
+
+    Returns:
+        The model of the features.
+
+    Raises:
+        ValueError: there is no such run, or the weights that it began with are not there any more.
+    """
+    from proxymetric.device import pick_device
+    from proxymetric.encoders import build
+
+    if Path(run).is_file():
+        raise ValueError(f"run: got {run}, a slim file, which does not hold the backbone before training")
+    about = read_run(run)
+    recipe: dict[str, Any] = about["recipe"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe["seed"])
+        encoder = build(**recipe["encoder"], size=recipe["view"]["size"])
+    return FeatureModel(
+        encoder.to(pick_device(str(device or "auto"))),
+        normalise=about["normalise"],
+        classes=about["classes"],
+        view=about["view"],
+    )

@@ -1,0 +1,229 @@
+"""The trained encoder beside the untrained one: scores, intervals, and the difference in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from proxymetric.metrics import breakdown, interval
+from proxymetric.metrics.names import parse
+from proxymetric.recipe import TrainOptions
+from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
+from proxymetric.runs.score import EmbeddedSet, score
+from proxymetric.training.optim import base_rates
+
+MIN_CLASSES = 5
+"""classes below which no interval is computed: it would be too narrow"""
+UNTRAINED_MEANS = (
+    "The untrained encoder is the backbone before training, without the new head: its features are compared directly."
+)
+FIRST_METRICS = ("MAP@R", "R@1")
+"""metrics that are compared in words, where they were computed"""
+
+
+class Difference(NamedTuple):
+    """Trained minus untrained, as a fraction, with its interval where there are enough classes.
+
+    Example:
+        >>> print(Difference(0.064, 0.041, 0.087))
+        +6.4 (4.1 to 8.7)
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        span = "" if self.low is None or self.high is None else f" ({100 * self.low:.1f} to {100 * self.high:.1f})"
+        return f"{100 * self.value:+.1f}{span}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The scores of one set by one or two encoders.
+
+    Attributes:
+        metrics: names, in the order in which they were asked for.
+        rows: by encoder, the metrics as fractions.
+        intervals: by encoder and metric, the ends of the 95 % interval over classes; none for a metric that is no mean
+            over queries, or with fewer than `MIN_CLASSES` classes.
+        differences: by metric, trained minus untrained, paired by query; empty with one encoder.
+        classes: the number of classes.
+    """
+
+    metrics: tuple[str, ...]
+    rows: dict[str, dict[str, float]]
+    intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    differences: dict[str, Difference] = field(default_factory=dict)
+    classes: int = 0
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there were enough classes for intervals."""
+        return any(self.intervals.values())
+
+    def verdict(self) -> list[str]:
+        """Sentences that say whether training helped; empty without the untrained encoder."""
+        shown = [name for name in FIRST_METRICS if name in self.differences]
+        shown = shown or [name for name in self.differences if not parse(name).whole][:1]
+        sentences = [verdict(name, self.differences[name]) for name in shown]
+        if sentences and not self.has_intervals:
+            sentences.append(f"no intervals: {self.classes} classes are too few, expected at least {MIN_CLASSES}")
+        return sentences
+
+    @property
+    def helped(self) -> bool:
+        """False if the first metric did not rise, or if its interval holds 0."""
+        first = next((self.differences[name] for name in FIRST_METRICS if name in self.differences), None)
+        return first is None or (first.value > 0 and (first.low is None or first.low > 0))
+
+
+def verdict(metric: str, difference: Difference) -> str:
+    """Say whether training helped.
+
+    Example:
+        >>> verdict("R@1", Difference(0.064, 0.041, 0.087))
+        'training gained +6.4 R@1 (4.1 to 8.7)'
+        >>> verdict("R@1", Difference(0.004, -0.012, 0.02))
+        'the trained encoder is not clearly better than the untrained one: +0.4 R@1 (-1.2 to 2.0)'
+        >>> verdict("R@1", Difference(-0.03, -0.05, -0.01))
+        'the trained encoder is worse than the untrained one: -3.0 R@1 (-5.0 to -1.0)'
+    """
+    value, low, high = difference
+    span = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    amount = f"{100 * value:+.1f} {metric}{span}"
+    if value > 0 and (low is None or low > 0):
+        return f"training gained {amount}"
+    if value < 0 and (high is None or high < 0):
+        return f"the trained encoder is worse than the untrained one: {amount}"
+    clearly = "clearly " if value > 0 else ""
+    return f"the trained encoder is not {clearly}better than the untrained one: {amount}"
+
+
+def compare(
+    trained: EmbeddedSet, untrained: EmbeddedSet | None, metrics: Sequence[str], distance: str = "cosine"
+) -> Comparison:
+    """Score a set as embedded by one or two encoders.
+
+    Args:
+        trained: the set, embedded by the trained encoder.
+        untrained: the same set, embedded by the untrained one; None leaves it out.
+        metrics: names, as for `metrics.evaluate`.
+        distance: "cosine" or "euclidean".
+
+    Returns:
+        Scores, intervals and differences.
+
+    Raises:
+        ValueError: a metric is unknown, no query has anything to find, or the two sets hold different images.
+    """
+    if untrained is not None and not np.array_equal(trained.kept, untrained.kept):
+        raise ValueError(
+            "images: the files changed while they were embedded, expected the same images for both encoders"
+        )
+    means = [name for name in metrics if not parse(name).whole]
+    whole = [name for name in metrics if parse(name).whole]
+    classes = len(np.unique(trained.images.labels[trained.kept]))
+    rows: dict[str, dict[str, float]] = {}
+    queries: dict[str, dict[str, Tensor]] = {}
+    intervals: dict[str, dict[str, tuple[float, float]]] = {}
+    groups: Any = None
+    for name, embedded in ((UNTRAINED, untrained), (TRAINED, trained)):
+        if embedded is None:
+            continue
+        queries[name], groups = score_queries(embedded, means, distance)
+        scores = {metric: float(values.mean()) for metric, values in queries[name].items()}
+        scores |= score(embedded, whole, distance) if whole else {}
+        rows[name] = {metric: scores[metric] for metric in metrics}
+        intervals[name] = {
+            metric: interval(values, groups) for metric, values in queries[name].items() if classes >= MIN_CLASSES
+        }
+    differences = {}
+    if untrained is not None:
+        for metric in metrics:
+            value = rows[TRAINED][metric] - rows[UNTRAINED][metric]
+            ends: tuple[float, ...] = ()
+            if metric in means and classes >= MIN_CLASSES:
+                ends = interval(queries[TRAINED][metric] - queries[UNTRAINED][metric], groups)
+            differences[metric] = Difference(value, *ends)
+    return Comparison(tuple(metrics), rows, intervals, differences, classes)
+
+
+def score_queries(
+    embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine"
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Compute the metrics of each query of an embedded set.
+
+    Args:
+        embedded: the set.
+        metrics: means over queries.
+        distance: "cosine" or "euclidean".
+
+    Returns:
+        Metric -> (Q,) values, and the labels (Q,) of the queries.
+    """
+    sides = embedded.sides()
+    if not metrics:
+        return {}, sides["labels"][:0]
+    parts = breakdown(**sides, metrics=metrics, worst=0, pairs=0, distance=distance)
+    return parts.scores, sides["labels"][parts.queries]
+
+
+def advice(recipe: dict[str, Any], classes: int | None = None) -> str:
+    """What to try when training did not help.
+
+    Args:
+        recipe: the recipe of the run, by table.
+        classes: training classes; None if unknown.
+
+    Example:
+        >>> advice({"train": {"lr": None, "frozen": False}}, 8)
+        'try another learning rate (--lr 1e-05 or 0.001), --frozen, and more training classes (there were 8)'
+    """
+    train = recipe["train"]
+    steps = []
+    rate = base_rates(TrainOptions(lr=train.get("lr"), frozen=bool(train.get("frozen"))))[0]
+    steps.append(f"another learning rate (--lr {rate / 10:g} or {rate * 10:g})")
+    steps.append("training the backbone too (without --frozen)" if train.get("frozen") else "--frozen")
+    steps.append("more training classes" + (f" (there were {classes})" if classes else ""))
+    return f"try {', '.join(steps[:-1])}, and {steps[-1]}"
+
+
+def remarks(result: Result) -> list[str]:
+    """Sentences about a result that a table of scores does not say: no training in it, or worse than untrained.
+
+    Example:
+        >>> rows = {"untrained encoder": {"MAP@R": 0.384}, "trained encoder": {"MAP@R": 0.268}}
+        >>> recipe = {"train": {"lr": 1e-4, "frozen": False}}
+        >>> for line in remarks(Result(rows=rows, recipe=recipe, chosen_epoch=3)):
+        ...     print(line)
+        the trained encoder is worse than the untrained one: -11.6 MAP@R
+        try another learning rate (--lr 1e-05 or 0.001), --frozen, and more training classes
+    """
+    sentences = []
+    if result.chosen_by != "last" and not result.chosen_epoch and result.refit is None and result.rows:
+        sentences.append(
+            "epoch 0 was chosen: no epoch scored higher than the model before training. The trained encoder has no "
+            "training in it: it is the untrained backbone with its new head, which is random"
+        )
+    before, after = result.rows.get(UNTRAINED, {}), result.rows.get(TRAINED, {})
+    both = [name for name in after if name in before and not parse(name).whole]
+    first = next((name for name in FIRST_METRICS if name in both), next(iter(both), None))
+    if first is None:
+        return sentences
+    change = {name: after[name] - before[name] for name in both}
+    pixels = result.rows.get(PIXELS, {})
+    if pixels.get(first, 0.0) > after[first]:
+        sentences.append(f"raw pixels score higher than the trained encoder: {100 * pixels[first]:.1f} {first}")
+    if change[first] <= 0:
+        sentences.append(verdict(first, Difference(change[first])))
+    fell = [f"{name} {100 * before[name]:.1f} to {100 * after[name]:.1f}" for name in both if change[name] < 0]
+    if change[first] > 0 and fell:
+        sentences.append(f"training raised {first}, but these fell: {', '.join(fell)}")
+    if change[first] <= 0:
+        sentences.append(advice(result.recipe, result.data.get("train", {}).get("classes")))
+    return sentences

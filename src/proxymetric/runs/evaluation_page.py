@@ -1,0 +1,81 @@
+"""The page of `evaluate`: the parts of a run's report, on any labelled images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
+from proxymetric.runs.report import draw_page
+from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
+
+
+def default_page(run: Path, data: str) -> Path:
+    """Where the page of an evaluation is written: beside the run, named after run and data.
+
+    Example:
+        >>> print(default_page(Path("runs/birds"), "new photos"))
+        runs/birds-on-new-photos.html
+    """
+    name = re.sub(r"[^\w.-]+", "-", data).strip("-.") or "data"
+    run = run.resolve() if run.name in ("", "..") else run
+    return run.with_name(f"{run.stem if run.is_file() else run.name}-on-{name}.html")
+
+
+def check_target(page: Path) -> None:
+    """Check, before the work begins, that a page replaces only a page.
+
+    Raises:
+        ValueError: something else is there.
+    """
+    from proxymetric.plots.report import is_page
+
+    if page.is_symlink() or (page.exists() and not (page.is_file() and is_page(page))):
+        raise ValueError(
+            f"report: got {page}, which exists and is not a page of proxymetric; expected --report with another file, "
+            "or --no-report"
+        )
+
+
+def draw_evaluation(
+    page: Path, *, run: str, embedded: EmbeddedSet, comparison: Comparison, note: str, remarks: Sequence[str]
+) -> Path:
+    """Write the page of an evaluation.
+
+    Args:
+        page: the file.
+        run: name of the run.
+        embedded: the set with the normalised embeddings of the trained encoder, on the CPU.
+        comparison: the scores.
+        note: which classes the model was trained on; may be empty.
+        remarks: sentences that say what the scores mean.
+
+    Returns:
+        The file.
+    """
+    table: list[dict[str, Any]] = [
+        {"name": name, **scores, "intervals": comparison.intervals.get(name, {})}
+        for name, scores in comparison.rows.items()
+    ]
+    if comparison.differences:
+        table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
+    explained = f" {UNTRAINED_MEANS}" if comparison.differences else ""
+    return draw_page(
+        page,
+        embedded=embedded,
+        title=f"{embedded.images.name}: {Path(run).name}",
+        facts={
+            "run": run,
+            "evaluated on": describe(embedded),
+            "classes": note,
+            "images per class": images_per_class(embedded),
+        },
+        table=table,
+        results_note=f"Retrieval on these classes, in per cent.{explained}",
+        remarks=[remark for remark in remarks if remark != UNTRAINED_MEANS],
+        curve=[],
+        notes=[],
+        map_heading="Map of the classes",
+    )

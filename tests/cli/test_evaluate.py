@@ -1,0 +1,147 @@
+"""`evaluate`: the trained encoder beside the untrained one, in words, and as a page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from proxymetric.files import read_json
+from terminal import bytes_of, proxymetric, refused, train
+
+HELD_OUT = ("--set", "data.validation=0.5")
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with five held-out classes. Only read it."""
+    folder = tmp_path_factory.mktemp("runs") / "photos"
+    answer = train(photos, folder, *HELD_OUT, "--no-report")
+    assert answer.code == 0, answer
+    return folder
+
+
+@pytest.fixture(scope="module")
+def frozen(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "frozen"
+    answer = train(photos, folder, *HELD_OUT, "--frozen", "--no-report")
+    assert answer.code == 0, answer
+    return folder
+
+
+def columns(out: str) -> dict[str, list[float]]:
+    """Each metric's numbers of the untrained and the trained encoder and their difference, without intervals."""
+    rows = re.findall(r"^(\w+@\w+) +(.*)$", out, re.MULTILINE)
+    return {
+        name: [float(value) for value in re.findall(r"(?<![\d(.])[-+]?\d+\.\d(?! to)(?!\))", line)]
+        for name, line in rows
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "frozen"])
+def test_the_untrained_encoder_stands_beside_the_trained_one(kind, request, tmp_path):
+    run = request.getfixturevalue(kind)
+    answer = proxymetric("evaluate", run, "--metrics", "R@1,MAP@R", "--no-report")
+    assert answer.code == 0, answer
+    rows = read_json(run / "result.json")["rows"]
+    for metric, (before, after, difference) in columns(answer.out).items():
+        assert before == pytest.approx(100 * rows["untrained encoder"][metric], abs=0.06)
+        assert after == pytest.approx(100 * rows["trained encoder"][metric], abs=0.06)
+        assert difference == pytest.approx(
+            100 * (rows["trained encoder"][metric] - rows["untrained encoder"][metric]), abs=0.06
+        )
+    assert set(columns(answer.out)) == {"R@1", "MAP@R"}
+    assert len(re.findall(r"\(-?\d+\.\d to -?\d+\.\d\)", answer.out)) == 2 * 3 + 2, "all with intervals"
+    assert re.search(r"^(training gained|the trained encoder is (worse|not)).* MAP@R \(", answer.out, re.MULTILINE)
+    assert "untrained encoder is the backbone before training, without the new head" in answer.out
+
+
+def test_the_untrained_encoder_can_be_left_out(run):
+    answer = proxymetric("evaluate", run, "--metrics", "R@1", "--no-untrained", "--no-report")
+    assert answer.code == 0, answer
+    assert "untrained" not in answer.out
+    assert len(columns(answer.out)["R@1"]) == 1
+
+
+def test_weights_that_are_gone_leave_the_untrained_row_out(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    about = (copy / "run.json").read_text()
+    (copy / "run.json").write_text(re.sub(r'"weights": null', '"weights": "gone.safetensors"', about, count=1))
+    answer = proxymetric("evaluate", copy, "--metrics", "R@1", "--no-report")
+    assert answer.code == 0, answer
+    assert "no row for the untrained encoder: weights: " in answer.out
+    assert "gone.safetensors" in answer.out
+    assert len(columns(answer.out)["R@1"]) == 1
+
+
+def test_too_few_classes_for_an_interval(photos, run, tmp_path):
+    for name in ("class0", "class1"):
+        shutil.copytree(photos / name, tmp_path / "two" / name)
+    answer = proxymetric("evaluate", run, "--data", tmp_path / "two", "--metrics", "R@1", "--no-report")
+    assert "no intervals: 2 classes are too few" in answer.out
+    assert " to " not in answer.out.split("R@1", 2)[1].splitlines()[0]
+
+
+def test_classes_that_were_trained_on_are_said(photos, run, tmp_path):
+    trained = set(read_json(run / "run.json")["classes"])
+    other = tmp_path / "other"
+    for folder in photos.iterdir():
+        shutil.copytree(folder, other / folder.name)
+    shutil.copytree(photos / "class0", other / "new")
+    answer = proxymetric("evaluate", run, "--data", other, "--metrics", "R@1", "--no-report")
+    assert answer.code == 0, answer
+    assert f"{len(trained)} of these 11 classes were trained on (same names): the scores are not those" in answer.out
+    assert f"{10 - len(trained)} of these 11 classes chose the epoch (same names)" in answer.out
+    own = proxymetric("evaluate", run, "--metrics", "R@1", "--no-report")
+    assert "(none of them trained on, but they chose the epoch)" in own.out
+    assert "same names" not in own.out
+
+
+def test_a_run_that_is_not_finished_is_said(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "result.json").unlink()
+    sentence = f"{copy} is not finished: this is its best model so far; `proxymetric train --resume` continues it"
+    assert sentence in proxymetric("evaluate", copy, "--metrics", "R@1", "--no-report").out
+    assert sentence not in proxymetric("evaluate", run, "--metrics", "R@1", "--no-report").out
+
+
+def test_the_page_stands_beside_the_run(photos, run):
+    before = bytes_of(run)
+    answer = proxymetric("evaluate", run, "--data", photos, "--split", "all", "--metrics", "R@1,MAP@R")
+    page = run.parent / "photos-on-photos.html"
+    assert f"report: {page}" in answer.out
+    text = page.read_text(encoding="utf-8")
+    for part in ("untrained encoder", "trained encoder", "difference", "What it finds", "80 images of 10 classes"):
+        assert part in text
+    assert 'class="range"' in text, "intervals"
+    assert bytes_of(run) == before
+    again = proxymetric("evaluate", run, "--data", photos, "--split", "all", "--metrics", "R@1,MAP@R")
+    assert again.code == 0, again
+    page.unlink()
+
+
+def test_the_page_replaces_nothing_of_others(run, tmp_path):
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(b"a photo")
+    refused(proxymetric("evaluate", run, "--report", photo), "report: got", "photo.jpg", "not a page of proxymetric")
+    refused(proxymetric("evaluate", run, "--report", tmp_path), "report: got", "not a page")
+    refused(proxymetric("evaluate", run, "--report", "/dev/full"), "report: got /dev/full")
+    (tmp_path / "link.html").symlink_to(photo)
+    refused(proxymetric("evaluate", run, "--report", tmp_path / "link.html"), "link.html")
+    assert photo.read_bytes() == b"a photo"
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_page(photos, run, monkeypatch):
+    def full(*args: object, **options: object) -> None:
+        raise OSError("could not save: the disk is full")
+
+    monkeypatch.setattr("proxymetric.runs.evaluation_page.draw_evaluation", full)
+    answer = proxymetric("evaluate", run, "--metrics", "R@1")
+    assert answer.code == 0, answer
+    assert "no page: could not save: the disk is full; --report PATH writes it elsewhere" in answer.out
+    refused(proxymetric("evaluate", run, "--metrics", "R@1", "--report", run.parent / "x.html"), "the disk is full")

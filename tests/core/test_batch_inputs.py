@@ -1,0 +1,149 @@
+"""What a criterion accepts as embeddings and labels, and what becomes of embeddings that are not finite."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import proxymetric as pm
+from proxymetric.core.batch_inputs import one_if_finite
+
+C, D = 4, 3
+X = torch.randn(4, D, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 1])
+READ_ONLY = Y.numpy().copy()
+READ_ONLY.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        Y.tolist(), tuple(Y.tolist()), Y.numpy(), Y.numpy().astype(np.uint8), Y.numpy().astype(np.uint64), READ_ONLY,
+        list(Y), list(Y.numpy()), Y.int(), Y.to(torch.uint8), range(4),
+    ],
+)  # fmt: skip
+def test_labels_may_be_a_list_or_an_array(labels, recwarn) -> None:
+    torch.manual_seed(0)
+    criterion = pm.method("proxy-anchor", classes=C, dim=D)
+    expected = Y if len(set(map(int, labels))) == 3 else torch.arange(4)
+    assert torch.equal(criterion(X, labels), criterion(X, expected))
+    assert not recwarn.list
+
+
+def test_no_labels_for_no_embeddings() -> None:
+    assert pm.method("proxy-anchor", classes=C, dim=D)(X[:0], []) == 0
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "sentence"),
+    [
+        (X, ["cat", "dog", "cat", "cow"], "labels: got text ('cat', ...), expected whole numbers from 0; number the "
+         "classes of all training images once: names, numbers = numpy.unique(texts, return_inverse=True)"),
+        (X, np.array(["cat"] * 4), "labels: got text ('cat', ...), expected whole numbers"),
+        (X, [b"cat"] * 4, "labels: got text"),
+        (X, None, "labels: got NoneType, expected a tensor, an array or a list of whole numbers"),
+        (X, [0, 1, None, 2], "labels: got list, expected a tensor, an array or a list of whole numbers"),
+        (X, [[0], [1, 2], 3, 4], "labels: got list, expected"),
+        (X, {0, 1, 2, 3}, "labels: got set, expected"),
+        (X, [0.0, 1.0, 2.0, 3.0], "labels: got shape (4,) of torch.float64, expected 4 whole numbers"),
+        (X, [True, False, True, True], "labels: got shape (4,) of torch.bool, expected 4 whole numbers"),
+        (X, [0, 1, 2], "labels: got shape (3,) of torch.int64, expected 4 whole numbers, one for each embedding"),
+        (X, [0, 1, 2, 4], "labels: got 4, expected 0 to 3 (classes=4)"),
+        (X, 3, "labels: got shape () of torch.int64, expected 4"),
+        (None, Y, "embeddings: got NoneType, expected a torch tensor of floats (batch, dim), the output of"),
+        (X.numpy(), Y, "embeddings: got ndarray, expected a torch tensor"),
+        (X.tolist(), Y, "embeddings: got list, expected a torch tensor"),
+        (X.to_sparse(), Y, "embeddings: got a sparse tensor, expected a dense one: embeddings.to_dense()"),
+        (X.long(), Y, "embeddings: got shape (4, 3) of torch.int64, expected floats"),
+        (X[:, :2], Y, "embeddings: got 2 dimensions, expected dim=3"),
+    ],
+)  # fmt: skip
+def test_other_inputs_get_a_sentence_and_leave_nothing(embeddings, labels, sentence) -> None:
+    criterion = pm.method("proxy-anchor", classes=C, dim=D)
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        criterion(embeddings, labels)
+    assert criterion.pending == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_factor_is_exactly_one_for_every_finite_length(dtype) -> None:
+    largest = 60000.0 if dtype == torch.float16 else 1e18
+    values = torch.tensor([[0.0, -0.0], [largest, -largest], [1e-30, 1.0]], dtype=dtype)
+    factor = one_if_finite(values.float() if dtype in (torch.float16, torch.bfloat16) else values)
+    assert factor == 1
+    assert not factor.requires_grad
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
+def test_half_embeddings_that_are_not_finite(value) -> None:
+    criterion = pm.method("norm-softmax", classes=C, dim=D)
+    for dtype in (torch.float16, torch.bfloat16):
+        embeddings = X.to(dtype)
+        embeddings[1, 2] = value
+        assert criterion(embeddings, Y).isnan()
+    criterion.double()
+    embeddings = X.double()
+    embeddings[1, 2] = value if value != 1e30 else 1e200
+    assert criterion(embeddings, Y).isnan()
+
+
+def test_a_loss_that_is_not_finite_has_no_finite_gradient() -> None:
+    criterion = pm.method("norm-softmax", classes=C, dim=D)
+    embeddings = X.clone()
+    embeddings[1, 2] = torch.nan
+    criterion(embeddings.requires_grad_(), Y).backward()
+    assert criterion.objective.source.vectors.grad.isnan().all()
+    assert embeddings.grad.isnan().any()
+
+
+@pytest.mark.parametrize("name", ["proxy-anchor", "norm-softmax", "soft-triple"])
+def test_a_finite_loss_keeps_its_bits(name) -> None:
+    """The loss and its gradients are those of the objective itself."""
+    from proxymetric.core.pieces import Batch, Context, Progress
+
+    torch.manual_seed(0)
+    criterion = pm.method(name, classes=C, dim=D)
+    x = X.clone().requires_grad_()
+    inputs = [x, *criterion.parameters()]
+    ours = criterion(x, Y)
+    theirs = criterion.objective(Context(Batch(None, Y), x, Progress(0, None))).loss
+    assert torch.equal(ours, theirs)
+    for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_compiled_criterion_is_not_finite_either() -> None:
+    criterion = pm.method("norm-softmax", classes=C, dim=D)
+    compiled = torch.compile(criterion, backend="eager")
+    assert compiled(X, Y).isfinite()
+    criterion.discard()
+    embeddings = X.clone()
+    embeddings[0] = torch.nan
+    assert compiled(embeddings, Y).isnan()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", [name for name in pm.methods() if not name.startswith(("vptsp", "moco", "ccp"))])
+def test_the_gpu_is_not_waited_for(name) -> None:
+    """Also with fused kernels, which "auto" chooses for this many pairs."""
+    torch.manual_seed(0)
+    criterion = pm.method(name, classes=2000, dim=64, steps_per_epoch=4).cuda()
+    x, y = torch.randn(64, 64, device="cuda"), torch.arange(64, device="cuda") % 16
+    criterion.careful = False
+    assert criterion(x, y).isfinite()
+    criterion.discard()
+    for value in (torch.nan, torch.inf, 1e30):
+        bad = x.clone()
+        bad[3, 5] = value
+        assert criterion(bad, y).isnan()
+        criterion.discard()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one_if_finite(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
