@@ -114,7 +114,10 @@ def cut_short(run: Path, calls: int) -> bool:
     return os.waitpid(process, 0)[1] != 0
 
 
-@pytest.mark.parametrize("words", [(), ("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize(
+    "words",
+    [("--resume",), pytest.param((), marks=pytest.mark.slow), pytest.param(("--overwrite",), marks=pytest.mark.slow)],
+)
 def test_killed_while_it_clears_it_starts_anew(photos, finished, tmp_path, words):
     """At each of its changes; a new start has the result of a run in an empty folder, and keeps a file of others."""
     assert train(photos, tmp_path / "fresh", "--seed", 5).code == 0
