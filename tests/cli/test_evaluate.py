@@ -128,7 +128,7 @@ def test_the_page_replaces_nothing_of_others(run, tmp_path):
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"a photo")
     refused(proxymetric("evaluate", run, "--report", photo), "report: got", "photo.jpg", "not a page of proxymetric")
-    refused(proxymetric("evaluate", run, "--report", tmp_path), "report: got", "not a page")
+    refused(proxymetric("evaluate", run, "--report", tmp_path), "report: got", "which is a folder")
     refused(proxymetric("evaluate", run, "--report", "/dev/full"), "report: got /dev/full")
     (tmp_path / "link.html").symlink_to(photo)
     refused(proxymetric("evaluate", run, "--report", tmp_path / "link.html"), "link.html")

@@ -72,7 +72,9 @@ def test_stored_runs_are_found_by_method(tmp_path):
         "vcpa": {"new-study/vcpa-cub": 2}
     }
     value = 100 * json.loads(source.read_text())["rows"]["trained encoder"]["R@1"]
-    assert f"| 2 | 42.0 | {value:.1f} |" in methods.results_text(runs["vcpa"])
+    text = methods.results_text(runs["vcpa"])
+    assert f"| `new-study/vcpa-cub` | {value:.1f} |" in text, "the scores come first"
+    assert "| 42.0 | 2 |" in text
 
 
 def test_a_study_has_a_page_with_and_without_results(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,8 +85,8 @@ def evaluate(
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
     images, note = evaluation_set(run, data, layout, split, which)
     page = report if report is not None else default_page(run, images.name)
-    if not no_report:
-        check_target(page)
+    if report is not None or (not no_report and os.access(page.parent, os.W_OK)):
+        check_target(page)  # without --report, a folder that cannot be written costs only the page
     model = load_model(run, which, device, weights)
     terminal = Terminal()
     for opening_note in images.notes:

@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="the best of its family in the paper; on CUB here level with mpa and proxy-anchor; also for small batches",
+    choose="the best of its family in the paper; on CUB here level with mpa and proxy-anchor",
     sums_over="classes",
     grouped=True,
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxymetric.files import check_output
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
 from proxymetric.runs.report import draw_page
 from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
@@ -32,11 +33,7 @@ def check_target(page: Path) -> None:
     """
     from proxymetric.plots.report import is_page
 
-    if page.is_symlink() or (page.exists() and not (page.is_file() and is_page(page))):
-        raise ValueError(
-            f"report: got {page}, which exists and is not a page of proxymetric; expected --report with another file, "
-            "or --no-report"
-        )
+    check_output("report", page, "a page of proxymetric", is_page, "--report with another file, or --no-report")
 
 
 def draw_evaluation(
