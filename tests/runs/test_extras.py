@@ -179,7 +179,7 @@ def test_a_refit_says_what_it_cost_and_the_chosen_model_is_measured_on_what_it_h
     assert refit["parameters"]["trained"] > run.result.parameters["trained"]
     assert run.result.seconds >= run.result.training_seconds + refit["training_seconds"]
     images, words = evaluation_set(tmp_path / "run", which="chosen")
-    assert (len(images.classes), words) == (2, "none of them trained on")
+    assert (len(images.classes), words) == (2, "none of them trained on, but they chose the epoch")
     assert evaluation_set(tmp_path / "run")[1] == "all of them trained on"
 
 

@@ -57,10 +57,13 @@ def read_run(run: str | Path) -> dict[str, Any]:
     """
     run, file = Path(run), Path(run) / "run.json"
     if not file.is_file():
-        nearby = sorted({str(each.parent) for each in (*run.glob("*/run.json"), *run.parent.glob("*/run.json"))})
-        listed = f"; there are runs at {', '.join(nearby[:MAX_RUNS_NAMED])}" if nearby else ""
-        hint = did_you_mean(str(run), nearby)
-        raise ValueError(f"run: {run} holds no run (no run.json), expected the folder of a run{hint or listed}")
+        nearby = {each.parent for each in (*run.glob("*/run.json"), *run.parent.glob("*/run.json"))}
+        nearest = did_you_mean(run.name, [each.name for each in nearby])
+        listed = sorted(map(str, nearby), key=lambda name: (f"'{Path(name).name}'" not in nearest, name))
+        hint = f"; there are runs at {', '.join(listed[:MAX_RUNS_NAMED])}" if listed else ""
+        if nearest:
+            hint = f"; did you mean {listed[0]!r}?"
+        raise ValueError(f"run: {run} holds no run (no run.json), expected the folder of a run{hint}")
     about = read_json(file)
     check_description(about, file)
     return about
