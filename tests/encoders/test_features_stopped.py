@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,9 +21,17 @@ from proxymetric.encoders.feature_cache import FeaturesStopped
 from training_runs import TINY
 
 
+@pytest.fixture
+def default_handlers() -> Iterator[None]:
+    """Those of a person's terminal: a shell that starts tests in the background lets them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_part_of_a_shard_is_kept(tmp_path, number, bad):
+def test_a_part_of_a_shard_is_kept(tmp_path, number, bad, default_handlers):
     photos = write_photos(tmp_path / "photos", classes=4, images=8)
     if bad:
         (photos / "class0" / "1.png").write_text("no image")

@@ -217,7 +217,7 @@ def test_killed_anywhere_it_goes_on_and_evaluates_once(photos: Path, tmp_path: P
     straight = tmp_path / "straight"
     run(photos, straight, watcher=Copies(straight, tmp_path / "copies"), **settings)
     at = [f"{state(copy).get('step')} {copy.name}" for copy in sorted((tmp_path / "copies").iterdir())]
-    wanted = ["None 01", "3 04", "5 06", "5 06 evaluated", "6 07", "10 12", "10 13", "15 16", "15 16 evaluated"]
+    wanted = ["0 01", "3 04", "5 06", "5 06 evaluated", "6 07", "10 12", "10 13", "15 16", "15 16 evaluated"]
     assert set(wanted) <= set(at), "kills between checkpoint and evaluation, and an evaluation that no checkpoint holds"
     for name in wanted:
         copy = tmp_path / "copies" / name.split(" ", 1)[1]

@@ -41,7 +41,8 @@ def rowwise_adagrad_(rows: Tensor, gradients: Tensor, square: Tensor, lr: float,
         >>> rows * 12.5**0.5, square
         (tensor([[-1.5000, -2.0000]]), tensor([[12.5000]]))
     """
-    lengths = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=torch.float32).view_as(square)
+    dtype = torch.promote_types(gradients.dtype, torch.float32)
+    lengths = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=dtype).view_as(square)
     square += lengths.square() * (len(rows) / max(rows.numel(), 1))
     rows.addcmul_(gradients, (square.sqrt() + eps).reciprocal().to(rows.dtype), value=-lr)
 

@@ -375,6 +375,8 @@ class SemanticProxies(Source):
     def _accumulated(self, samples: Tensor, plan: Turns) -> tuple[Tensor, list[Tensor]]:
         """The new states (U, S) of the batch's classes, from unit samples (B, D), and the gates of the cell."""
         states, gates = self.stored[plan.classes], list[Tensor]()
+        if not plan.samples:
+            return states, gates
         if self.cell.whole:
             index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
             return self._normal(self._dropped(self.cell(states, samples[index], index >= 0))), gates
