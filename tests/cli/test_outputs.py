@@ -133,6 +133,7 @@ def test_export_with_overwrite_replaces_only_exports(finished, tmp_path, kind, w
     same(path, kind)
 
 
+@pytest.mark.slow
 def test_export_with_overwrite_replaces_its_own_files(finished, tmp_path):
     files = ("--slim", tmp_path / "m.safetensors", "--torch", tmp_path / "m.pt2")
     assert proxymetric("export", finished, *files).code == 0

@@ -139,6 +139,7 @@ def test_a_run_of_two_processes_is_that_of_one(method: str, photos: Path, tmp_pa
     close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_it_goes_on_with_another_number_of_processes(photos: Path, tmp_path: Path) -> None:
     settings = STILL | SHARDED | {"train__epochs": 2}

@@ -157,12 +157,14 @@ def peaks(tmp_path_factory) -> dict[str, tuple[int, str]]:
     return {file.name: (int(megabytes), result) for file, (megabytes, result) in zip(files, lines, strict=True)}
 
 
+@pytest.mark.slow
 def test_a_png_of_169_megapixels_costs_no_memory(peaks):
     megabytes, result = peaks["bits.png"]
     assert result.startswith("got 13000 x 13000 = 169,000,000 pixels, expected at most 100,000,000; to read it, set")
     assert megabytes < 100
 
 
+@pytest.mark.slow
 def test_a_jpeg_beyond_pillows_own_limit_is_read_in_little_memory(peaks):
     megabytes, result = peaks["beyond.jpg"]
     assert result == "6700x6700"

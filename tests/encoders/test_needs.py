@@ -130,6 +130,7 @@ def test_files_without_needs_have_none(tmp_path: Path):
     assert Needs.of(tmp_path / "w.safetensors") == Needs.of(tmp_path / "none.safetensors") == Needs()
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_applied_and_goes_on_without_the_file(photos: Path, tmp_path: Path):
     file = weights(tmp_path / "w.safetensors", "resnet26", {**FIRST, "img_size": 32})
     settings = {"encoder__backbone": "resnet26", "encoder__weights": str(file), "train__epochs": 1}

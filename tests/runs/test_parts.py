@@ -40,6 +40,7 @@ def unchanged(run: Path, before: dict[str, bytes]) -> None:
     assert bytes_of(run) == before
 
 
+@pytest.mark.slow
 def test_a_lost_best_is_not_replaced_by_last(run):
     (run / "best.safetensors").unlink()
     before = bytes_of(run)

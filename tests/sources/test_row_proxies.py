@@ -149,6 +149,7 @@ def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path:
     close(tmp_path / "two", run(photos, tmp_path / "one", **STILL | settings).folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     """One of two workers is killed in the second epoch; the run ends as if nothing had happened."""
