@@ -137,7 +137,7 @@ class Process:
         return code
 
     def text(self) -> str:
-        return self.output.read_text()
+        return self.output.read_text() if self.output.exists() else ""  # killed before its first word
 
 
 def _main(words: list[str], output: str, environment: dict[str, str]) -> None:
