@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import multiprocessing
@@ -120,7 +121,8 @@ class Process:
         self.pid: int = self.process.pid
 
     def send(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(self.pid, number)
 
     def running(self) -> bool:
         return self.process.is_alive()

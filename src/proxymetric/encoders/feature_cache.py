@@ -1,12 +1,10 @@
 """A cache on disk of the pooled features of images, to train a head without running the backbone again."""
 
-import contextlib
 import hashlib
 import json
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.signals import stop_on_signal
 from proxymetric.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -88,21 +87,23 @@ def cached_features(
         progress(done, len(names))
     training = encoder.training
     encoder.eval()
+    stop = _StopRequest()
     try:
-        for start in range(0, len(missing), shard):
-            part = missing[start : start + shard]
-            report = None if progress is None else _ShardProgress(progress, done + start, len(names))
-            computed, unreadable, stopped = _compute(encoder, images.subset(part), view, batch, workers, report)
-            bad |= unreadable
-            new_rows = {names[part[i]]: vector for i, vector in computed.items()}
-            if new_rows:
-                _write(cache, new_rows)
-            rows |= new_rows
-            if stopped:
-                raise FeaturesStopped(
-                    f"stopped; the features of {len(rows)} of {len(names)} images are kept in {cache.parent}, and the "
-                    "same command continues from there"
-                )
+        with stop_on_signal(stop):
+            for start in range(0, len(missing), shard):
+                part = missing[start : start + shard]
+                report = None if progress is None else _ShardProgress(progress, done + start, len(names))
+                computed, unreadable = _compute(encoder, images.subset(part), view, batch, workers, report, stop)
+                bad |= unreadable
+                new_rows = {names[part[i]]: vector for i, vector in computed.items()}
+                if new_rows:
+                    _write(cache, new_rows)
+                rows |= new_rows
+                if stop.asked:
+                    raise FeaturesStopped(
+                        f"stopped; the features of {len(rows)} of {len(names)} images are kept in {cache.parent}, and "
+                        "the same command continues from there"
+                    )
     finally:
         encoder.train(training)
     kept = np.array([index for index, name in enumerate(names) if name in rows], dtype=np.int64)
@@ -135,55 +136,52 @@ class _ShardProgress:
 
 
 def _compute(
-    encoder: Encoder, images: "ImageSet", view: Any, batch: int, workers: int, report: Callable[[int], None] | None
-) -> tuple[dict[int, Tensor], dict[str, str], bool]:
-    """Compute features until all are done or somebody stops it.
+    encoder: Encoder,
+    images: "ImageSet",
+    view: Any,
+    batch: int,
+    workers: int,
+    report: Callable[[int], None] | None,
+    stop: "_StopRequest",
+) -> tuple[dict[int, Tensor], dict[str, str]]:
+    """Compute features until all are done or somebody asks to stop.
 
     Returns:
-        The features of the readable images by index, the titles and reasons of the unreadable ones, and whether it was
-        stopped by Ctrl-C or SIGTERM.
+        The features of the readable images by index, and the titles and reasons of the unreadable ones.
     """
     from proxymetric.data.feeds import EvalFeed
 
     device = encoder.mean.device
     feed = EvalFeed(images, view, batch=batch, device=device, workers=workers)
     parts: list[Tensor] = []
-    stopped = False
-    try:
-        with torch.inference_mode(), _interrupt_on_sigterm():
-            for part in feed:
-                assert part.images is not None
-                # Convolutions are faster in this layout, on the CPU and on a GPU, and their outputs keep it.
-                pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
-                parts.append(encoder.features(pixels).float().cpu())
-                if report is not None:
-                    report(len(pixels))
-    except KeyboardInterrupt:
-        stopped = True
+    with torch.inference_mode():
+        for part in feed:
+            assert part.images is not None
+            # Convolutions are faster in this layout, on the CPU and on a GPU, and their outputs keep it.
+            pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
+            parts.append(encoder.features(pixels).float().cpu())
+            if report is not None:
+                report(len(pixels))
+            if stop.asked:
+                break
     if not parts:
-        return {}, dict(feed.bad), stopped
+        return {}, dict(feed.bad)
     vectors = torch.cat(parts).clone()
     rows = np.concatenate([batch_rows for batch_rows in feed.read_rows if len(batch_rows)][: len(parts)])
     assert len(vectors) == len(rows), (len(vectors), len(rows))
-    return dict(zip(rows.tolist(), vectors)), dict(feed.bad), stopped
+    return dict(zip(rows.tolist(), vectors)), dict(feed.bad)
 
 
-@contextlib.contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does."""
+class _StopRequest:
+    """Whether somebody asked to stop, by Ctrl-C or SIGTERM."""
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.asked = False
 
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone may handle signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __call__(self) -> bool:
+        """Ask to stop; return whether somebody had asked before."""
+        asked_before, self.asked = self.asked, True
+        return asked_before
 
 
 def _names(images: "ImageSet") -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.core.pieces import Batch, nothing
+from proxymetric.core.signals import stop_on_signal
 from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
 from proxymetric.training.learner import Learner
@@ -33,7 +34,6 @@ from proxymetric.training.optim import (
 from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
-from proxymetric.training.signals import stop_on_signal
 from proxymetric.training.tensorboard import TensorBoard
 
 LOG_EVERY_STEPS = 10

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM during training."""
+"""Handle Ctrl-C and SIGTERM during long work."""
 
 from __future__ import annotations
 
