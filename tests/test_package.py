@@ -42,6 +42,7 @@ def test_recipes_are_shipped_and_found_by_name(site, tmp_path):
     assert set(names.split()) == files
 
 
+@pytest.mark.slow
 def test_a_shipped_recipe_trains_elsewhere(site, tmp_path):
     words = ("--recipe", "glyphs/demo", "--data", "glyphs:8", "--epochs", "1", "--no-report", "--device", "cpu")
     answer = installed(site, tmp_path, "-m", "proxymetric", "train", *words, "--out", "run")

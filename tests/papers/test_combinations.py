@@ -285,6 +285,7 @@ PARALLEL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize("kind", PARALLEL)
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:

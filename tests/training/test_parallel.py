@@ -57,6 +57,7 @@ def close(two: Path, one: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_torchrun_equals_one_process(photos: Path, tmp_path: Path) -> None:
     # Without held-out classes: there is nothing to evaluate, and no page to wait for.
     out, all_classes = tmp_path / "two", STILL | {"data__validation": 0.0}
@@ -106,6 +107,7 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
     close(tmp_path / "two", one.folder)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> None:
     """With BatchNorm at work, so that what the processes know of the data differs until an evaluation."""
     out, settings = tmp_path / "two", {"train__epochs": 1, "train__warmup": 0, "train__save_every": 1}
