@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
         "training", "models", "checkpoint", "device", "cli",
     },
-    "studies": {"runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
+    "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
         "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning",
         "device", "papers", "studies",

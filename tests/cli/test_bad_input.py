@@ -17,7 +17,7 @@ from conftest import write_photos
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import split
 from proxymetric.files import read_json
-from terminal import bytes_of, proxymetric, refused, train
+from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -25,12 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_page")
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, to be copied."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
-        folder = tmp_path_factory.mktemp("runs") / "finished"
-        answer = train(photos, folder)
-    assert answer.code == 0, answer
-    return folder
+    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture

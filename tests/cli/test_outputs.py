@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from conftest import write_photos
 from proxymetric.files import read_json
 from proxymetric.search import Index
-from terminal import bytes_of, proxymetric, refused, train
+from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 GLYPHS = Path(__file__).resolve().parents[2] / "studies" / "glyphs.toml"
@@ -24,12 +24,7 @@ GLYPHS = Path(__file__).resolve().parents[2] / "studies" / "glyphs.toml"
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; read it, or copy it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
-        folder = tmp_path_factory.mktemp("runs") / "finished"
-        answer = train(photos, folder)
-    assert answer.code == 0, answer
-    return folder
+    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture

@@ -12,18 +12,14 @@ import pytest
 
 from proxymetric.files import read_json
 from proxymetric.runs import folder as folders
-from terminal import bytes_of, proxymetric, refused, train
+from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
-        folder = tmp_path_factory.mktemp("runs") / "finished"
-        assert train(photos, folder).code == 0
-    return folder
+    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture

@@ -13,18 +13,14 @@ from safetensors.torch import load_file, save_file
 
 import proxymetric as pm
 from proxymetric.files import read_json
-from terminal import bytes_of, proxymetric, refused, train
+from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
-        folder = tmp_path_factory.mktemp("runs") / "finished"
-        assert train(photos, folder, "--epochs", 2, "--set", "train.warmup=0").code == 0
-    return folder
+    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished", "--epochs", 2, "--set", "train.warmup=0")
 
 
 @pytest.fixture

@@ -399,7 +399,7 @@ def test_the_report_of_a_run_says_what_chose_the_epoch(photos: Path, tmp_path: P
     assert text.count(chose) == (2 if share == 0.2 else 0), "in the head and in the results"
     assert ("never seen in training" in text) == (share == 0.5)
     assert "without the new head" in text
-    assert re.search(r"\d s on a CPU \(\w+, \d+ cores\)", text)
+    assert re.search(r"\ds on a CPU \(\w+, \d+ cores\)", text)
     assert "images per class8" in text
 
 

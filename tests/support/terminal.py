@@ -43,6 +43,14 @@ def train(data: Path | str, out: Path, *words: object) -> Answer:
     return proxymetric("train", "--data", data, "--out", out, *TINY, *words)
 
 
+def finished_run(data: Path, folder: Path, *words: object) -> Path:
+    """A tiny run that has ended, without the drawing of its report."""
+    with mock.patch("proxymetric.runs.train.draw_report", return_value=None):
+        answer = train(data, folder, *words)
+    assert answer.code == 0, answer
+    return folder
+
+
 def refused(answer: Answer, *said: str) -> None:
     """One sentence on the error stream that says all of `said`, and exit code 1."""
     assert answer.code == 1, answer

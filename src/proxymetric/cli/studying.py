@@ -117,7 +117,7 @@ class _Screen:
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """Make a table of the current runs."""
     from proxymetric.cli.tables import TextTable
-    from proxymetric.studies.reporting import clock
+    from proxymetric.core.clock import clock
 
     table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from proxymetric.cli.tables import TABLE_METRICS, show
+from proxymetric.core.clock import clock
 from proxymetric.core.visible import visible
 from proxymetric.core.watcher import Tick
 from proxymetric.protocol import CHOSEN_ON_TEST
@@ -128,20 +129,6 @@ class Terminal:
             self.progress.stop()
             self.progress.remove_task(self._task)
             self._task = None
-
-
-def clock(seconds: float) -> str:
-    """Format a duration.
-
-    >>> clock(42), clock(130), clock(7300)
-    ('42s', '2m10s', '2h01m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def score_heading(result: Result) -> str:

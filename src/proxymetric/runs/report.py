@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from proxymetric.core.clock import clock
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.files import check_output
@@ -211,7 +212,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "weights": _weights(result.weights),
         "trained parameters": _trained_parameters(trained["parameters"]),
         "learning rate": ", ".join(f"{part} {rate:g}" for part, rate in result.rates.items()),
-        "time": f"{_duration(result.seconds)} on {_machine(result.machine)}",
+        "time": f"{clock(result.seconds)} on {_machine(result.machine)}",
         "seed": str(recipe["seed"]),
     }
     return {name: value for name, value in facts.items() if value}
@@ -222,18 +223,6 @@ def _results_note(result: Result) -> str:
     if result.evaluated_on == "validation" and result.chosen_by != "last":
         note += " Classes that are new score lower."
     return f"{note} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else note
-
-
-def _duration(seconds: float) -> str:
-    """A duration in words.
-
-    >>> _duration(42.4), _duration(760), _duration(7300)
-    ('42 s', '12 min 40 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _machine(facts: dict[str, Any]) -> str:

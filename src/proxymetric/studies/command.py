@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxymetric.core.clock import clock
 from proxymetric.studies.folder import Known, StudyFolder, checked, identities
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
-from proxymetric.studies.reporting import Reporter, clock
+from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import collect, stored, write_archive
 from proxymetric.studies.running import Session
 from proxymetric.studies.spec import Study, Task, narrowed

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxymetric.core.clock import clock
 from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import Known, StudyFolder, local
 from proxymetric.studies.pool import Worker, tail, worker_environment
-from proxymetric.studies.reporting import Reporter, clock
+from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import Study, Task
 
