@@ -12,7 +12,7 @@ from generator.scores import RESULTS, ROOT, table
 def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, bytes]]:
     """The pages of all studies and their index (path in the site -> text), and their pictures (path -> PNG)."""
     from proxymetric.studies import load_study
-    from proxymetric.studies.results import stored
+    from proxymetric.studies.results import stored_results
 
     pages: dict[str, str] = {}
     pictures: dict[str, bytes] = {}
@@ -21,7 +21,7 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
         study = load_study(file)
         folder = results / study.name
         try:
-            runs = stored(study, folder)
+            runs = stored_results(study, folder)
         except ValueError:
             runs = {}
         text, images = measured(study, runs) if runs else (f"No results are stored in `results/{study.name}/` yet.", {})

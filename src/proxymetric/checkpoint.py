@@ -28,8 +28,8 @@ class Checkpoint:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "last.safetensors"
         >>> Checkpoint({"a": torch.ones(2)}, {"step": 3}).write(file)
-        >>> again = Checkpoint.read(file)
-        >>> again.tensors["a"], again.state
+        >>> restored = Checkpoint.read(file)
+        >>> restored.tensors["a"], restored.state
         (tensor([1., 1.]), {'step': 3})
     """
 

@@ -61,11 +61,11 @@ def within(low: float, high: float, reason: str, **numbers: float) -> None:
     Args:
         low: the smallest value that is allowed.
         high: the largest value that is allowed.
-        reason: why, as the end of the message.
+        reason: why the range is limited, as the end of the message.
         **numbers: argument name -> value.
 
     Raises:
-        ValueError: a value is not; the message names the argument.
+        ValueError: a value is not such a number; the message names the argument.
 
     Example:
         >>> within(-1, 1, "cosines lie there", margin=-9)
@@ -79,12 +79,12 @@ def within(low: float, high: float, reason: str, **numbers: float) -> None:
 
 
 def usually(low: float, high: float, reason: str, **numbers: float) -> None:
-    """Warn where an argument is allowed, but outside the range that makes sense in nearly all cases.
+    """Warn if an argument is outside the range that makes sense in nearly all cases.
 
     Args:
         low: the smallest usual value.
         high: the largest usual value.
-        reason: what happens outside, as the end of the message.
+        reason: what happens outside this range, as the end of the message.
         **numbers: argument name -> value.
 
     Example:
@@ -122,7 +122,7 @@ def whole_number(least: int = 0, **numbers: int) -> None:
 
 
 def _callers_level() -> int:
-    """The stack level of the line, outside this package, that made what is being checked."""
+    """The stack level of the first caller outside this package, for `warnings.warn`."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
         frame, level = frame.f_back, level + 1

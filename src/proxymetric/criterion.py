@@ -34,12 +34,12 @@ ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
 """`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
 
 MAX_UNCOMMITTED_PASSES = 64
-"""forward passes without a commit after which a warning comes where no parameter shows that an optimiser has stepped;
-gradient accumulation needs fewer"""
+"""forward passes without a commit after which a warning is given, if no parameter can show that an optimiser has
+stepped; gradient accumulation needs fewer passes"""
 
 
 class Criterion(nn.Module):
-    """A loss with everything it owns: call it, step your optimiser, then call `commit`.
+    """A loss with its proxies and its memory: call it, step your optimiser, then call `commit`.
 
     `criterion(embeddings, labels)` returns the loss. The criterion normalises the embeddings as the method requires.
     The memory of the method changes only in `commit`: a skipped step (`discard`) leaves no trace, and several forward
@@ -52,14 +52,14 @@ class Criterion(nn.Module):
         objective: what is minimised.
         needs: keys of `NEEDS`: what the method needs beyond embeddings and labels.
         steps_per_epoch: optimiser steps in an epoch, at least 1, for methods with a schedule in epochs; None: unknown.
-        name: of the method, for messages; empty: the name of the objective's class.
-        arguments: those that the method was made with, for `repr`; None: the objective is shown instead.
+        name: name of the method, for messages; empty: the name of the objective's class.
+        arguments: the arguments of the method, for `repr`; None: the objective is shown instead.
 
     Attributes:
         step: commits so far.
         terms: the named terms of the last loss, detached.
-        careful: check at every call for labels outside [0, C) and for a missing commit. The first check synchronises
-            with the GPU.
+        careful: check at every call for labels outside [0, C) and for a missing commit. The check of the labels
+            synchronises with the GPU.
 
     Example:
         >>> import proxymetric as pm
@@ -155,12 +155,12 @@ class Criterion(nn.Module):
             check_range(labels, self.objective.classes)
         trains = self.training and torch.is_grad_enabled()
         if trains and "images" in self.needs and images is None and second_pass is None:
-            self._raise_lacking("images")
+            self._raise_missing("images")
         if "encoder" in self.needs and not self._encoder:
-            self._raise_lacking("encoder")
+            self._raise_missing("encoder")
         progress = Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
-            self._raise_lacking("epochs")
+            self._raise_missing("epochs")
         if trains and self.careful:
             self._warn_about_missing_commit(embeddings)
         # The exponents of a loss overflow in half precision: losses compute in float32 or better.
@@ -242,7 +242,7 @@ class Criterion(nn.Module):
         """Announce the start of an epoch, for methods with a schedule in epochs.
 
         Args:
-            number: of the epoch, from 0.
+            number: number of the epoch, from 0.
         """
         self._epoch = float(number)
 
@@ -311,7 +311,7 @@ class Criterion(nn.Module):
         Call it once before the first step and after each evaluation.
 
         Args:
-            score: of held-out classes, higher is better.
+            score: score of held-out classes; higher is better.
             pool: a function (count) -> (embeddings, labels) of `count` random training images of each class, called
                 only if needed; or the embeddings and the labels of all training images, two tensors.
 
@@ -321,9 +321,9 @@ class Criterion(nn.Module):
         if self._pending:
             raise ValueError("boundary: got a pending step, expected commit() or discard() before boundary()")
         if "validation" in self.needs and score is None:
-            self._raise_lacking("validation")
+            self._raise_missing("validation")
         if "pool" in self.needs and pool is None:
-            self._raise_lacking("pool")
+            self._raise_missing("pool")
         self.objective.boundary(Boundary(score, pool_from(*pool) if isinstance(pool, tuple | list) else pool))
 
     def figures(self) -> dict[str, float]:
@@ -457,7 +457,7 @@ class Criterion(nn.Module):
         return float(rates[0])
 
     def _part_name(self, name: str) -> str:
-        """What a report calls the parameter or table of this name."""
+        """The name of the part, in reports, to which the parameter or table of this name belongs."""
         part, module = "what else the method trains", self
         for attribute in name.split("."):
             if isinstance(module, Source):
@@ -489,10 +489,10 @@ class Criterion(nn.Module):
         return call_text("Criterion", repr(self.name), **self.arguments)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: pending changes would change the original, and stay with it."""
+        """The state of a copy, without pending changes: they belong to the original."""
         return self.__dict__ | {"_pending": []}
 
-    def _raise_lacking(self, need: str) -> None:
+    def _raise_missing(self, need: str) -> None:
         raise ValueError(f"{need}: got none, expected {NEEDS[need]}; {self.name} needs it")
 
 

@@ -16,7 +16,7 @@ class NotSaved(OSError):
     """A file could not be written; an earlier version of it is unchanged."""
 
 
-def full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an error means that the disk is full, or that a quota or a limit on file size is reached."""
     messages = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
     codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -32,14 +32,14 @@ def check_output(
         argument: the name of the argument that gave the path, for the error.
         path: where a file is to be written.
         what: the kind of file in words, such as "vectors of `proxymetric embed`".
-        is_ours: whether the file that is there was written by the same verb.
-        overwrite: a flag that lets a user replace the file that is there, for the error; None if there is none.
+        is_ours: returns whether the same verb wrote an existing file.
+        overwrite: what the user can do other than choose a new file, for the error; None if there is nothing.
 
     Returns:
         The file to write: `path`, or the file that it links to.
 
     Raises:
-        ValueError: something is there that this package did not write, or no file can be written there.
+        ValueError: the path holds something that this package did not write, or it cannot be written.
 
     Example:
         >>> import tempfile
@@ -91,7 +91,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise NotSaved(f"could not save {path}: it is not a regular file; it is unchanged")
+        raise NotSaved(f"could not save {path}: it exists and is not a regular file; it is unchanged")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +103,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, mode)  # safetensors creates files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
-        reason = "the disk is full, or a limit on file size is reached" if full(error) else error.strerror or error
-        earlier = "the earlier file is unchanged" if path.is_file() else "there is no earlier file"
-        raise NotSaved(f"could not save {path}: {reason}; {earlier}") from error
+        reason = (
+            "the disk is full, or a limit on file size is reached" if is_disk_full(error) else error.strerror or error
+        )
+        consequence = "the earlier file is unchanged" if path.is_file() else "there is no earlier file"
+        raise NotSaved(f"could not save {path}: {reason}; {consequence}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ classes. They are higher than the scores that a user will get on new classes, an
 shown"""
 
 CHOSE_EPOCH = "not trained on, but they chose the epoch"
-"""what is said of held-out classes wherever their scores are shown"""
+"""label of held-out classes wherever their scores are shown"""
 
 CHOSEN_ON_TEST = "epoch chosen on the test half"
 """label of the scores of protocol `papers`"""

@@ -6,7 +6,7 @@ A recipe has five tables. The keys of each are the arguments of a class or funct
 table          what its keys are
 =============  =====================================================================
 `[data]`       fields of `DataOptions`: where the images are and how they are split
-`[view]`       arguments of `data.TrainView`: size, crop, flip; or `name`, a paper
+`[view]`       arguments of `data.TrainView`: size, crop, flip; or a paper's `name`
 `[encoder]`    arguments of `encoders.build`: backbone, dim, pooling, weights, ...
 `[loss]`       arguments of the method: scale, margin, per_class, ...
 `[train]`      fields of `TrainOptions`: epochs, learning rates, schedule, ...
@@ -77,8 +77,8 @@ class DataOptions:
         path: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
         layout: "auto", "folder", "nested", "csv", or a benchmark (`data.open_data` explains them).
         validation: fraction of the training classes that are held out to choose the epoch, or a fold such as "1/4".
-            Data that comes with validation images (a folder val/) uses them for every fraction above 0.
-        test: "auto" (the test classes of a benchmark, or the test images of data that comes divided; none for other
+            If the data has its own validation images (a folder val/), they are used for every fraction above 0.
+        test: "auto" (the test classes of a benchmark, or the test images of data that is already split; none for other
             data), "none", or a fraction of the classes.
         cache: "none" decodes images when they are needed, "memory" keeps them decoded, "device" keeps them on the
             accelerator and augments them there. "auto" means "device" for the embedded sets and "none" for files.
@@ -115,19 +115,19 @@ class TrainOptions:
         epochs: passes over the training images.
         batch: images in a forward pass.
         accumulate: forward passes in an optimiser step.
-        per_class: images of each class in a batch. None: what the method advises; 0: random batches.
+        per_class: images of each class in a batch. None: the number that the method recommends; 0: random batches.
         optimizer: "adamw", "adam" or "sgd".
         proxy_optimizer: "rowwise-adagrad" keeps one number of state per proxy. None: the same as `optimizer`.
         lr: learning rate of the encoder. None: 1e-4, or 1e-3 with `frozen`.
         proxy_lr: learning rate of the proxies. None: 100 times `lr`.
-        weight_decay: of all parameters.
-        momentum: of "sgd".
-        betas: of "adam" and "adamw".
+        weight_decay: weight decay of all parameters.
+        momentum: momentum of "sgd".
+        betas: betas of "adam" and "adamw".
         warmup: epochs in which only head and proxies are trained.
         decay: schedule of the learning rates: "none", "step" (times `decay_by` every `decay_every` epochs) or "cosine"
             (over `decay_every` epochs; None: over all).
-        decay_every: epochs.
-        decay_by: a factor.
+        decay_every: number of epochs, see `decay`.
+        decay_by: factor of the learning rates, see `decay`.
         clip_value: each entry of a gradient is clipped to this absolute value.
         clip_norm: the norm of all gradients together is clipped to this value.
         amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16" or "off".
@@ -184,14 +184,14 @@ class TrainOptions:
     track: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in MINIMA.items():
+        for name, minimum in MINIMA.items():
             value = getattr(self, name)
-            if value is not None and not least <= value < math.inf:
-                raise ValueError(f"train.{name}: got {value}, expected at least {least}")
-        for name, most in MAXIMA.items():
+            if value is not None and not minimum <= value < math.inf:
+                raise ValueError(f"train.{name}: got {value}, expected at least {minimum}")
+        for name, maximum in MAXIMA.items():
             value = getattr(self, name)
-            if value is not None and value > most:
-                raise ValueError(f"train.{name}: got {value:g}, expected at most {most:g}")
+            if value is not None and value > maximum:
+                raise ValueError(f"train.{name}: got {value:g}, expected at most {maximum:g}")
         for name in ("decay_by", "clip_value", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -215,7 +215,7 @@ class Recipe:
     Attributes:
         method: name of the method.
         protocol: which classes choose the epoch, see `proxymetric.protocol`.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         data: the table `[data]`.
         view: the table `[view]`.
         encoder: the table `[encoder]`.

@@ -24,10 +24,10 @@ class Damaged(ValueError):
 def checksum(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -> str:
     """The CRC-32 of a header and of names, types, shapes and bytes of tensors: it finds damage, not forgery.
 
-    It takes 0.6 s for each GiB.
+    The computation takes 0.6 s for each GiB.
 
     Args:
-        tensors: by name.
+        tensors: the tensors by name.
         header: text values by name; the checksum itself is left out.
 
     Returns:
@@ -46,8 +46,8 @@ def checksum(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -
             crc = zlib.crc32(json.dumps([key, text]).encode(), crc)
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
-        about = json.dumps([name, str(value.dtype), list(value.shape)])
-        crc = zlib.crc32(about.encode(), crc)
+        description = json.dumps([name, str(value.dtype), list(value.shape)])
+        crc = zlib.crc32(description.encode(), crc)
         crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
 
@@ -57,15 +57,15 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
 
     Args:
         path: the file.
-        tensors: by name.
+        tensors: the tensors by name.
         header: text values by name.
 
     Raises:
         OSError: the file could not be written; also for errors of the safetensors library.
     """
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    # The library writes to a file with a random name beside the target. In a folder of its own, what a killed process
-    # leaves behind can be told from files of others.
+    # safetensors first writes to a file with a random name next to its target. In a separate folder, the file that a
+    # killed process leaves behind can be recognised.
     target = Path(path)
     folder = target.with_name(f"{target.name}.tensors")
     try:
@@ -85,7 +85,7 @@ def read_header(path: str | Path) -> dict[str, str]:
         path: the file.
 
     Returns:
-        The header; empty if the file is no safetensors file or has none.
+        The header; empty if the file is not a safetensors file or has no header.
 
     Example:
         >>> import tempfile
@@ -128,13 +128,13 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         proxymetric.tensor_files.Damaged: its checksum does not match: the file was damaged after it was written
     """
     with open(path, "rb"):
-        pass  # an error of the file system with its own words; safetensors calls every error a missing file
+        pass  # raises the error of the file system; safetensors reports every error as a missing file
     try:
         with safe_open(str(path), "pt") as opened:
             header = dict(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
     except (SafetensorError, ValueError, OSError) as error:
-        raise Damaged(f"it is no safetensors file that can be read: {error}") from None
+        raise Damaged(f"it is not a readable safetensors file: {error}") from None
     if CHECKSUM in header and header[CHECKSUM] != checksum(tensors, header):
         raise Damaged("its checksum does not match: the file was damaged after it was written")
     return tensors, header

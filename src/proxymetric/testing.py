@@ -27,6 +27,7 @@ from proxymetric.ops import using
 Build = Callable[[int, int], Criterion]
 """a function (classes, dim) -> Criterion"""
 CLASSES, DIM, SIZE, PIXELS = 5, 6, 12, 3
+"""classes, dimensions of the embeddings, images in a batch, and pixels of an image"""
 MAX_MESSAGE_LENGTH = 300
 """characters of a failed check's own message that are shown"""
 
@@ -206,7 +207,7 @@ def optimizer_of(criterion: Criterion) -> torch.optim.Optimizer | None:
 
 
 def check_gradient(subject: Subject) -> None:
-    """The gradient in the embeddings and in every parameter is that of the value (float64, random state fixed).
+    """The gradients of the embeddings and of every parameter are those of the value (float64, fixed random state).
 
     The check runs in eval mode, where nothing is fitted to the batch. If training mode gives the same value, it must
     give the same gradient. For a declared surrogate gradient, the factors that `core.surrogate.held` marks are frozen
@@ -229,8 +230,10 @@ def check_gradient(subject: Subject) -> None:
 
     with factors.record():
         value(*inputs)
-    held, declared = len(factors.values), subject.surrogate_gradient
-    assert bool(held) == declared, f"surrogate_gradient: got {declared} with {held} held factors in the loss"
+    count, declared = len(factors.values), subject.surrogate_gradient
+    assert bool(count) == declared, (
+        f"surrogate_gradient: got {declared}, expected {bool(count)}: the loss has {count} held factors"
+    )
     try:
         gradcheck(surrogate, tuple(inputs), eps=1e-6, atol=1e-5, fast_mode=subject.fast)
     except GradcheckError as error:
@@ -338,9 +341,9 @@ def check_not_finite(subject: Subject) -> None:
 
 
 def check_empty_batch(subject: Subject) -> None:
-    """An empty batch has a finite loss: 0, or what the method adds to it. Its commit changes nothing that is learned.
+    """An empty batch has a finite loss: 0, plus terms that compare no samples. Its commit leaves no NaN in the state.
 
-    A memory may hold rows by then, so the check comes after a step.
+    The check is repeated after a training step, because a memory may hold rows by then.
     """
     criterion = make(subject)
     embeddings, labels = sample()
@@ -360,7 +363,7 @@ def check_empty_batch(subject: Subject) -> None:
 
 
 def check_copies(subject: Subject) -> None:
-    """A copy (deepcopy, pickle) has the state and no pending changes; neither of the two changes the other."""
+    """A copy (deepcopy, pickle) has the same state and no pending changes; neither changes the other afterwards."""
     for copied in (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))):
         criterion = make(subject)
         train_step(criterion, None, 0)
@@ -496,8 +499,8 @@ def _named(name: str, check: Callable[[Subject], None]) -> Callable[[Build], Non
             check(subject)
         except Exception as error:
             message = " ".join(str(error).split()) or type(error).__name__
-            shown = message[:MAX_MESSAGE_LENGTH] + ("..." if len(message) > MAX_MESSAGE_LENGTH else "")
-            raise AssertionError(f"{subject.name} fails the check {name!r}: {shown}") from error
+            excerpt = message[:MAX_MESSAGE_LENGTH] + ("..." if len(message) > MAX_MESSAGE_LENGTH else "")
+            raise AssertionError(f"{subject.name} fails the check {name!r}: {excerpt}") from error
 
     return named
 

@@ -1,4 +1,4 @@
-"""Wrong arguments to every method from Python: a ValueError or TypeError in a sentence, or a right value."""
+"""Wrong arguments to every method from Python give a ValueError or TypeError of one sentence, or a right value."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ CASES = [
 
 
 def answer_of(verb: str, run: Path, photos: Path, out: Path) -> object:
-    """What a verb ends with, so that two of them can be compared; a refusal is an `Answer` with code 1."""
+    """The outcome of a verb, for comparisons; a refusal is an `Answer` with code 1."""
     image = next(photos.rglob("*.png"))
     words: dict[str, tuple[object, ...]] = {
         "resume": ("train", "--out", run, "--resume"),
@@ -95,7 +95,7 @@ def answer_of(verb: str, run: Path, photos: Path, out: Path) -> object:
 
 @pytest.fixture(scope="module")
 def whole(photos, tmp_path_factory) -> tuple[Path, dict[str, object]]:
-    """A finished run of two epochs, and what every verb says of it."""
+    """A finished run of two epochs, and the outcome of every verb on it."""
     root = tmp_path_factory.mktemp("whole")
     assert train(photos, root / "run", "--epochs", 2, "--set", "train.lr=0.003").code == 0
     said = {}
@@ -133,7 +133,7 @@ def test_a_damaged_run_is_right_or_refused(whole, photos, part, damage, verb):
 
 
 def test_what_is_compared_can_differ(whole, photos):
-    """The comparison sees another model."""
+    """The comparison notices another model."""
     root, said = whole
     run = root / "other"
     shutil.copytree(root / "run", run)

@@ -104,7 +104,7 @@ def odd_images() -> list[tuple[str, bytes]]:
 
 
 def can_be_decoded(content: bytes) -> bool:
-    """By Pillow alone, with nothing but the formats that are allowed."""
+    """Whether Pillow alone can decode the file, with only the allowed formats."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -117,7 +117,7 @@ def can_be_decoded(content: bytes) -> bool:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """Twelve classes of eight good images with the odd ones among them, and odd things that are no files."""
+    """Twelve classes of eight good images with odd images among them, and odd things that are not files."""
     root = write_photos(tmp_path_factory.mktemp("campaign") / "photos", classes=12)
     images = dict(odd_images())
     folders = sorted(root.iterdir())

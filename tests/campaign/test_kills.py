@@ -1,4 +1,4 @@
-"""Kills at any moment: a run that is resumed ends bit for bit like one that was left alone."""
+"""Kills at any moment: a resumed run ends bit for bit like a run that was never interrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KILLS = 24 if SHARE == 1 else 2
 
 @pytest.fixture(scope="module", params=some(list(KINDS)))
 def straight(request, photos, tmp_path_factory):
-    """A run that was never interrupted, its kind, and how long it takes as a process."""
+    """A run that was never interrupted, its kind, and how long it takes in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
         folder = run(photos, tmp_path_factory.mktemp("straight") / "run", **KINDS[request.param]).folder

@@ -32,7 +32,7 @@ KINDS = ("photo", "own ending", "link", "dangling link", "pipe", "folder", FOREI
 
 
 def foreign(kind: str, place: Path, ending: str) -> Path:
-    """Something of the user's at a place that a verb is asked to write to."""
+    """Something of the user at a path that a verb is asked to write to."""
     place.mkdir()
     photo = place / "photo.jpg"
     photo.write_bytes(b"the only photo of grandmother")
@@ -84,7 +84,7 @@ def test_what_is_there_stays(run, photos, tmp_path, verb, kind):
 
 
 def test_overwrite_removes_what_the_run_wrote_and_nothing_else(run, photos, tmp_path):
-    """Also symlinks inside a run of ours are not followed."""
+    """Symlinks inside a run are not followed either."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     shutil.copytree(run, folder)
     elsewhere.mkdir()

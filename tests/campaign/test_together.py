@@ -1,4 +1,4 @@
-"""Two processes on one folder, kills and a full disk at once: what ends is right, or refused in a sentence."""
+"""Two processes in one folder, kills and a full disk at once: each result is right, or refused with one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_two_processes_kills_and_a_full_disk(photos, tmp_path, no_page):
     def judge(process: Process) -> None:
         code, text = process.finish(), process.text()
         if process in disturbed and not text:
-            kind = "before its first word"  # signalled that early, or it could not even write that
+            kind = "before its first word"  # the signal came too early, or the disk was too full, for any output
         elif code == 1:
             check_sentence(text)
             kind = "in use" if "in use" in text else "not saved" if "could not" in text else "refused"

@@ -1,4 +1,4 @@
-"""People's mistakes and bad luck: each ends in one sentence, and nothing is lost."""
+"""Mistakes of users and damaged files: each gives one sentence, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_held_out_images_of_which_none_can_be_read(data, tmp_path, more):
     for name in split(pm.open_data(data)).validation.classes:
         for file in (data / name).iterdir():
             unreadable(file, "text")
-    refused(train(data, tmp_path / "run", *more), "not one of the 8 images", "can be read")
+    refused(train(data, tmp_path / "run", *more), "data: got 8 images", "none of which can be read")
     assert not (tmp_path / "run").exists()
 
 
@@ -153,7 +153,7 @@ def test_training_images_of_which_none_can_be_read(data, tmp_path, more):
     for name in split(pm.open_data(data)).train.classes:
         for file in (data / name).iterdir():
             unreadable(file, "text")
-    refused(train(data, tmp_path / "run", *more), "not one of the 16 training images can be read")
+    refused(train(data, tmp_path / "run", *more), "data: got 16 training images, none of which can be read")
     last = tmp_path / "run" / "last.safetensors"
     assert not last.exists() or Checkpoint.read(last).state["step"] == 0, "no step was made"
 
@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_cannot_be_gone_on_from_but_the_best_still_loads(ph
 
 def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
     shutil.copy(run / "best.safetensors", run / "last.safetensors")
-    refused(train(photos, run, "--resume", "--epochs", 2), "holds a model, but not the state of a training")
+    refused(train(photos, run, "--resume", "--epochs", 2), "which holds a model, but not the state of a training")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
 )
 def test_resume_with_a_changed_recipe_names_the_key(photos, run, words, key):
     before = bytes_of(run)
-    refused(train(photos, run, "--resume", *words), f"as {run} began with", key, "or a new run with --out")
+    refused(train(photos, run, "--resume", *words), f"the value that {run} began with", key, "or a new run with --out")
     assert bytes_of(run) == before
 
 
@@ -332,12 +332,14 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     assert proxymetric(*words).code == 0
 
 
-# Where the run goes
+# The folder of the run
 
 
 def test_out_that_holds_a_run(photos, run):
     before = bytes_of(run)
-    refused(train(photos, run), f"out: {run} already holds a run", "--resume", "--overwrite", "another folder")
+    refused(
+        train(photos, run), f"out: got {run}, which already holds a run", "--resume", "--overwrite", "another folder"
+    )
     assert bytes_of(run) == before
 
 
@@ -372,6 +374,6 @@ def test_out_where_nothing_can_be_written(photos, tmp_path):
     locked.mkdir(mode=0o555)
     if not os.access(locked, os.W_OK):
         refused(train(photos, locked / "run"), f"out: got {locked}, which cannot be written")
-    elif Path("/proc/self").exists():  # the administrator may write anywhere but where the system itself refuses
-        refused(train(photos, "/proc/proxymetric/run"), "out: got /proc/proxymetric/run, which cannot be made")
+    elif Path("/proc/self").exists():  # root may write everywhere, except where the system itself refuses
+        refused(train(photos, "/proc/proxymetric/run"), "out: got /proc/proxymetric/run, which cannot be created")
     assert not list(locked.iterdir())

@@ -42,7 +42,7 @@ def told() -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def run(photos: Path, told: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of two epochs at 32 pixels, report and all. Only read it."""
+    """A run of two epochs at 32 pixels, with its report. Only read it."""
     folder = tmp_path_factory.mktemp("runs") / "photos"
     told.append(train(photos, folder, "--size", 32, "--set", "view.resize=32", "--epochs", 2))
     assert told[0].code == 0, told[0]
@@ -146,7 +146,7 @@ def test_what_is_no_terminal_gets_no_control_characters(run, told, photos):
 
 
 def scores(answer: Answer) -> dict[str, float]:
-    """The trained encoder in the table that `evaluate --no-untrained` prints."""
+    """The scores of the trained encoder in the table that `evaluate --no-untrained` prints."""
     rows = re.findall(r"^(\w+@\w+) +(\d+\.\d)", answer.out, re.MULTILINE)
     return {name: float(value) for name, value in rows}
 
@@ -218,7 +218,7 @@ def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch
 
 
 def hits(answer: Answer) -> list[list[tuple[float, str]]]:
-    """What `query` lists for each image: similarity and file."""
+    """The results that `query` prints for each image: similarity and file."""
     queries: dict[str, list[tuple[float, str]]] = {}
     for line in answer.out.splitlines():
         query, _, similarity, _, file = line.split("\t")
@@ -260,14 +260,14 @@ def test_query_with_more_results_than_images(run, photos, monkeypatch):
 def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     image = next(photos.rglob("*.png"))
     refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
-    refused(proxymetric("query", run, tmp_path / "gone", image), "there is no such folder", "gone")
+    refused(proxymetric("query", run, tmp_path / "gone", image), "which is not a folder", "gone")
     refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
     refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "the image format is not recognised")
     out = tmp_path / "x.safetensors"
-    refused(proxymetric("embed", run, tmp_path, "--out", out), "not one of the 1 images can be read")
-    refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "there is no such folder")
+    refused(proxymetric("embed", run, tmp_path, "--out", out), "images: got 1 images, none of which can be read")
+    refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "which is not a folder")
     assert not out.exists()
 
 
@@ -281,7 +281,7 @@ def test_query_refuses_vectors_of_another_model(run, photos, embedded, tmp_path)
     other = tmp_path / "other.safetensors"
     Index(index.vectors, index.names, model.fingerprint()).save(other)
     answer = proxymetric("query", run, other, next(photos.rglob("*.png")))
-    refused(answer, str(other), "which another model than", str(run), "wrote with this model")
+    refused(answer, str(other), "which holds vectors of a model other than", str(run), "wrote with this model")
 
 
 def test_embed_names_what_it_leaves_out(run, photos, tmp_path):
@@ -394,7 +394,7 @@ def test_times_as_people_say_them():
 
 
 def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_path, monkeypatch):
-    """With a small recipe in the place of the demo's."""
+    """A small recipe replaces that of the demo."""
     assert training.DEMO_RECIPE in recipe.names()
     file = tmp_path / "tiny.toml"
     file.write_text(

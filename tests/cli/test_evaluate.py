@@ -1,4 +1,4 @@
-"""`evaluate`: the trained encoder beside the untrained one, in words, and as a page."""
+"""`evaluate` compares the trained encoder with the untrained one: as a table, in words, and on a page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frozen(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def columns(out: str) -> dict[str, list[float]]:
-    """Each metric's numbers of the untrained and the trained encoder and their difference, without intervals."""
+    """The scores of both encoders and their difference, for each metric, without intervals."""
     rows = re.findall(r"^(\w+@\w+) +(.*)$", out, re.MULTILINE)
     return {
         name: [float(value) for value in re.findall(r"(?<![\d(.])[-+]?\d+\.\d(?! to)(?!\))", line)]

@@ -47,7 +47,7 @@ def test_a_killed_worker(photos, tmp_path):
         lambda: process.poll() is None,
         "workers",
     )
-    while process.poll() is None:  # a pass may end between two looks: kill again
+    while process.poll() is None:  # a worker may end before it is killed: kill those that follow
         for child in children(process.pid) if process.poll() is None else []:
             try:
                 os.kill(child, signal.SIGKILL)

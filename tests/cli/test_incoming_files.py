@@ -1,4 +1,4 @@
-"""Files that come in, from the command line: odd names, splits, missing files, folders that may not be read."""
+"""Input files on the command line: odd names, splits, missing files, folders without read permission."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_identity_of_ordinary_names_is_that_of_earlier_versions(tmp_path):
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that any user may reach and write."""
+    """A folder that any user may enter and write to."""
     folder = Path(tempfile.mkdtemp(prefix="proxymetric-shared-"))
     folder.chmod(0o777)
     yield folder
@@ -99,7 +99,7 @@ def shared() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def nobody() -> Iterator[None]:
-    """Be a user without rights: root may read every folder."""
+    """Run as a user without rights, because root may read every folder."""
     if os.geteuid():
         yield
         return
@@ -112,7 +112,7 @@ def nobody() -> Iterator[None]:
 
 def test_folders_and_files_that_may_not_be_read_are_named_and_counted(shared):
     data = write_photos(shared / "data", classes=8, images=4)
-    assert train(data, shared / "first").code == 0  # imports what another user may not read
+    assert train(data, shared / "first").code == 0  # imports modules that another user may not read
     for words in (("evaluate", shared / "first"), ("embed", shared / "first", data, "--out", shared / "y.safetensors")):
         assert proxymetric(*words).code == 0
     hidden, inner = data / "class3", data / "class4" / "inner"
@@ -200,7 +200,7 @@ def test_settings_that_nest_too_deeply(tmp_path, photos):
 
 
 def divided(root: Path, *, shared: bool) -> Path:
-    """A split of twelve classes, or of six classes whose images are divided."""
+    """Data that is already split: twelve classes, or the images of six classes."""
     photos = write_photos(root / "photos", classes=12, images=4)
     for k in range(12):
         source = photos / f"class{k}"

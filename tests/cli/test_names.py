@@ -1,4 +1,4 @@
-"""File, class and folder names with markup, control characters or bytes that are no text are shown as they are."""
+"""Names with markup, control characters or bytes that are not text are shown literally."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("cat[final].png", "[red]x.png", "a[/b].png", ":cat:.png", "a[")
 
 @pytest.fixture(scope="module")
 def data(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photos with nasty names."""
+    """Photos with markup and control characters in their names."""
     root = tmp_path_factory.mktemp("nasty") / "data[bold]"
     for number, folder in enumerate(sorted(photos.iterdir())):
         copy = root / ("a[" if number == 0 else "[red]b" if number == 1 else f"c{number}\x1b[31m")

@@ -1,4 +1,4 @@
-"""Files that verbs write: a file of somebody else is never replaced, and the refusal comes before the work."""
+"""Files that verbs write: they never replace a file that they did not write, and refuse before the work begins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def few(tmp_path: Path) -> Path:
 
 
 def foreign(kind: str, folder: Path, name: str) -> Path:
-    """Something at `folder/name` that nobody may replace."""
+    """Create something at `folder/name` that no verb may replace."""
     path = folder / name
     if kind == "file":
         path.write_bytes(b"somebody's file")
@@ -58,7 +58,7 @@ KINDS = ("file", "folder", "device", "link", "dangling link")
 
 
 def same(path: Path, kind: str) -> None:
-    """What `foreign` made is there."""
+    """Whether the thing that `foreign` created is unchanged."""
     if kind in ("file", "link"):
         assert path.read_bytes() == b"somebody's file"
     assert path.is_symlink() == ("link" in kind)
@@ -101,7 +101,7 @@ def test_vectors_of_another_model_are_kept_unless_asked(finished, photos, few, t
     assert proxymetric("embed", finished, few, "--out", file).code == 0, "the same model may write again"
     assert train(photos, other, "--seed", 1).code == 0
     before = file.read_bytes()
-    refused(proxymetric("embed", other, few, "--out", file), f"--out: got {file}", "another model", "--overwrite")
+    refused(proxymetric("embed", other, few, "--out", file), f"--out: got {file}", "a model other than", "--overwrite")
     assert file.read_bytes() == before
     assert proxymetric("embed", other, few, "--out", file, "--overwrite").code == 0
     assert file.read_bytes() != before

@@ -1,4 +1,4 @@
-"""`proxymetric plan` as people meet it: what they type and what they see."""
+"""`proxymetric plan` from the command line: what users type and what they see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIVE_MILLION = ("plan", "--classes", "5_000_000", "--dim", "512", "--batch", "40
 
 
 def asked(*words: object) -> dict[str, Any]:
-    """What `proxymetric plan WORDS --json` says."""
+    """The output of `proxymetric plan WORDS --json`."""
     answer = proxymetric("plan", *words, "--json")
     assert answer.code == 0, answer
     return json.loads(answer.out)
@@ -99,7 +99,7 @@ def test_the_plan_as_people_read_it():
     assert "it fits: 5.78 of 80.00 GB; 74.22 GB are left for the encoder" in answer.out
     assert "triton, of 4,096 x 16,384 at a time" in answer.out
     took = RECORD["proxy-anchor"]["batch 4096"]
-    # A device has 625,000 of the proxies: more than of the slower measurement, fewer than of the faster.
+    # A device has 625,000 of the proxies: between the numbers of the slower and of the faster measurement.
     best, least = took["1000000 classes"]["triton"]["tflops"], took["131072 classes"]["chunked"]["tflops"]
     products = 6 * 4096 * 625_000 * 512 / 1e12
     assert f"{1e3 * products / best:.1f} ms to {1e3 * products / least:.0f} ms" in answer.out

@@ -124,9 +124,13 @@ def test_a_failure_names_the_method_and_the_check_and_is_short(monkeypatch) -> N
 def test_a_surrogate_gradient_must_be_declared_and_true() -> None:
     build = against_proxies(marked)
     check_method(build, surrogate_gradient=True)
-    with pytest.raises(AssertionError, match="'gradient': surrogate_gradient: got False with 1 held factors"):
+    with pytest.raises(
+        AssertionError, match="'gradient': surrogate_gradient: got False, expected True: the loss has 1 held factors"
+    ):
         check_method(build)
-    with pytest.raises(AssertionError, match="'gradient': surrogate_gradient: got True with 0 held factors"):
+    with pytest.raises(
+        AssertionError, match="'gradient': surrogate_gradient: got True, expected False: the loss has 0 held factors"
+    ):
         check_method(against_proxies(pm.losses.ProxyAnchor()), surrogate_gradient=True)
     with pytest.raises(ValueError, match="surrogate_gradient: got True for 'circle', expected it in the catalogue"):
         check_method("circle", surrogate_gradient=True)

@@ -1,4 +1,4 @@
-"""A run's model as one file: programs give the run's vectors, slim files make its model again bit for bit."""
+"""The model of a run as one file: programs give its vectors, slim files restore it bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_weights(file: Path, seed: int, backbone: str = "test_vit", size: int 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the runs' backbones start from. Only read it."""
+    """The weights from which the backbones of the runs start. Only read the file."""
     return random_weights(tmp_path_factory.mktemp("weights") / "vit.safetensors", 1)
 
 
@@ -86,7 +86,7 @@ def test_prompts_are_baked_in_and_proxies_are_not(run):
 
 
 def test_a_program_takes_one_kind_of_images(run, tmp_path):
-    """Floats in [0, 1] taken for bytes would give wrong vectors in silence."""
+    """Floats in [0, 1] that are taken for bytes would give wrong vectors without an error."""
     export(run, {"torch": tmp_path / "float.pt2"}, takes="float")
     program = torch.export.load(tmp_path / "float.pt2").module()
     pixels = images() / 255
@@ -108,7 +108,7 @@ def test_every_kind_of_encoder_can_be_traced(backbone, normalise, settings):
     encoder = build(backbone, dim=8, size=32, pretrained=False, **settings)
     for parameter in encoder.parameters():
         if parameter.ndim:
-            torch.nn.init.normal_(parameter, std=0.2)  # LoRA and adapters start as if they were not there
+            torch.nn.init.normal_(parameter, std=0.2)  # LoRA and adapters have no effect before training
     model = Model(encoder, normalise=normalise, classes=["a"], view={"size": 32, "resize": 32})
     pixels = images()
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_a_slim_file_refuses_another_backbone(run, weights, tmp_path):
         ValueError, match=r"are not the weights of 'test_vit' from which .* started \(vit.safetensors\)"
     ):
         pm.load(file, weights=random_weights(tmp_path / "drawn.safetensors", 2))
-    # One bit of a frozen tensor is enough; a trained one may differ, since it comes from the slim file.
+    # One changed bit of a frozen tensor is refused; a trained tensor may differ, because the slim file replaces it.
     tensors = load_file(weights)
     tensors["norm.bias"] += 1
     save_file(tensors, tmp_path / "biased.safetensors")

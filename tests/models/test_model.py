@@ -1,4 +1,4 @@
-"""A run as a model: what `pm.load(...).embed` takes, gives and refuses."""
+"""The model of a run: what `pm.load(...).embed` accepts, returns and refuses."""
 
 from __future__ import annotations
 

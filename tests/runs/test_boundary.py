@@ -1,4 +1,4 @@
-"""Evaluations in the middle of epochs, and what a method gets and gives there: a pool of embeddings, figures."""
+"""Evaluations in the middle of epochs: the pool of embeddings that a method gets, and the figures that it returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STILL = {"train__lr": 0.0, "encoder__freeze_bn": True}
 
 
 class Tasting(Compare):
-    """Proxy-Anchor that remembers of each evaluation what came of its pool, or moves the encoder, or is poisoned."""
+    """Proxy-Anchor that records the pool of each evaluation, moves the encoder, or gives an infinite gradient."""
 
     taste: Tensor
 
@@ -49,7 +49,7 @@ class Tasting(Compare):
         terms, commit = super().forward(ctx)
         self.passes += 1
         if self.poisoned and self.passes == 5:
-            terms["poison"] = (0 * ctx.embeddings.sum()).square().sqrt()  # a fine loss with an infinite gradient
+            terms["poison"] = (0 * ctx.embeddings.sum()).square().sqrt()  # a finite loss with an infinite gradient
         return Outcome(terms, commit)
 
     @torch.no_grad()
@@ -68,7 +68,7 @@ class Tasting(Compare):
 
 @pytest.fixture
 def tasting(monkeypatch: pytest.MonkeyPatch) -> list[Tasting]:
-    """The methods `tasting`, `moving` and `plain` for a test, and the objectives they made."""
+    """The methods `tasting`, `moving` and `plain` for a test, and the objectives that they built."""
     made: list[Tasting] = []
 
     def offer(name: str, needs: tuple[str, ...], **options: bool) -> None:
@@ -118,7 +118,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_looking_changes_nothing(mode: str, photos: Path, tmp_path: Path, tasting: list) -> None:
-    """Not a bit of weights, statistics, optimiser or random numbers, the step that is skipped included."""
+    """An evaluation changes no bit of weights, statistics, optimiser or random numbers, also around a skipped step."""
     settings = {"method": "plain", "train__epochs": 2, **MODES[mode]}
     looked = run(photos, tmp_path / "looked", train__evaluate_steps=1, **settings)
     blind = run(photos, tmp_path / "blind", train__evaluate_every=2, **settings)
@@ -132,7 +132,7 @@ def test_looking_changes_nothing(mode: str, photos: Path, tmp_path: Path, tastin
 
 @pytest.mark.parametrize("method", ["plain", "moving"])
 def test_the_best_step_is_kept_as_it_was_measured(method: str, photos: Path, tmp_path: Path, tasting: list) -> None:
-    """Also where the method moves the encoder once it has heard the score."""
+    """Also if the method moves the encoder after it receives the score."""
     settings = {"train__epochs": 2, "train__lr": 3e-3, "data__validation": 0.4, "train__evaluate_steps": 4}
     done = run(photos, tmp_path / "run", method=method, **settings)
     best = max(done.result.curve[1:], key=lambda record: record["MAP@R"])
@@ -165,7 +165,7 @@ def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path
 
     class Ends(Silent):
         def tick(self, tick: Tick) -> None:
-            if tick.steps != 16 and tick.step == 3:  # the refit's: no evaluation is after 1.6 epochs
+            if tick.steps != 16 and tick.step == 3:  # of the refit: there is no evaluation after 1.6 epochs
                 raise Stop
 
     with pytest.raises(Stop):
@@ -185,7 +185,7 @@ def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path
     written = (done.folder / "refit" / "last.safetensors").stat().st_mtime_ns
     run(photos, tmp_path / "run", resume=True, **settings)
     assert (done.folder / "refit" / "last.safetensors").stat().st_mtime_ns == written, "done is done"
-    # Fewer steps are chosen now, as if the held-out classes had changed their mind.
+    # Fewer steps are chosen now, as if the scores of the held-out classes had been different.
     chosen = Checkpoint.read(done.folder / "last.safetensors")
     chosen.state["curve"][1] |= {"epoch": 0.25, "step": 2}
     chosen.state["best"] = [1.0, 0.25]
@@ -195,7 +195,7 @@ def test_a_refit_trains_for_the_same_fraction_of_an_epoch(photos: Path, tmp_path
 
 
 class Copies(Silent):
-    """Copies the folder of a run as a kill would leave it: at every step, and in the midst of every evaluation."""
+    """Copies the folder of a run as a kill would leave it: at every step, and in the middle of every evaluation."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self.folder, self.copies, self.step = folder, copies, 0
@@ -212,7 +212,7 @@ class Copies(Silent):
 
 
 def test_killed_anywhere_it_goes_on_and_evaluates_once(photos: Path, tmp_path: Path, tasting: list) -> None:
-    """The pool is a part of the state here: another one after a kill would show in the method's tensors."""
+    """The pool is part of the state here: a different pool after a kill would change the tensors of the method."""
     settings = {"method": "tasting", "train__epochs": 2, "train__evaluate_steps": 3, "train__save_every": 5}
     straight = tmp_path / "straight"
     run(photos, straight, watcher=Copies(straight, tmp_path / "copies"), **settings)
@@ -245,7 +245,7 @@ def test_asked_to_stop_where_an_evaluation_is_due(photos: Path, tmp_path: Path) 
 def test_a_pool_is_given_to_those_who_need_it(photos: Path, tmp_path: Path, tasting: list[Tasting]) -> None:
     run(photos, tmp_path / "tasting", method="tasting", train__epochs=1, train__evaluate_steps=5)
     run(photos, tmp_path / "plain", method="plain", train__epochs=1)
-    asked, plain = tasting[1::2]  # each is made once before, to see whether it can be
+    asked, plain = tasting[1::2]  # each method is built once before, to check that it can be built
     assert [len(objective.told) for objective in (asked, plain)] == [3, 2], "at the start and after each evaluation"
     assert all(told.pool is None for told in plain.told)
     assert all(told.score is not None for told in asked.told)

@@ -1,4 +1,4 @@
-"""The epoch that held-out classes choose is the one that is kept, loaded, reported and refitted."""
+"""The epoch that the held-out classes choose is saved, loaded, reported and used for the refit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_vectors_do_not_depend_on_how_images_are_given(chosen: Run, photos: Path
 
 
 def test_the_untrained_encoder_is_chosen_where_training_does_not_help(photos: Path, tmp_path: Path) -> None:
-    # A rate of nothing leaves every score as it was: no epoch is better than the first evaluation.
+    # A learning rate of 0 leaves every score unchanged: no epoch is better than the first evaluation.
     still = run(photos, tmp_path / "run", train__lr=0.0, encoder__freeze_bn=True, train__epochs=2)
     assert len({record["MAP@R"] for record in still.result.curve}) == 1
     assert still.result.chosen_epoch == 0
@@ -73,7 +73,7 @@ def test_patience_ends_training(photos: Path, tmp_path: Path) -> None:
     assert done.result.epochs == 2
     assert [record["epoch"] for record in done.result.curve] == [0, 1, 2]
     assert state(done.folder)["done"]
-    # Stopped is stopped, unless there is to be more patience.
+    # A run that stopped early does not continue, unless its patience is increased.
     assert run(photos, tmp_path / "run", resume=True, **still).result.epochs == 2
     assert run(photos, tmp_path / "run", resume=True, **still | {"train__patience": 3}).result.epochs == 3
 
@@ -83,7 +83,7 @@ def test_evaluation_every_second_epoch(photos: Path, tmp_path: Path) -> None:
     assert [record["epoch"] for record in done.result.curve] == [0, 2, 3], "and after the last"
     straight = run(photos, tmp_path / "straight", train__epochs=3)
     same_tensors(done.folder / "last.safetensors", straight.folder / "last.safetensors")
-    # The loss of an evaluation is the mean over all steps since the one before.
+    # The loss of an evaluation is the mean over all steps since the previous evaluation.
     one, two = (record["loss"] for record in straight.result.curve[1:3])
     assert done.result.curve[1]["loss"] == pytest.approx((one + two) / 2)
 
@@ -113,9 +113,9 @@ def test_refit_trains_on_all_classes_for_the_chosen_epochs(chosen: Run, photos: 
     assert torch.equal(first, chosen.load().embed(images))
     assert not torch.equal(first, both.load().embed(images))
     assert torch.equal(both.load().embed(images), both.load(which="last").embed(images))
-    # The refitted model has seen every class: its row is what the choice was made by.
+    # The refitted model has seen every class: its row holds the scores that chose the epoch.
     assert both.scores == {name: both.result.validation[name] for name in ("R@1", "MAP@R")}
-    # It is the run that sees all classes from the start.
+    # The refit equals a run that trains on all classes from the start.
     alone = run(photos, tmp_path / "alone", **LONGER | {"data__validation": 0.0, "train__epochs": epochs})
     same_tensors(both.folder / "refit" / "last.safetensors", alone.folder / "last.safetensors")
 
@@ -138,7 +138,7 @@ def test_killed_while_refitting_it_goes_on(photos: Path, tmp_path: Path) -> None
 
 
 def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -> None:
-    """The same folder refitted again after another choice: never the weights of more epochs than were chosen."""
+    """A refit after another choice in the same folder never has the weights of more epochs than were chosen."""
     first = run(photos, tmp_path / "run", train__refit=True, train__epochs=1)
     assert first.result.refit["epochs"] == 1
     longer = {"train__refit": True, "train__epochs": 2}
@@ -149,7 +149,7 @@ def test_a_refit_of_too_many_epochs_is_done_anew(photos: Path, tmp_path: Path) -
     ]
     assert timeless[0] == timeless[1]
     same_tensors(second.folder / "refit" / "last.safetensors", straight.folder / "refit" / "last.safetensors")
-    # An earlier epoch is chosen now: as if the held-out classes had changed their mind.
+    # An earlier epoch is chosen now, as if the scores of the held-out classes had been different.
     best = Checkpoint.read(second.folder / "last.safetensors")
     best.state["best"] = [1.0, 1]
     best.write(second.folder / "last.safetensors")

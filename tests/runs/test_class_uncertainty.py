@@ -1,4 +1,4 @@
-"""How sure a method is of its classes: in the result, of the model that is reported, and on the page."""
+"""The uncertainty of the classes, computed with the reported model: in the result and on the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay", 
 
 
 class Doubting(LearnedProxies):
-    """Proxies with a doubt for each class that grows with every commit, otherwise for each class."""
+    """Proxies with an uncertainty that differs between classes and grows with every commit."""
 
     doubt: Tensor
 
@@ -87,7 +87,7 @@ def test_both_ends_from_the_end_inwards() -> None:
 def test_the_correlation_is_with_the_median_similarity_to_the_mean_proxy() -> None:
     made = criterion(4, per_class=2)
     source = made.objective.source
-    # Two proxies a class, 40 degrees apart and of any length: their mean direction lies in between.
+    # Each class has two proxies of any length, 40 degrees apart: their mean direction lies in between.
     source.reseed(torch.cat([at([c - 20.0, c + 20.0]) * torch.tensor([[3.0], [0.5]]) for c in (0, 90, 180, 270)]))
     source.doubt.copy_(torch.tensor([1.0, 3.0, 2.0, 50.0]))
     away = {0: [10.0, -20.0, 80.0], 1: [60.0, -60.0], 2: [30.0]}  # degrees from the class's mean; class 3 has no image
@@ -157,7 +157,7 @@ def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, 
     assert json.loads((done.folder / "result.json").read_text())["uncertainty"] == found
     again = run(photos, shutil.copytree(done.folder, tmp_path / "again"), resume=True, **STILL)
     same_run(again.folder, done.folder)
-    # Of a refitted run it is the refitted model's, on all classes.
+    # The uncertainty of a refitted run is that of the refitted model, on all classes.
     both = run(photos, tmp_path / "both", train__refit=True, **STILL)
     everything = seen_set(both.folder)
     assert len(everything.classes) == 10

@@ -1,4 +1,4 @@
-"""What is said of a result beside the untrained encoder: differences, intervals, epoch 0, and what to try."""
+"""Remarks on the trained and the untrained encoder: differences, intervals, epoch 0, and what to try."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_gain_and_a_loss_are_said(after, before, words):
 
 
 def test_the_interval_of_a_difference_is_paired():
-    """Nearly equal encoders: the difference is known better than either score."""
+    """For nearly equal encoders, the interval of the difference is narrower than that of either score."""
     near = embedded(1.0)
     shaken = near._replace(
         vectors=near.vectors + 0.01 * torch.randn(len(near.vectors), 8, generator=torch.Generator().manual_seed(5))
@@ -80,7 +80,7 @@ def test_a_result_that_is_worse_says_so_and_what_to_try():
     better = Result(rows=rows({"MAP@R": 0.2, "R@1": 0.5}, {"MAP@R": 0.3, "R@1": 0.6}), recipe=RECIPE, chosen_epoch=2)
     assert remarks(better) == []
     mixed = Result(rows=rows({"MAP@R": 0.2, "R@1": 0.5}, {"MAP@R": 0.3, "R@1": 0.4}), recipe=RECIPE, chosen_epoch=2)
-    assert remarks(mixed) == ["training raised MAP@R, but these fell: R@1 50.0 to 40.0"]
+    assert remarks(mixed) == ["training raised MAP@R, but these metrics fell: R@1 50.0 to 40.0"]
 
 
 @pytest.mark.usefixtures("no_page")

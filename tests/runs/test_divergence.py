@@ -1,4 +1,4 @@
-"""Numbers that cannot be: refused by name before the work, and a training without a finite step is no result."""
+"""Impossible numbers are refused by name before the work, and a training without a finite step has no result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Galleries, the papers' views by name, TensorBoard and remade reports in training."""
+"""Galleries, views of the papers by name, TensorBoard, and reports that are drawn again."""
 
 import json
 
@@ -22,7 +22,7 @@ from training_runs import TINY
 
 @pytest.fixture(scope="module")
 def in_shop(tmp_path_factory):
-    """The official shape of In-Shop: a list that says train, query or gallery."""
+    """Files in the official layout of In-Shop: a list assigns each image to train, query or gallery."""
     root = tmp_path_factory.mktemp("in_shop")
     random = np.random.default_rng(0)
     rows = []
@@ -89,7 +89,7 @@ def test_a_gallery_is_searched_and_never_asked():
 
 @pytest.mark.parametrize(("gallery", "test"), [(None, ()), ([False, True, False, True, False, True], (1, 2))])
 def test_other_sets_are_scored_each_image_against_all_others(gallery, test):
-    """Also a set that still holds training classes, which have no gallery."""
+    """Also a set that holds training classes, which have no gallery."""
     embedded = toy(gallery, test)
     assert embedded.gallery is None
     assert rank_set(embedded, 1).neighbours.flatten().tolist() == [1, 0, 4, 1]
@@ -191,5 +191,5 @@ def test_a_report_is_made_again_and_an_unfinished_run_is_refused(photos, tmp_pat
     assert remake_report(tmp_path / "run") == page
     assert page.read_text().count("<img") == first.count("<img")
     (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(ValueError, match="is not finished"):
+    with pytest.raises(ValueError, match="which is not finished"):
         remake_report(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""--frozen: head and proxies learn on features that the backbone computes once."""
+"""--frozen trains head and proxies on features that the backbone computes once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FROZEN = {"train__frozen": True, "train__lr": 1e-2, "train__epochs": 2}
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """How many images went through a backbone; the features start uncached."""
+    """Counts the images that go through a backbone; no features are cached at the start."""
     seen: list[int] = []
     features = Encoder.features
 
@@ -57,7 +57,7 @@ def test_only_head_and_proxies_are_trained(photos: Path, tmp_path: Path) -> None
 
 
 def test_it_equals_training_the_head_behind_a_backbone_that_stands_still(photos: Path, tmp_path: Path) -> None:
-    """The same images, uncached, with the backbone kept from moving by an endless warm-up and frozen BatchNorm."""
+    """The reference trains on uncached images; an endless warm-up and frozen BatchNorm keep its backbone unchanged."""
     plain = {"view__crop": "none", "view__flip": False, "encoder__freeze_bn": True, "view__resize": 16}
     frozen = run(photos, tmp_path / "frozen", **FROZEN | plain)
     slow = run(photos, tmp_path / "slow", **FROZEN | plain | {"train__frozen": False, "train__warmup": 99})

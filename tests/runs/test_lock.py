@@ -1,4 +1,4 @@
-"""One process writes to a run: a second one is told who does, and a killed one holds nothing."""
+"""Only one process writes to a run: the error of a second one names the first, and a killed one holds no lock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_second_process_is_told_who_trains_there(photos, tmp_path, words):
         return answer
 
     during = During(second)
-    if "--resume" in words:  # it has the recipe of the run itself
+    if "--resume" in words:  # --resume takes the recipe of the run
         during = During(lambda: proxymetric("train", "--out", out, "--resume"))
     tiny_run(photos, out, watcher=during, train__epochs=1)
     (answer,) = during.answers
@@ -60,7 +60,7 @@ def workers_of(process: int) -> list[int]:
 
 
 def has_lock(process: int) -> bool:
-    """Whether a process has the file of a lock open; a process that is gone has not."""
+    """Whether a process has the lock file open; False for a process that has ended."""
     try:
         return any(os.readlink(file).endswith("/.lock") for file in Path(f"/proc/{process}/fd").iterdir())
     except OSError:
@@ -79,11 +79,11 @@ def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(ph
         )
     until(lambda: len(workers_of(started.pid)) == 2, lambda: started.poll() is None, "workers")
     refused(proxymetric("train", "--out", out, "--resume"), f"in use by process {started.pid}")
-    os.kill(started.pid, signal.SIGSTOP)  # it forks no more
+    os.kill(started.pid, signal.SIGSTOP)  # the run starts no more processes
     workers = workers_of(started.pid)
     until(lambda: not any(has_lock(worker) for worker in workers), lambda: True, "workers without the lock")
     for worker in workers:
-        os.kill(worker, signal.SIGSTOP)  # so that they outlive it
+        os.kill(worker, signal.SIGSTOP)  # so that the workers outlive the run
     started.kill()
     started.wait(30)
     try:
@@ -110,7 +110,7 @@ def test_a_lock_that_was_left_behind_is_no_content(photos, tmp_path):
 
 
 def test_many_take_turns(tmp_path):
-    """Threads and processes that lock and remove the same file: never two at a time, also while it is removed."""
+    """Of threads and processes that lock and remove the same file, never two hold the lock at the same time."""
     inside, worst, turns = [0], [0], [0]
 
     def turn():

@@ -90,7 +90,7 @@ def test_the_protocols_own_settings_are_refused(tmp_path):
 
 
 def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
-    """The flag that the sentence names exists, and helps."""
+    """The flag that the error names exists, and helps."""
     words = ("mlrc", "--data", photos, "--out", tmp_path / "x", "--backbone", "small", "--epochs", 1, "--size", 16,
              "--dim", 8, "--device", "cpu", "--set", "view.resize=16", "--set", "data.workers=0")  # fmt: skip
     refused(proxymetric(*words), "data: got photos, which has no test classes", "--set data.test=0.5")

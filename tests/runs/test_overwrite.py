@@ -1,4 +1,4 @@
-"""`--overwrite` removes what a run wrote and nothing else, and may be killed anywhere."""
+"""`--overwrite` removes what a run wrote and nothing else, also if it is killed at any point."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_links_are_never_followed(photos, run, tmp_path, name, words):
 
 
 def cut_short(run: Path, calls: int) -> bool:
-    """Clear a run in a process of its own that is killed before its `calls`-th change; whether it was killed."""
+    """Clear a run in a separate process that is killed before its `calls`-th change; return whether it was killed."""
     process = os.fork()
     if process == 0:
         left = [calls]
@@ -115,7 +115,7 @@ def cut_short(run: Path, calls: int) -> bool:
     [("--resume",), pytest.param((), marks=pytest.mark.slow), pytest.param(("--overwrite",), marks=pytest.mark.slow)],
 )
 def test_killed_while_it_clears_it_starts_anew(photos, finished, tmp_path, words):
-    """At each of its changes; a new start has the result of a run in an empty folder, and keeps a file of others."""
+    """After a kill at any change, a new start gives the result of a run in an empty folder, and keeps foreign files."""
     assert train(photos, tmp_path / "fresh", "--seed", 5).code == 0
     expected = read_json(tmp_path / "fresh" / "result.json")["curve"]
     calls, killed = 1, True

@@ -90,7 +90,7 @@ def test_a_damaged_run_json_is_a_sentence_for_every_verb(run, damage):
     (run / "run.json").write_text(json.dumps(about))
     before = bytes_of(run)
     refused(proxymetric("evaluate", run), str(run / "run.json"))
-    if damage != "view":  # only read by those that use the model
+    if damage != "view":  # only code that uses the model reads it
         refused(resume(run, "--epochs", 3), str(run / "run.json"))
     refused(proxymetric("export", run, "--slim", run.parent / "m.safetensors"), str(run / "run.json"))
     unchanged(run, before)

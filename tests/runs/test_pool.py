@@ -1,4 +1,4 @@
-"""The pool that new proxies are picked from: random training images as training sees them, by the encoder as it is."""
+"""The pool from which new proxies are picked: random training views, embedded by the current encoder."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_images_that_cannot_be_read_are_left_out(cache: str, photos: Path, tmp_p
     for file in broken.glob("*/*.png"):
         file.write_text("no picture")
     place = desk(cache=cache)
-    with pytest.raises(ValueError, match="data: not one of 30 random training images can be read"):
+    with pytest.raises(ValueError, match="data: got 30 random training images, none of which can be read"):
         make_pool(place, net, train_feed(place, net, open_data(broken)))(3, 0)
 
 

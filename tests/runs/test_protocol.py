@@ -1,4 +1,4 @@
-"""Protocols by name: which classes train, which choose the epoch, and what is said of it."""
+"""Protocols by name: which classes are trained on, which choose the epoch, and how the scores are labelled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_last_trains_on_all_classes_for_the_epochs_asked(letters, tmp_path):
 
 
 def test_the_untrained_model_is_a_candidate(letters, tmp_path):
-    """A rate that destroys what the head had at first: no later epoch is as good."""
+    """The learning rate is so high that no epoch is as good as the untrained model."""
     settings = {**LEARNING, "train__lr": 10.0, "train__epochs": 3, "data__validation": 0.3, "data__test": 0.3}
     done = run(letters, tmp_path / "run", **settings)
     scores = [record["MAP@R"] for record in done.result.curve]

@@ -177,7 +177,7 @@ def test_the_same_input_gives_the_same_page(tmp_path: Path, page: str) -> None:
 
 
 def test_a_failing_write_leaves_the_old_page(tmp_path: Path) -> None:
-    """A real one: the process may not write files of more than 20 kB."""
+    """The failure is real: the process may not write files of more than 20 kB."""
     path = tmp_path / "report.html"
     path.write_text("old")
     program = """
@@ -226,13 +226,13 @@ def test_a_curve_with_gaps() -> None:
     loss, metrics = curve_svg(records)
     assert "training loss" in loss
     assert "R@1" in metrics
-    assert "#0" not in loss + metrics  # all colours are the page's
+    assert "#0" not in loss + metrics  # the page defines all colours
     assert curve_svg([]) == []
     assert len(curve_svg([{"epoch": 1, "loss": 1.0}])) == 1
 
 
 def ticks(curve: list[dict]) -> list[str]:
-    """What stands at the axis of the epochs."""
+    """The labels on the axis of the epochs."""
     (picture,) = curve_svg(curve)
     axis = picture[
         picture.index('"training-loss-matplotlib.axis_1"') : picture.index('"training-loss-matplotlib.axis_2"')
@@ -273,7 +273,7 @@ assert "matplotlib.pyplot" not in sys.modules
 
 def test_picked_queries_run_from_good_to_bad() -> None:
     hits = torch.zeros(100, 10, dtype=torch.bool)
-    hits[torch.arange(100), torch.arange(100) // 10] = True  # one hit each, ever later
+    hits[torch.arange(100), torch.arange(100) // 10] = True  # each query has one hit, at a rank from 0 to 9
     places = torch.zeros(100, 10, dtype=torch.long)
     ranking = Ranking(hits, torch.full((100,), 10), places, torch.arange(100), 0)
     rows = pick_queries(ranking, 10, seed=3)

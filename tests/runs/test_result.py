@@ -1,4 +1,4 @@
-"""`result.json`: what is written is read, and what cannot be read is refused in a sentence."""
+"""`result.json`: a written result can be read back, and an unreadable one is refused with one sentence."""
 
 from __future__ import annotations
 

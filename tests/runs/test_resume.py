@@ -1,4 +1,4 @@
-"""Brought down anywhere and resumed, every method goes on bit for bit; a folder of another run is refused."""
+"""A run of any method, stopped anywhere and resumed, continues bit for bit; a folder of another run is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = {"train__epochs": 2, "train__warmup": 1}
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six classes, four of which are trained on: three steps an epoch."""
+    """Six classes, four of which are trained on, in three steps per epoch."""
     from conftest import write_photos
 
     return write_photos(tmp_path_factory.mktemp("few") / "photos", classes=6, images=6)
@@ -40,7 +40,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_method_goes_on_bit_for_bit(choice: str, few: Path, tmp_path: Path) -> None:
     settings = SHORT | CHOICES[choice] | {"train__save_every": 2}
     out, straight = tmp_path / "run", tmp_path / "straight"
-    # In the second epoch, after a step that moved everything and is not saved yet.
+    # In the second epoch, after a step that changed everything and is not saved yet.
     run(few, straight, watcher=Snapshot(5, straight, out), **settings)
     assert (state(out)["step"], state(straight)["step"]) == (4, 6)
     run(few, out, resume=True, **settings)
@@ -105,7 +105,7 @@ def test_random_numbers_go_on_where_they_were(few: Path, tmp_path: Path, monkeyp
 
 @pytest.fixture(scope="module")
 def stopped(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was brought down after four saved steps of six."""
+    """A run that was stopped after four of six steps were saved."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(Stop):
         run(few, out, watcher=StopAfter(5), train__save_every=2, **SHORT)
@@ -114,7 +114,7 @@ def stopped(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def again(stopped: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of it to go on with."""
+    """A copy of the stopped run, to be resumed."""
     return shutil.copytree(stopped, tmp_path / "run")
 
 
@@ -123,7 +123,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(again: Path, few: Path, tmp_path:
     before = log.read_bytes()
     with open(log, "ab") as out:
         out.write(b'{"event": "step", "step": 5}\n{"event": "eval')
-    # Who reads the log of a run that is going on, or was killed, gets the whole records.
+    # A reader of the log gets complete records, also while the run continues or after it was killed.
     assert Log(log).records()[-1] == {"event": "step", "step": 5}
     run(few, again, resume=True, **SHORT)
     assert log.read_bytes().startswith(before)
@@ -140,7 +140,7 @@ def test_a_log_that_lost_its_end_is_not_filled_with_zeros(again: Path, few: Path
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"train__batch": 4}, r"got train.batch=4, expected 8 as .* began with"),
+        ({"train__batch": 4}, r"got train.batch=4, expected 8, the value that .* began with"),
         ({"seed": 3}, r"got seed=3, expected 0 as"),
         ({"loss__margin": 0.3}, r"got loss.margin=0.3, expected 0.1 as"),
         ({"method": "triplet"}, r"began with"),
@@ -163,7 +163,7 @@ def test_a_key_that_there_was_not_yet_had_its_default(again: Path, few: Path) ->
 
 
 def as_of_0_1_0(folder: Path, without: tuple[str, ...] = ()) -> None:
-    """Make a run what version 0.1.0 would have left: without keys of the recipe, state and tensors that came later."""
+    """Remove the recipe keys, state and tensors that version 0.1.0 did not write."""
     begun = read_json(folder / "run.json")
     del begun["recipe"]["protocol"], begun["recipe"]["encoder"]["stride"]
     del begun["recipe"]["data"]["fraction"], begun["recipe"]["data"]["wrong_labels"]
@@ -216,7 +216,7 @@ def test_more_epochs_may_be_asked_for(again: Path, few: Path, tmp_path: Path) ->
 
 
 def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
-    longer = SHORT | {"train__epochs": 4}  # fewer do not help, and then there is nothing to refit
+    longer = SHORT | {"train__epochs": 4}  # fewer epochs do not help, and then there is nothing to refit
     first = run(few, tmp_path / "run", **longer)
     written = (first.folder / "last.safetensors").stat().st_mtime_ns
     second = run(few, tmp_path / "run", resume=True, **longer)
@@ -230,7 +230,7 @@ def test_finished_is_finished(few: Path, tmp_path: Path) -> None:
     assert third.result.seconds < 1e6, "then there was work to do"
     assert third.result.memory == old["memory"], "but not here"
     assert run(few, tmp_path / "run", resume=True, **refitted).result == third.result
-    # Not what it cost to come to another end.
+    # A result.json of another number of steps is ignored: its cost is not taken over.
     write_json(first.folder / "result.json", first.result.as_dict() | old | {"steps": 3})
     changed = run(few, tmp_path / "run", resume=True, **longer).result
     assert changed.seconds < 1e6
@@ -253,7 +253,7 @@ def test_a_bad_image_is_named_once_and_stays_named_after_a_kill(few: Path, tmp_p
 
 
 def test_the_optimisers_memory_lies_as_the_weights_do(tmp_path: Path) -> None:
-    """A file keeps no layout; a fused step goes through memory in the order of the weights."""
+    """A file stores no memory layout, but a fused step needs the optimiser state in the layout of the weights."""
 
     def steps(count: int, resumed: Checkpoint | None = None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)

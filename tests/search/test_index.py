@@ -1,4 +1,4 @@
-"""The index: exact order, save and load, and what it refuses."""
+"""The index: exact order, save and load, and the errors for bad input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_save_and_load(index, tmp_path):
     assert torch.equal(again.vectors, index.vectors)
     assert (again.names, again.model, len(again)) == (index.names, "m", 50)
     assert [path.name for path in file.parent.iterdir()] == ["all.safetensors"]
-    with safe_open(str(file), "np") as opened:  # what the help promises to anybody's reader
+    with safe_open(str(file), "np") as opened:  # the help promises this content to readers other than this package
         assert json.loads(opened.metadata()["names"]) == index.names
         assert opened.get_tensor("vectors").shape == (50, 6)
 

@@ -1,4 +1,4 @@
-"""Studies with real workers: killed and gone on with, failures, stops, archives; scores as those of single runs."""
+"""Studies with real workers: kills and resumes, failures, stops, archives; the scores equal those of single runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import proxymetric as pm
 from proxymetric.core.watcher import Silent
 from proxymetric.files import read_json
 from proxymetric.studies import load_study
-from proxymetric.studies.folder import StudyFolder, local
+from proxymetric.studies.folder import StudyFolder, local_settings
 from terminal import proxymetric, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -33,7 +33,7 @@ PATIENCE = 120
 
 
 class Running:
-    """`python -m proxymetric study`, as a person starts it."""
+    """`python -m proxymetric study` in a separate process."""
 
     def __init__(self, *words: object) -> None:
         command = [sys.executable, "-m", "proxymetric", "study", *map(str, words)]
@@ -53,7 +53,7 @@ class Running:
         try:
             text, _ = self.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # its workers notice
+            self.process.kill()  # its workers notice the kill and exit
             raise
         return self.process.returncode, text
 
@@ -69,7 +69,7 @@ def outputs() -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(outputs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The glyphs study, killed by SIGKILL in the middle of its second run, then gone on with. Only read it."""
+    """The glyphs study, killed by SIGKILL in the middle of its second run, then resumed. Only read it."""
     out = tmp_path_factory.mktemp("studies") / "glyphs"
     killed = Running(GLYPHS, "--out", out, "--jobs", 1)
     killed.until(lambda: (out / "runs" / RUNS[1] / "last.safetensors").is_file())
@@ -96,9 +96,9 @@ def test_a_killed_study_goes_on_where_it_was(finished, outputs):
 
 
 def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
-    """Neither the kill, nor a run before it in the same process, nor kept images change a bit."""
+    """Neither the kill, nor an earlier run in the same process, nor cached images change a bit."""
     task = next(task for task in load_study(GLYPHS).tasks() if task.name == RUNS[1])
-    settings = local(task, None)
+    settings = local_settings(task, None)
     alone = pm.train(recipe=task.recipe, settings=settings, out=tmp_path / "run", report=False, watcher=Silent())
     there = read_json(finished / "runs" / RUNS[1] / "result.json")
     assert there["rows"] == alone.result.rows
@@ -108,7 +108,7 @@ def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):
 def test_the_state_file_says_what_it_cost(finished):
     state = read_json(finished / "study.json")
     assert {run["status"] for run in state["runs"].values()} == {"done"}
-    assert state["total"]["finished"] >= 3  # the kill may have come before the first session was written down
+    assert state["total"]["finished"] >= 3  # the kill may have come before the first session was recorded
     last = state["sessions"][-1]
     assert last["runs_per_hour"] > 0
     assert last["images_per_second"] > 0
@@ -166,11 +166,11 @@ def test_archives_are_collected_into_small_results(finished, tmp_path):
         assert small["rows"] == whole["rows"]
         assert small["validation"]["MAP@R"] == pytest.approx(whole["validation"]["MAP@R"], abs=1e-5)
         assert small["study"]["protocol"] == "held-out"
-    # The study's folder gives the same files, and the same tables can be made of them.
+    # The folder of the study gives the same files, and the same tables can be made from them.
     assert "0 results are new" in proxymetric("study", GLYPHS, "--collect", finished, "--results", results).out
     assert proxymetric("study", GLYPHS, "--results", results, "--tables", tmp_path / "tables").code == 0
     assert (tmp_path / "tables" / "tables.md").read_text() == (finished / "tables" / "tables.md").read_text()
-    # Another result of the same name is not replaced unasked.
+    # Another result of the same name is replaced only with --overwrite.
     file = results / f"{RUNS[0]}.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 9', 1))
     changed = file.read_text()
@@ -200,7 +200,7 @@ def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
 
 
 def long_study(tmp_path: Path) -> Path:
-    """A study of which one run fails, one is short, and one takes very long."""
+    """A study with a run that fails, a short run, and a very long run."""
     file = tmp_path / "long.toml"
     common = '"view.size" = 16, "view.resize" = 16, "encoder.dim" = 8, "encoder.backbone" = "small", '
     common += '"encoder.pretrained" = false, "train.save_every" = 1, "train.patience" = "none", "train.warmup" = 0'
@@ -213,13 +213,13 @@ def long_study(tmp_path: Path) -> Path:
 
 
 def test_failures_kills_and_stops(tmp_path):
-    """One study through its misfortunes: a run that cannot be, a worker that dies, Ctrl-C, and time that runs out."""
+    """One study goes through a run that fails, a worker that is killed, Ctrl-C, and a time limit."""
     file, out = long_study(tmp_path), tmp_path / "out"
     last = out / "runs" / "long-g-held-out-seed0" / "last.safetensors"
     first = Running(file, "--out", out, "--jobs", 1)
     first.until(last.is_file)
     busy = proxymetric("study", file, "--out", out)
-    refused(busy, f"which process {first.process.pid} uses")
+    refused(busy, f"in use by process {first.process.pid}")
     worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     os.kill(worker, signal.SIGKILL)
     code, text = first.finish()
@@ -231,7 +231,7 @@ def test_failures_kills_and_stops(tmp_path):
     assert "to train on" in text, "the last lines of its output"
     listed = proxymetric("study", file, "--out", out, "--dry-run").out
     assert [line.split()[1] for line in listed.splitlines()[:3]] == ["failed", "done", "failed"]
-    # Ctrl-C: it saves, says how to go on, and leaves no process behind.
+    # At Ctrl-C the study saves, says how to continue, and leaves no process behind.
     step = json.loads(state_of(last))["step"]
     second = Running(file, "--out", out, "--only", "long")
     second.until(lambda: json.loads(state_of(last))["step"] > step)
@@ -240,11 +240,11 @@ def test_failures_kills_and_stops(tmp_path):
     assert code == 130
     assert "started   long-g-held-out-seed0 (resumed)" in text
     assert "stopped   long-g-held-out-seed0: saved" in text
-    assert "1 runs are left, such as long-g-held-out-seed0; the same command continues the study" in text
+    assert "1 runs are not finished, such as long-g-held-out-seed0; the same command continues the study" in text
     worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
-    # The time is over: no failure, and the archive is written.
+    # The end of the time is not a failure, and the archive is written.
     code, text = study(file, "--out", out, "--only", "long", "--minutes", 0.15, "--archive", tmp_path / "a.tar.gz")
     assert code == 0, text
     assert "the time is over" in text
@@ -255,7 +255,7 @@ def test_failures_kills_and_stops(tmp_path):
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_files_are_read_by_processes_of_a_worker(cache, photos, tmp_path):
-    """Two runs after each other in one worker, whose images come from processes that it forks."""
+    """Two runs, one after the other, in one worker that forks processes to read images."""
     file = tmp_path / "files.toml"
     file.write_text(
         "seeds = [0, 1]\n[settings]\n"
@@ -281,7 +281,7 @@ def test_only_runs_that_fit_are_started(finished):
 
     tasks = load_study(GLYPHS).tasks()
     book = StudyFolder(load_study(GLYPHS), finished)
-    known = {task.name: book.known(task) for task in tasks}
+    known = {task.name: book.status(task) for task in tasks}
     walls = {name: book.state["runs"][name].get("wall") for name in RUNS}
     estimates = book.estimates(tasks, known)
     assert estimates[RUNS[2]] == pytest.approx(sum(walls[name] for name in (RUNS[0], RUNS[2])) / 2)

@@ -1,4 +1,4 @@
-"""Studies as files: what they mean, and how mistakes in them are told."""
+"""The files of studies: what they mean, and the errors for mistakes in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxymetric.studies import Study, load_study, narrowed, parse
-from proxymetric.studies.folder import checked, local
+from proxymetric.studies.folder import flat_recipe, local_settings
 from terminal import proxymetric, refused
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -51,7 +51,7 @@ def test_the_more_special_setting_wins():
         "loss.margin": 0.2, "loss.scale": 1, "train.epochs": 4, "encoder.backbone": "small",
         "encoder.weights": "w.safetensors", "data.path": "glyphs:60", "protocol": "held-out", "seed": 3,
     }  # fmt: skip
-    there = local(study.tasks()[0], Path("/data"))
+    there = local_settings(study.tasks()[0], Path("/data"))
     assert (there["data.path"], there["encoder.weights"]) == ("glyphs:60", "/data/w.safetensors")
 
 
@@ -61,7 +61,7 @@ def test_recipes_are_found_from_the_studys_folder_and_by_data(tmp_path):
     (tmp_path / "studies").mkdir()
     rows = [{"name": "a", "recipe": "recipes/{data}/x.toml", "data": ["g"]}]
     task = parse(small(rows=rows), tmp_path / "studies").tasks()[0]
-    assert checked(task, None)["train.epochs"] == 7
+    assert flat_recipe(task, None)["train.epochs"] == 7
     rows[0]["data"] = ["d"]
     with pytest.raises(ValueError, match=r"rows\.a\.recipe: got 'recipes/d/x\.toml', expected a file in"):
         parse(small(rows=rows), tmp_path / "studies")
@@ -117,7 +117,7 @@ def test_the_glyphs_study_is_whole():
     study = load_study(GLYPHS)
     assert isinstance(study, Study)
     assert len(study.tasks()) == 4
-    assert {checked(task, None)["method"] for task in study.tasks()} == {"proxy-anchor", "proxy-nca++"}
+    assert {flat_recipe(task, None)["method"] for task in study.tasks()} == {"proxy-anchor", "proxy-nca++"}
 
 
 BAD_COMMANDS = {
@@ -162,4 +162,4 @@ def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(t
     (tmp_path / "runs" / "study-s").mkdir(parents=True)
     (tmp_path / "runs" / "study-s" / "mine.txt").write_text("x")
     file.write_text('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"')
-    refused(proxymetric("study", file), "is not empty and holds no study, expected a new folder")
+    refused(proxymetric("study", file), "is not empty and holds no study; expected a new folder")

@@ -1,4 +1,4 @@
-"""Tables of studies: the numbers against formulas written down again, the labels, the pictures."""
+"""Tables of studies: numbers against independent formulas, labels, and plots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def study(**more: object) -> Study:
 
 
 def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, Result]:
-    """Results as training writes them, with scores that are known."""
+    """Results as training writes them, with known scores."""
     found = {}
     for task in of.tasks():
         score = SCORES[task.cell.row][task.seed]
@@ -75,7 +75,7 @@ def test_seeds_needed_are_the_fewest(claim, sd):
 
 
 def test_the_power_of_large_effects_goes_on_smoothly():
-    """Where the noncentral t of scipy stops, the other formula takes over."""
+    """Beyond the range of scipy's noncentral t, the other formula continues without a jump."""
     values = [power(shift / math.sqrt(2), 2) for shift in (29.0, 29.9, 30.1, 31.0, 60.0)]
     assert values == sorted(values)
     assert values[2] - values[1] < 2e-3
@@ -179,7 +179,7 @@ def test_pictures_show_something(tmp_path):
 
 
 def test_an_unknown_folder_of_results_is_refused():
-    from proxymetric.studies.results import stored
+    from proxymetric.studies.results import stored_results
 
     with pytest.raises(ValueError, match="results: got nowhere, expected a folder with results of the study 's'"):
-        stored(study(), Path("nowhere"))
+        stored_results(study(), Path("nowhere"))

@@ -1,4 +1,4 @@
-"""What the tests of the campaign share: how much of it is run, and what counts as a failure."""
+"""Shared parts of the campaign's tests: which cases are run, and what counts as a failure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def some(cases: Sequence[Case]) -> list[Case]:
 
 
 def check_sentence(text: str) -> None:
-    """A refusal is one sentence of ours, and no traceback."""
+    """Check that a refusal is one sentence of this package, and not a traceback."""
     assert "Traceback" not in text, text
     assert "proxymetric: " in text, text
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
-    """Every file below a folder with its bytes; of what is no regular file, its kind."""
+    """The bytes of every file below a folder; the kind of everything that is not a regular file."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = os.fsencode(path.relative_to(folder)).decode("latin-1")

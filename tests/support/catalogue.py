@@ -1,4 +1,4 @@
-"""Which methods of the catalogue go together, derived from their rows and from what they refuse."""
+"""Which methods of the catalogue can be combined, derived from their rows and from what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from proxymetric.papers import CATALOGUE, options
 
 
 def refusal(name: str, **arguments: object) -> str:
-    """The sentence with which a method refuses its arguments; empty where it is built."""
+    """The error with which a method refuses its arguments; empty if it can be built."""
     try:
         pm.method(name, classes=4, dim=3, **arguments)
     except ValueError as error:

@@ -23,19 +23,19 @@ def free_port() -> int:
 
 
 def place(rank: int, size: int, port: int) -> dict[str, str]:
-    """What `torchrun` tells a process of its group."""
+    """The environment variables by which `torchrun` describes the group to a process."""
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {key: str(value) for key, value in told.items()}
 
 
 def together(size: int, target: Callable[..., None], *args: Any) -> None:
-    """Call `target(rank, *args)` in each of `size` processes of a group, all of which must end well."""
+    """Call `target(rank, *args)` in each of `size` processes of a group, all of which must end with code 0."""
     port = free_port()
     all_end([forks.Process(target=_member, args=(place(r, size, port), target, args)) for r in range(size)])
 
 
 def all_end(processes: list[Any]) -> None:
-    """Start them, and wait until all of them end well."""
+    """Start the processes, and wait until all of them end with code 0."""
     for process in processes:
         process.daemon = True
         process.start()
@@ -50,7 +50,7 @@ def all_end(processes: list[Any]) -> None:
 def _member(told: dict[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
     os.environ |= told
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(PATIENCE - 5)  # where it stands, if it does not end
-    # Left by the library's own door: a thread of gloo that still wants the interpreter when it ends aborts the process.
+    faulthandler.dump_traceback_later(PATIENCE - 5)  # prints the stack if the process does not end
+    # Leave the group as the library does: a gloo thread that outlives the interpreter would abort the process.
     with ProcessGroup.joined() as world:
         target(world.rank, *args)

@@ -1,4 +1,4 @@
-"""What the plan is held against: the loads of a GPU that were measured, and what they took."""
+"""The measurements that plans are compared with: workloads on a GPU, with their memory and time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proxymetric.planning import Workload, machines
 ROOT = Path(__file__).resolve().parent.parent.parent
 H200 = machines()["NVIDIA H200"]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "losses-cuda.json").read_text())
-"""of the H200"""
+"""measurements on the H200"""
 
 
 def recorded() -> list[tuple[Workload, dict[str, float]]]:
-    """What was measured of triton on the H200: loads, and what they took."""
+    """The measurements of triton on the H200: workloads, with their memory and time."""
     like = Workload(1, RECORD["dim"], 1, dtype=RECORD["type"], implementation="triton")
     found = [
         (replace(like, batch=int(batch.split()[1]), classes=int(classes.split()[0])), sides["triton"])

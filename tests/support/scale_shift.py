@@ -1,4 +1,4 @@
-"""A tuning that the package does not have: SSF, in a file of its own; `TUNINGS["ssf"] = ScaleShift` is the one line."""
+"""A tuning outside the package: SSF, added by one file and one line, `TUNINGS["ssf"] = ScaleShift`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a person meets it, in this process: what it prints and how it ends."""
+"""Run the command line in this process, and capture what it prints and how it ends."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def proxymetric(*words: object) -> Answer:
 
 
 def train(data: Path | str, out: Path, *words: object) -> Answer:
-    """`proxymetric train` of a tiny run; what `words` say wins."""
+    """Run `proxymetric train` for a tiny run; `words` override its options."""
     return proxymetric("train", "--data", data, "--out", out, *TINY, *words)
 
 
 def finished_run(data: Path, folder: Path, *words: object) -> Path:
-    """A tiny run that has ended, without the drawing of its report."""
+    """A tiny finished run without a report."""
     with mock.patch("proxymetric.runs.train.draw_report", return_value=None):
         answer = train(data, folder, *words)
     assert answer.code == 0, answer

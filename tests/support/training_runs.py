@@ -1,4 +1,4 @@
-"""Tiny runs for the tests of training: here, or as the command line in a process that can be killed."""
+"""Tiny runs for the tests of training: in this process, or by the command line in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stop(Exception):
 
 
 class StopAfter(Silent):
-    """A watcher that brings the run down at its `steps`-th step, after everything moved and before it is saved."""
+    """A watcher that stops the run at its `steps`-th step, after the update and before it is saved."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -95,7 +95,7 @@ class Snapshot(Silent):
 
 
 class Notes(Silent):
-    """Keeps what is said."""
+    """A watcher that stores the messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -104,14 +104,14 @@ class Notes(Silent):
         self.said.append(text)
 
 
-# A server that has imported everything forks a process in a hundredth of the time that starting Python anew takes.
+# A server that has imported everything forks a process in a hundredth of the time that a new Python needs.
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.cli.terminal", "proxymetric.training"])
 warm_up = forkserver.ensure_running
 
 
 class Process:
-    """The command line in a process of its own, forked from a server, without the drawing of the report."""
+    """The command line in a separate process, forked from a server, without a report."""
 
     def __init__(self, words: list[str], output: Path, **environment: str) -> None:
         self.output = output
@@ -121,7 +121,7 @@ class Process:
         self.pid: int = self.process.pid
 
     def send(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended
             os.kill(self.pid, number)
 
     def running(self) -> bool:
@@ -132,14 +132,14 @@ class Process:
         self.process.join(WAIT)
         code = self.process.exitcode
         if code is None:
-            self.send(signal.SIGUSR1)  # it writes where it stands
+            self.send(signal.SIGUSR1)  # the process prints its stack
             time.sleep(1)
             self.process.kill()
             raise AssertionError(f"still running after {WAIT:.0f} s:\n{self.output.read_text()}")
         return code
 
     def text(self) -> str:
-        return self.output.read_text() if self.output.exists() else ""  # killed before its first word
+        return self.output.read_text() if self.output.exists() else ""  # killed before its first output
 
 
 def _main(words: list[str], output: str, environment: dict[str, str]) -> None:
@@ -169,8 +169,8 @@ def until(condition: Callable[[], bool], running: Callable[[], bool], what: str)
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """What the last checkpoint says besides tensors; {} where there is none."""
-    # Opened once, unlike safetensors' own reader: the run may be putting the next one in its place.
+    """The state in the last checkpoint, without tensors; {} if there is no checkpoint."""
+    # The file is opened once, unlike in safetensors' own reader, because the run may replace it at any moment.
     try:
         with open(folder / "last.safetensors", "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -193,7 +193,7 @@ def kill_in_epoch(start: Callable[[], Any], folder: Path, kill: signal.Signals, 
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All of `log.jsonl`, which must be whole."""
+    """All records of `log.jsonl`, which must be complete."""
     text = (folder / "log.jsonl").read_text()
     assert text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]

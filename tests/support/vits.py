@@ -1,4 +1,4 @@
-"""Small vision transformers for the tests of tuning, pictures for them, and parameters away from their start."""
+"""Small vision transformers for the tests of tuning, images for them, and parameters with random offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY_VIT: dict[str, Any] = {"backbone": "vit_tiny_patch16_224", "dim": 8, "size"
 
 
 def two_blocks(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    """timm's ViTs with two blocks from here on: the same classes and names of weights in a sixth of the time."""
+    """Make timm build ViTs with two blocks: the same classes and names of weights in a sixth of the time."""
     import timm
 
     create = timm.create_model
@@ -33,7 +33,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def stir(module: nn.Module, seed: int = 1) -> None:
-    """Every parameter away from its initial value, so that a zero hides nothing."""
+    """Move every parameter away from its initial value, so that no zero hides an error."""
     with torch.no_grad():
         for i, parameter in enumerate(module.parameters()):
             parameter.add_(0.2 * drawn(seed + i, *parameter.shape).to(parameter.dtype))

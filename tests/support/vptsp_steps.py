@@ -1,4 +1,4 @@
-"""What the tests of VPTSP share: a criterion on a toy encoder, batches, and the oracle's word on a step."""
+"""Shared parts of the tests of VPTSP: a criterion on a toy encoder, batches, and the oracle's values of a step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def build(name: str = "gru", seed: int = 0, toy: Toy | None = None, **arguments: Any) -> tuple[Criterion, Any, Toy]:
-    """A criterion in float64 with biases and gains that are not what they start from, its source and its encoder."""
+    """A criterion in float64 with biases and gains away from their initial values, its source and its encoder."""
     torch.manual_seed(seed)
     method = "vptsp-m" if name.startswith("ema") else "vptsp-g"
     criterion = pm.method(method, classes=C, dim=D, accumulate=name, **NUMBERS | {"prompts": 2} | arguments)
@@ -79,7 +79,7 @@ def batch(seed: int, labels: list[int] = LABELS) -> tuple[Tensor, Tensor, Tensor
 
 
 def give(source: SemanticProxies, *draws: Tensor) -> list[Tensor]:
-    """Let the source draw these numbers; what is left of them."""
+    """Make the source draw these numbers; return the list of those that are not drawn yet."""
     left = list(draws)
 
     def drawn(*shape: int) -> Tensor:
@@ -92,7 +92,7 @@ def give(source: SemanticProxies, *draws: Tensor) -> list[Tensor]:
 
 
 def features(source: SemanticProxies, toy: Toy, images: Tensor, labels: Tensor) -> Tensor:
-    """What the encoder says of each image with the prompts of its class: one by one, from the table as a whole."""
+    """The features of each image with the prompts of its class, computed one by one from the whole table."""
     rows, blocks = source.prompts.values, [0, *np.cumsum(source.per_block)]
     found = []
     for image, label in zip(images, labels):
@@ -107,7 +107,7 @@ def head(source: SemanticProxies) -> dict[str, np.ndarray]:
 
 
 class Stepped(NamedTuple):
-    """What the oracle says of one step, as a function of all that is trained but the class prompts."""
+    """The oracle's values of one step, as a function of all trained parameters except the class prompts."""
 
     source: SemanticProxies
     name: str
@@ -121,7 +121,7 @@ class Stepped(NamedTuple):
     positive_norm: str = "all"
 
     def states(self, *weights: np.ndarray) -> np.ndarray:
-        """The memory after the step, of the head's arrays, then the cell's."""
+        """The memory after the step, computed from the arrays of the head, then of the cell."""
         samples = oracle.head(self.features, dict(zip(self.head, weights)))
         step = step_of(self.name, dict(zip(self.cell, weights[len(self.head) :])))
         if self.source.cell.whole:

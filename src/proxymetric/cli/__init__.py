@@ -1,4 +1,4 @@
-"""The command line: a thin layer over the library. Slow imports are made inside the verbs."""
+"""The command line: a thin layer over the library. The verbs import slow modules when they run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
 
 
 def main() -> None:
-    """Run the command line; an error of the user prints one sentence and exits with code 1."""
+    """Run the command line; an error of the user or of the machine prints one sentence and exits with code 1."""
     # Threads that wait actively are several times slower when other programs run on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     faults.quiet_loaders()

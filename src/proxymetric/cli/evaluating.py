@@ -48,7 +48,7 @@ def evaluate(
         str,
         typer.Option(
             help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
-            "classes that the run was not trained on; the test images of other data that comes divided (test/)."
+            "classes that the run was not trained on; of other data, its test images (test/), or all if it has none."
         ),
     ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
@@ -59,17 +59,17 @@ def evaluate(
         ),
     ] = True,
     report: Annotated[
-        Path | None, typer.Option("--report", help="Page to write. Default: RUN-on-DATA.html, beside the run.")
+        Path | None, typer.Option("--report", help="Page to write. Default: RUN-on-DATA.html, next to the run.")
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no page.")] = False,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
 ) -> None:
-    """Score a trained model on labelled images, beside the encoder before training, and write a page.
+    """Score a trained model and its untrained encoder on labelled images, and write a page.
 
     Each image is a query against all other images. A benchmark with queries and a gallery (In-Shop) is scored queries
-    against gallery, as in training. Intervals are those of 95 % over classes; the difference is paired by query.
+    against gallery, as in training. Intervals are 95 % intervals over classes; the difference is paired by query.
     """
     from proxymetric import metrics as scoring
     from proxymetric.cli.tables import comparison_table
@@ -86,23 +86,23 @@ def evaluate(
     images, note = evaluation_set(run, data, layout, split, which)
     page = report if report is not None else default_page(run, images.name)
     if report is not None or (not no_report and os.access(page.parent, os.W_OK)):
-        check_target(page)  # without --report, a folder that cannot be written costs only the page
+        check_target(page)  # without --report, only the page is missing if its folder cannot be written
     model = load_model(run, which, device, weights)
     terminal = Terminal()
     for opening_note in images.notes:
         terminal.say(opening_note)
-    trained, before, why_not = _embed_both(run, model, images, untrained, device, terminal)
-    comparison = compare(trained, before, names, distance)
+    trained, baseline, reason = _embed_both(run, model, images, untrained, device, terminal)
+    comparison = compare(trained, baseline, names, distance)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
-    names_known = [] if "trained on" in note else class_notes(run, images, model.classes)
-    sentences = [*unfinished(run), *names_known, *comparison.verdict()]
+    notes = [] if "trained on" in note else class_notes(run, images, model.classes)
+    sentences = [*unfinished(run), *notes, *comparison.verdict()]
     if not comparison.helped and not run.is_file():
         from proxymetric.models.load import read_run
 
         sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
     if untrained:
-        sentences.append(UNTRAINED_MEANS if before is not None else f"no row for the untrained encoder: {why_not}")
+        sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")
     if left_out := queries_left_out(trained):
         sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
     for sentence in sentences:
@@ -124,7 +124,7 @@ def _embed_both(
     """Embed a set by the trained and by the untrained encoder.
 
     Returns:
-        Both embedded sets, and why the second is None.
+        The set embedded by each encoder, and the reason if the second is None.
     """
     import numpy as np
 
@@ -133,14 +133,14 @@ def _embed_both(
     from proxymetric.runs.score import EmbeddedSet
 
     def embed(encoder: Model, what: str) -> EmbeddedSet:
-        vectors, kept = embed_images(encoder, images, terminal, what)
-        return EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
+        vectors, indices = embed_images(encoder, images, terminal, what)
+        return EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64))
 
     if untrained and is_frozen(run):
-        # The backbone was not trained: one pass gives its features, and the head makes the vectors from them.
+        # The backbone was not trained: one pass computes its features, and the head maps them to the vectors.
         features = FeatureModel.of(model)
-        before = embed(features, "embedding")
-        return before._replace(vectors=features.vectors(before.vectors)), before, ""
+        baseline = embed(features, "embedding")
+        return baseline._replace(vectors=features.vectors(baseline.vectors)), baseline, ""
     trained = embed(model, "embedding")
     if not untrained:
         return trained, None, ""

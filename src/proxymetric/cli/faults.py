@@ -49,8 +49,8 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
         )
     if match := KILLED_WORKER.search(text):
         return (
-            f"workers: got process {match[1].strip()}, which reads images, killed or ended, most likely because memory "
-            f"ran out; expected fewer of them: --set data.workers=0{resume}"
+            f"workers: got the end of process {match[1].strip()}, which reads images, most likely because memory ran "
+            f"out; expected fewer of these processes: --set data.workers=0{resume}"
         )
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(sign in text for sign in MEMORY_SIGNS):
         return f"memory: got too little for this run, expected a smaller --batch or --size{resume}"
@@ -60,11 +60,11 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
 
 
 def quiet_loaders() -> None:
-    """Hide the errors that a half-made loader of images raises when it is deleted: the first error is reported."""
-    earlier = sys.unraisablehook
+    """Hide errors from the deletion of a data loader that failed in its constructor: that failure is reported."""
+    previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if "DataLoaderIter.__del__" not in getattr(unraisable.object, "__qualname__", ""):
-            earlier(unraisable)
+            previous_hook(unraisable)
 
     sys.unraisablehook = hook

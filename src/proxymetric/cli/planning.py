@@ -95,7 +95,7 @@ def plan(
 
 
 def _machine(device: str | None, available: int | None) -> tuple[Machine, int, list[str]]:
-    """Return the machine whose rates are used, the memory of a device in bytes, and texts on where both come from."""
+    """Return the machine whose rates are used, the memory of a device in bytes, and the origin of both in words."""
     from proxymetric.planning import machine, similar
 
     gpu = None

@@ -11,7 +11,7 @@ from proxymetric import __version__
 
 
 def example(*lines: str) -> str:
-    """The last lines of a help page: commands, which are never wrapped."""
+    """The last lines of a help page: examples of commands, which are never wrapped."""
     return "\b\n" + "\n".join(("Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
 
 
@@ -55,8 +55,8 @@ Which = Annotated[
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 

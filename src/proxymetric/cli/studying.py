@@ -33,7 +33,8 @@ def study(
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at the same time. Default: 1, or 4 on a GPU.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Stop after this time: start only runs that will finish, and save the others.")
+        float | None,
+        typer.Option(help="Stop after this time: start only runs that will finish by then; save those that do not."),
     ] = None,
     only: Annotated[str, typer.Option(metavar="ROW[,ROW]", help="Run only these rows of the study.")] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1", help="Run only these seeds.")] = "",
@@ -43,7 +44,7 @@ def study(
     ] = False,
     archive: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.tar.gz", help="Afterwards write results, logs and best embeddings there."),
+        typer.Option(metavar="FILE.tar.gz", help="At the end write results, logs and best embeddings to this archive."),
     ] = None,
     collect: Annotated[
         list[Path] | None,
@@ -55,11 +56,11 @@ def study(
         Path | None, typer.Option(metavar="DIR", help="Folder of collected results, one small file per run.")
     ] = None,
     embeddings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --collect: copy the embeddings there.")
+        Path | None, typer.Option(metavar="DIR", help="With --collect: copy the embeddings to this folder.")
     ] = None,
     tables: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run nothing; write tables and plots of --results or --out there."),
+        typer.Option(metavar="DIR", help="Run nothing; write tables and plots of --results or --out to this folder."),
     ] = None,
 ) -> None:
     """Train all runs of a study that are not finished. The same command continues a study that was stopped or killed.

@@ -17,14 +17,13 @@ TABLE_METRICS = ("R@1", "MAP@R", "nDCG@8")
 
 
 class TextTable(Table):
-    """A table whose title, headings and cells are plain text: `[red]` in a file name is no colour.
+    """A table whose title, headings and cells are plain text: `[red]` in a file name is not read as a colour.
 
     Args:
         title: of the table; empty for none.
         columns: headings.
-        left: columns whose cells start at the left; the others end at the right.
-        fold: wrap long cells instead of cutting them.
-        **options: of `rich.table.Table`.
+        left: columns that are aligned at the left; the others are aligned at the right.
+        **options: arguments of `rich.table.Table`.
     """
 
     def __init__(self, title: str, columns: list[str], left: tuple[str, ...] = (), **options: Any) -> None:
@@ -83,15 +82,15 @@ def score_table(title: str, rows: dict[str, dict[str, float]], shown: tuple[str,
 
 def comparison_table(title: str, comparison: Comparison) -> TextTable:
     """Make a table with a row for each metric: each encoder with its interval, and the difference."""
-    both = len(comparison.rows) > 1
-    table = TextTable(title, ["", *comparison.rows, *(["difference"] if both else [])], left=("",))
+    has_difference = len(comparison.rows) > 1
+    table = TextTable(title, ["", *comparison.rows, *(["difference"] if has_difference else [])], left=("",))
     for metric in comparison.metrics:
         cells = []
         for name, scores in comparison.rows.items():
             interval = comparison.intervals.get(name, {}).get(metric)
             span = f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
             cells.append(f"{100 * scores[metric]:.1f}{span}")
-        if both:
+        if has_difference:
             cells.append(str(comparison.differences[metric]))
         table.add(metric, *cells)
     return table
@@ -100,8 +99,8 @@ def comparison_table(title: str, comparison: Comparison) -> TextTable:
 def hits_table(title: str, hits: list[tuple[str, str, float]]) -> TextTable:
     """Make a table of the results of one query (file, class, similarity); long file names are wrapped, not cut."""
     table = TextTable(title, ["", "similarity", "class", "file"], left=("class", "file"))
-    for place, (file, class_name, score) in enumerate(hits, 1):
-        table.add(place, f"{score:.3f}", class_name, file)
+    for rank, (file, class_name, score) in enumerate(hits, 1):
+        table.add(rank, f"{score:.3f}", class_name, file)
     return table
 
 

@@ -34,9 +34,9 @@ class Work(NamedTuple):
 
     what: str
     first: int
-    """units that were done when it was first seen"""
+    """images that were done at the first report"""
     started: float
-    """the time when it was first seen, in seconds"""
+    """the time of the first report, in seconds"""
 
     def facts(self, done: int, total: int, now: float) -> str:
         """The rate and the time left; empty as long as they are unknown."""
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 
 class Terminal:
-    """A watcher that draws progress bars; if the output is not a terminal, it prints a line now and then.
+    """A watcher that draws progress bars; if the output is not a terminal, it prints a line every `LOG_SECONDS`.
 
     Args:
         console: where to draw; None means standard output.
@@ -111,7 +111,7 @@ class Terminal:
 
     def _bar(self, what: str, done: int, total: int, facts: str) -> None:
         if not self.live:
-            # A log file gets a line now and then instead of a bar.
+            # A log file gets a line every LOG_SECONDS instead of a bar.
             if time.monotonic() - self._last_line > LOG_SECONDS:
                 self._last_line = time.monotonic()
                 self.say(f"{what}: {done} of {total}{', ' if facts else ''}{facts}")
@@ -132,7 +132,7 @@ class Terminal:
 
 
 def score_heading(result: Result) -> str:
-    """The title of the table of scores: what its classes are to the model."""
+    """The title of the table of scores: which classes are scored."""
     label = f"; {CHOSEN_ON_TEST}" if result.protocol == "papers" else ""
     return f"on {result.scored_classes}, %{label}"
 

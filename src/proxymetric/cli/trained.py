@@ -55,7 +55,7 @@ def embed(
         terminal.say(sentence)
     if file.exists() and not overwrite and Index.model_of(file) != model.fingerprint():
         raise ValueError(
-            f"--out: got {target}, which holds vectors of another model than {run} ({which}); expected a new file, or "
+            f"--out: got {target}, which holds vectors of a model other than {run} ({which}); expected a new file, or "
             "--overwrite"
         )
     index = _index(model, folder, terminal)
@@ -84,7 +84,7 @@ def query(
 ) -> None:
     """Find the images of a folder that are most similar to a given image.
 
-    In a terminal each image gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
+    In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
     separated by tabs; messages go to the error stream. The class is the folder of the file directly under DIR.
     """
     import json
@@ -107,13 +107,13 @@ def query(
         index = Index.load(folder)
         if index.model != model.fingerprint():
             raise ValueError(
-                f"DIR: got {folder}, which another model than {run} ({which}) embedded; expected a file that "
+                f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
                 "`proxymetric embed` wrote with this model"
             )
     else:
         index = _index(model, folder, terminal)
     class_of = dict(zip(index.names, index.classes, strict=True))
-    found = {
+    results = {
         str(file): [(name, class_of[name], score) for name, score in hits]
         for file, hits in zip(image, index.search(queries, k, own=[str(p) for p in image]), strict=True)
     }
@@ -122,16 +122,16 @@ def query(
         keys = ("rank", "similarity", "class", "file")
         content = [
             {"query": file, "results": [dict(zip(keys, (n, s, c, f))) for n, (f, c, s) in enumerate(hits, 1)]}
-            for file, hits in found.items()
+            for file, hits in results.items()
         ]
         typer.echo(json.dumps(content, indent=1))
         return
-    for file, hits in found.items():
+    for file, hits in results.items():
         if console.is_terminal:
             console.print(hits_table(f"most similar to {file}", hits))
             continue
-        for place, (name, class_name, score) in enumerate(hits, 1):
-            cells = (visible(file), str(place), f"{score:.3f}", visible(class_name), visible(name))
+        for rank, (name, class_name, score) in enumerate(hits, 1):
+            cells = (visible(file), str(rank), f"{score:.3f}", visible(class_name), visible(name))
             typer.echo("\t".join(cells))
 
 
@@ -204,11 +204,11 @@ def load_model(run: Path, which: str, device: str | None, weights: Path | None) 
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ValueError(f"DIR: got {folder}, expected a folder of images; there is no such folder")
+        raise ValueError(f"DIR: got {folder}, which is not a folder; expected a folder of images")
 
 
 def unfinished(run: Path) -> list[str]:
-    """A sentence about a run that was interrupted; none for a finished run or a file."""
+    """A sentence about a run that is not finished; an empty list for a finished run or a slim file."""
     if run.is_file() or (run / "result.json").is_file():
         return []
     return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
@@ -226,18 +226,18 @@ def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
         terminal.say(f"left out, cannot be listed: {name} ({reason})")
     if not files:
         raise ValueError(f"DIR: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
-    vectors, kept = embed_images(model, files, terminal)
-    kept_files = [files[i] for i in kept]
-    classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in kept_files]
-    return Index(vectors, [str(path) for path in kept_files], model.fingerprint(), classes)
+    vectors, indices = embed_images(model, files, terminal)
+    readable_files = [files[i] for i in indices]
+    classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in readable_files]
+    return Index(vectors, [str(path) for path in readable_files], model.fingerprint(), classes)
 
 
 def embed_images(
     model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding"
 ) -> tuple[Tensor, list[int]]:
-    """Embed all images that can be read, and name the others; the vectors and the indices of their images."""
+    """Embed all images that can be read, and name the others; return the vectors and the indices of their images."""
     bad: list[str] = []
-    vectors, kept = model.embed(
+    vectors, indices = model.embed(
         images,
         errors="skip",
         progress=lambda done, total: terminal.work(what, done, total),
@@ -247,6 +247,8 @@ def embed_images(
         terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:
         terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
-    if not kept:
-        raise ValueError(f"images: not one of the {len(images)} images can be read")
-    return vectors, kept
+    if not indices:
+        raise ValueError(
+            f"images: got {len(images)} images, none of which can be read; expected images that can be decoded"
+        )
+    return vectors, indices

@@ -71,7 +71,7 @@ def demo(
 
 
 def _check_demo(out: Path) -> None:
-    """Refuse to replace a run that is no demo."""
+    """Refuse to replace a run that is not a demo."""
     from proxymetric import recipe as recipes
     from proxymetric.files import read_json
 
@@ -83,7 +83,7 @@ def _check_demo(out: Path) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         is_demo = False
     if not is_demo:
-        raise ValueError(f"out: got {out}, which holds a run that is no demo; expected another folder with --out")
+        raise ValueError(f"out: got {out}, which holds a run that is not a demo; expected another folder with --out")
 
 
 @app.command(
@@ -149,7 +149,7 @@ def train(
     """
     from proxymetric.cli.terminal import Terminal
 
-    # --tuning is a flag, so the settings win over it.
+    # --tuning becomes the first setting, so that --set wins over it.
     overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
     terminal = Terminal()
     run = _train(
@@ -179,7 +179,7 @@ def train(
     folder = shlex.quote(visible(run.folder))
     terminal.say(
         "next:\n"
-        f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that it has not seen)\n"
+        f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that the model has not seen)\n"
         f"  proxymetric embed {folder} ALL_PHOTOS --out all.safetensors\n"
         f"  proxymetric query {folder} all.safetensors unknown.jpg"
     )
@@ -200,7 +200,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         raise typer.Exit(130) from None
     except KeyboardInterrupt as error:
         terminal.close()
-        terminal.say(str(error) or "stopped")  # features that are kept are counted in the error
+        terminal.say(str(error) or "stopped")  # the error says how many features are kept
         raise typer.Exit(130) from None
     finally:
         terminal.close()
@@ -231,10 +231,12 @@ def mlrc(
     cache: Cache = None,
     device: Device = None,
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep finished folds and continue the interrupted one.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """The protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020).
+    """Follow the protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020).
 
     The training classes are cut into folds. One model is trained for each fold, and MAP@R on that fold chooses its
     epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated

@@ -35,7 +35,7 @@ class FeatureModel(Model):
 
     @torch.inference_mode()
     def vectors(self, features: Tensor, rows: int = 1024) -> Tensor:
-        """Apply the head to features (N, F): the vectors (N, D) of the whole encoder, normalised, on the CPU."""
+        """Apply the head to features (N, F), `rows` at a time: vectors (N, D), normalised, on the CPU."""
         normalise = NORMALISATIONS[self.normalise]
         parts = [normalise(self.encoder.head(part.to(self.device)).float()).cpu() for part in features.split(rows)]
         return torch.cat(parts)
@@ -45,7 +45,7 @@ class FeatureModel(Model):
 
 
 def is_frozen(run: str | Path) -> bool:
-    """Whether the backbone of a run, or of a slim file, was not trained."""
+    """Whether the backbone of a run, or of a slim file, was frozen in training."""
     if Path(run).is_file():
         from proxymetric.checkpoint import Checkpoint
 
@@ -56,32 +56,35 @@ def is_frozen(run: str | Path) -> bool:
 def load_untrained(run: str | Path, device: str | torch.device | None = None) -> FeatureModel:
     """Build the encoder that a run began with, and take its backbone without the new head.
 
-    This is the row "untrained encoder" of a run's result. A backbone without weights of its own is drawn again from the
-    seed of the run.
+    This is the row "untrained encoder" of a run's result. A backbone that is not pre-trained is initialised again from
+    the seed of the run.
 
     Args:
         run: folder of a run.
         device: where the model computes; None or "auto" means a GPU if there is one.
 
     Returns:
-        The model of the features.
+        The model, whose vectors are the features.
 
     Raises:
-        ValueError: there is no such run, or the weights that it began with are not there any more.
+        ValueError: there is no such run, or the weights that it began with are missing.
     """
     from proxymetric.device import pick_device
     from proxymetric.encoders import build
 
     if Path(run).is_file():
-        raise ValueError(f"run: got {run}, a slim file, which does not hold the backbone before training")
-    about = read_run(run)
-    recipe: dict[str, Any] = about["recipe"]
+        raise ValueError(
+            f"run: got {run}, a slim file, which does not hold the backbone before training; expected the folder of a "
+            "run"
+        )
+    description = read_run(run)
+    recipe: dict[str, Any] = description["recipe"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe["seed"])
         encoder = build(**recipe["encoder"], size=recipe["view"]["size"])
     return FeatureModel(
         encoder.to(pick_device(str(device or "auto"))),
-        normalise=about["normalise"],
-        classes=about["classes"],
-        view=about["view"],
+        normalise=description["normalise"],
+        classes=description["classes"],
+        view=description["view"],
     )

@@ -31,8 +31,8 @@ def load(
 
     Args:
         run: folder of a run, or a file that `export --slim` wrote, which holds only the trained parameters.
-        which: "best" (the chosen epoch; the refitted model if there is one), "last", or "chosen" (the chosen epoch,
-            also if there is a refitted model).
+        which: "best" (the refitted model if there is one, else the model of the chosen epoch), "last", or "chosen" (the
+            model of the chosen epoch, also if there is a refitted one).
         device: where the model computes; None or "auto" means a GPU if there is one.
         weights: a safetensors file with weights for the backbone. For a run they replace its own. For a slim file they
             must be the weights that the training started from; None takes those of the hub.
@@ -56,24 +56,27 @@ def load(
         if which != "best":
             raise ValueError(f"which: got {which!r}, but {run} holds a single model; expected 'best'")
         return load_slim(run, weights, target_device)
-    about = read_run(run)
+    description = read_run(run)
     one_of("which", which, FILES)
     if is_refitted(run, which):
         run, which = run / "refit", "last"
-        about = read_run(run)
+        description = read_run(run)
     elif which == "best":
         _check_refit(run)
-    file, description = model_file(run, which), run / "run.json"
-    encoder = build_encoder(about, description)
-    view = checked_arguments(about, description, "view", EvalView)
-    Checkpoint.read(file).load_into(encoder, "encoder.", what=f"the encoder of {run} ({about['encoder']['backbone']})")
+    checkpoint, description_file = model_file(run, which), run / "run.json"
+    encoder = build_encoder(description, description_file)
+    view = checked_arguments(description, description_file, "view", EvalView)
+    what = f"the encoder of {run} ({description['encoder']['backbone']})"
+    Checkpoint.read(checkpoint).load_into(encoder, "encoder.", what=what)
     if weights is not None:
         load_weights(encoder, weights)
-    return Model(encoder.to(target_device), normalise=about["normalise"], classes=about["classes"], view=view)
+    return Model(
+        encoder.to(target_device), normalise=description["normalise"], classes=description["classes"], view=view
+    )
 
 
 def _check_refit(run: Path) -> None:
-    """Refuse a run that lost its refitted model: the chosen epoch's is another one."""
+    """Refuse a run whose refitted model is missing: the model of the chosen epoch is not the same."""
     result = read_json(run / "result.json") if (run / "result.json").is_file() else None
     if isinstance(result, dict) and result.get("refit"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The folder of a run for its readers: every part is checked here, and a damaged or missing part is one sentence."""
+"""Read the files of a run and check them; an error names the file that is damaged or missing."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MAX_RUNS_NAMED = 5
 DESCRIPTION: dict[str, type] = {
     "recipe": dict, "said": dict, "encoder": dict, "normalise": str, "view": dict, "classes": list, "data": dict,
 }  # fmt: skip
-"""the keys of `run.json` and their types"""
+"""key of `run.json` -> the type of its value"""
 INNER: dict[tuple[str, str], type] = {
     ("recipe", "method"): str, ("recipe", "seed"): int, ("recipe", "data"): dict, ("recipe", "view"): dict,
     ("recipe", "encoder"): dict, ("recipe", "loss"): dict, ("recipe", "train"): dict, ("encoder", "backbone"): str,
     ("data", "name"): str, ("data", "identity"): str,
 }  # fmt: skip
-"""keys of its tables and their types"""
+"""(table, key) in `run.json` -> the type of its value"""
 IN_WORDS = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
 FILES = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
 
 
 def is_description(content: Any) -> bool:
-    """Whether the content of a `run.json` was written by this package, of any version.
+    """Whether any version of this package wrote the content of a `run.json`.
 
     Example:
         >>> is_description({"my": "own app"})
@@ -63,21 +63,21 @@ def read_run(run: str | Path) -> dict[str, Any]:
         hint = f"; there are runs at {', '.join(listed[:MAX_RUNS_NAMED])}" if listed else ""
         if nearest:
             hint = f"; did you mean {listed[0]!r}?"
-        raise ValueError(f"run: {run} holds no run (no run.json), expected the folder of a run{hint}")
-    about = read_json(file)
-    check_description(about, file)
-    return about
+        raise ValueError(f"run: got {run}, which holds no run (it has no run.json); expected the folder of a run{hint}")
+    description = read_json(file)
+    check_description(description, file)
+    return description
 
 
-def check_description(about: Any, file: Path) -> None:
+def check_description(description: Any, file: Path) -> None:
     """Check the content of a `run.json`.
 
     Args:
-        about: the content.
+        description: the content.
         file: where it comes from, for errors.
 
     Raises:
-        ValueError: it is damaged, or a newer version wrote it.
+        ValueError: the content is damaged, or a newer version wrote it.
 
     Example:
         >>> check_description([], Path("run.json"))
@@ -85,22 +85,23 @@ def check_description(about: Any, file: Path) -> None:
         ValueError: run.json: got a list, expected a file that `train` wrote
     """
     expected = "expected a file that `train` wrote"
-    if not isinstance(about, dict):
-        raise ValueError(f"{file}: got {IN_WORDS.get(type(about), type(about).__name__)}, {expected}")
-    check_version(about, file)
-    missing = sorted(DESCRIPTION.keys() - about.keys())
+    if not isinstance(description, dict):
+        raise ValueError(f"{file}: got {IN_WORDS.get(type(description), type(description).__name__)}, {expected}")
+    check_version(description, file)
+    missing = sorted(DESCRIPTION.keys() - description.keys())
     if missing:
         raise ValueError(f"{file}: got no {', '.join(missing)}, {expected}")
     for key, kind in DESCRIPTION.items():
-        _check_type(file, key, about[key], kind)
+        _check_type(file, key, description[key], kind)
     for (table, key), kind in INNER.items():
-        if key not in about[table]:
+        if key not in description[table]:
             raise ValueError(f"{file}: got no {table}.{key}, {expected}")
-        _check_type(file, f"{table}.{key}", about[table][key], kind)
-    if not all(isinstance(name, str) for name in about["classes"]):
+        _check_type(file, f"{table}.{key}", description[table][key], kind)
+    if not all(isinstance(name, str) for name in description["classes"]):
         raise ValueError(f"{file}: got classes that are not names, {expected}")
-    if about["normalise"] not in NORMALISATIONS:
-        raise ValueError(f"{file}: got normalise {about['normalise']!r}, {expected}{_versions(about)}")
+    if description["normalise"] not in NORMALISATIONS:
+        name = description["normalise"]
+        raise ValueError(f"{file}: got normalise {name!r}, {expected}, or {_right_version(description)}")
 
 
 def _check_type(file: Path, key: str, value: Any, kind: type) -> None:
@@ -108,15 +109,15 @@ def _check_type(file: Path, key: str, value: Any, kind: type) -> None:
         raise ValueError(f"{file}: got {value!r:.60} for {key}, expected {IN_WORDS[kind]}; the file is damaged")
 
 
-def check_version(about: dict[str, Any], file: Path) -> None:
+def check_version(description: dict[str, Any], file: Path) -> None:
     """Refuse a run that a newer version of this package wrote.
 
     Args:
-        about: the content of `run.json`.
+        description: the content of `run.json`.
         file: where it comes from, for errors.
 
     Raises:
-        ValueError: the version that wrote it is newer.
+        ValueError: the version that wrote the file is newer.
 
     Example:
         >>> check_version({"versions": {"proxymetric": "99.0"}}, Path("run.json"))
@@ -124,25 +125,26 @@ def check_version(about: dict[str, Any], file: Path) -> None:
         ValueError: run.json: got a run of proxymetric 99.0, which is newer than this version (...); expected that
         version or a newer one: pip install --upgrade proxymetric
     """
-    then, now = _version_of(about), _own_version()
-    if _numbers(then) > _numbers(now):
+    run_version, own_version = _version_of(description), _own_version()
+    if _numbers(run_version) > _numbers(own_version):
         raise ValueError(
-            f"{file}: got a run of proxymetric {then}, which is newer than this version ({now}); expected that version "
-            "or a newer one: pip install --upgrade proxymetric"
+            f"{file}: got a run of proxymetric {run_version}, which is newer than this version ({own_version}); "
+            "expected that version or a newer one: pip install --upgrade proxymetric"
         )
 
 
-def unknown_key(about: dict[str, Any], file: Path, key: str) -> str:
-    """The sentence for a key of a `run.json` that this version does not know."""
-    return f"{file}: got the key {key}, which this version does not know{_versions(about)}"
+def unknown_key(description: dict[str, Any], file: Path, key: str) -> str:
+    """The error for a key of a `run.json` that this version does not know."""
+    return f"{file}: got the key {key}, which this version does not know; expected {_right_version(description)}"
 
 
-def _versions(about: dict[str, Any]) -> str:
-    return f"; proxymetric {_version_of(about) or '(unknown version)'} wrote the file, this is {_own_version()}"
+def _right_version(description: dict[str, Any]) -> str:
+    version = _version_of(description) or "(unknown version)"
+    return f"proxymetric {version}, which wrote the file; this is {_own_version()}"
 
 
-def _version_of(about: dict[str, Any]) -> str:
-    versions = about.get("versions")
+def _version_of(description: dict[str, Any]) -> str:
+    versions = description.get("versions")
     return str(versions.get("proxymetric", "")) if isinstance(versions, dict) else ""
 
 
@@ -153,7 +155,8 @@ def _own_version() -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """
+    """The numbers of a version.
+
     >>> _numbers("0.10.1.dev2") > _numbers("0.9"), _numbers("not installed as a package")
     (True, ())
     """
@@ -161,11 +164,13 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def checked_arguments(about: dict[str, Any], file: Path, table: str, target: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments that a table of `run.json` holds for a function or class.
+def checked_arguments(
+    description: dict[str, Any], file: Path, table: str, target: Callable[..., Any]
+) -> dict[str, Any]:
+    """Check a table of `run.json` that holds the arguments of a function or class.
 
     Args:
-        about: the content of `run.json`.
+        description: the content of `run.json`.
         file: where it comes from, for errors.
         table: key of the table.
         target: what is called with the arguments.
@@ -175,14 +180,14 @@ def checked_arguments(about: dict[str, Any], file: Path, table: str, target: Cal
     """
     parameters = inspect.signature(target).parameters
     hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    for key, value in about[table].items():
+    for key, value in description[table].items():
         if key not in parameters:
-            raise ValueError(unknown_key(about, file, f"{table}.{key}"))
+            raise ValueError(unknown_key(description, file, f"{table}.{key}"))
         fit(f"{file}: {table}.{key}", value, hints.get(key, Any))
-    return dict(about[table])
+    return dict(description[table])
 
 
-def build_encoder(about: dict[str, Any], file: Path) -> Encoder:
+def build_encoder(description: dict[str, Any], file: Path) -> Encoder:
     """Build the encoder that a `run.json` describes, without its weights.
 
     Raises:
@@ -190,11 +195,11 @@ def build_encoder(about: dict[str, Any], file: Path) -> Encoder:
     """
     from proxymetric.encoders import build
 
-    return build(**checked_arguments(about, file, "encoder", build))
+    return build(**checked_arguments(description, file, "encoder", build))
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Read the state in the header of a checkpoint, without its tensors; empty if it is damaged or missing."""
+    """Read the state in the header of a checkpoint, without its tensors; empty if the file is damaged or missing."""
     try:
         state = json.loads(read_header(file).get("state", "{}")) if file.is_file() else {}
     except ValueError:
@@ -211,11 +216,11 @@ def model_file(run: str | Path, which: str = "best") -> Path:
     """The checkpoint that holds a model of a run.
 
     Args:
-        run: folder of the run; for a refitted model its folder `refit`.
+        run: folder of the run; for a refitted model, the folder `refit` in it.
         which: "best", "last" or "chosen".
 
     Raises:
-        ValueError: the checkpoint is missing. Another one is never taken in its place.
+        ValueError: the checkpoint is missing. No other checkpoint replaces it.
     """
     run = Path(run)
     one_of("which", which, FILES)
@@ -223,10 +228,10 @@ def model_file(run: str | Path, which: str = "best") -> Path:
     if file.is_file():
         return file
     if which == "last" or not last.is_file():
-        raise ValueError(f"run: {run} has no checkpoint (no {file.name}), expected a run that was trained")
+        raise ValueError(f"run: got {run}, which has no checkpoint (no {file.name}); expected a run that was trained")
     best = read_state(last).get("best")
     if best is None and "position" in read_state(last):
-        return last  # no classes chose an epoch: the last one counts
+        return last  # no epoch was chosen: the last one counts
     epoch = f" of epoch {round(best[1], 2)}" if isinstance(best, list) and len(best) == 2 else ""
     raise ValueError(
         f"run: {file} is missing, though the run chose the model{epoch}; expected that file, or --which last for the "

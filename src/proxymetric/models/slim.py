@@ -80,7 +80,7 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
 
     Args:
         file: a file that `write_slim` wrote.
-        weights: the file of the frozen backbone's weights; None: the weights from the hub.
+        weights: the file with the frozen backbone's weights; None: the weights from the hub.
         device: the device on which the model computes.
 
     Raises:

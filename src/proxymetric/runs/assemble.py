@@ -34,7 +34,7 @@ EVAL_BATCH = 256
 PIXELS_BATCH = 1024
 """images whose raw pixels are read at once"""
 MAX_WORKERS = 8
-"""processes that decode images, at most, where `data.workers` is -1"""
+"""most processes that decode images, where `data.workers` is -1"""
 
 
 @dataclass
@@ -63,16 +63,16 @@ class RunContext:
 
     def cache(self, images: ImageSet) -> str:
         """The value of `data.cache` for these images, with "auto" resolved."""
-        asked = self.recipe.data.cache
-        if asked != "auto":
-            return asked
+        setting = self.recipe.data.cache
+        if setting != "auto":
+            return setting
         return "none" if images.arrays is None else "device"
 
     def workers(self, images: ImageSet) -> int:
         """The value of `data.workers` for these images, with -1 resolved."""
-        asked = self.recipe.data.workers
-        if asked >= 0:
-            return asked
+        setting = self.recipe.data.workers
+        if setting >= 0:
+            return setting
         if images.arrays is not None:
             return 0
         cores = os.cpu_count() or 1
@@ -143,28 +143,34 @@ def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
 def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
     """Build the batch sampler of a recipe.
 
-    The batch size shrinks where the data has too few classes for the images per class that the method only advises.
+    If the recipe does not set `train.per_class`, each class has the number of images that the method recommends. The
+    batch is then smaller than `train.batch` where the data has too few classes to fill it.
 
     Args:
-        context: of the run.
+        context: what the parts of the run share.
         labels: (N,) the labels of the training images.
 
     Raises:
         ValueError: the recipe asks for batches that these labels do not allow.
     """
     options, world = context.recipe.train, context.world
-    advised = lookup(context.recipe.method).about.samples_per_class
+    recommendation = lookup(context.recipe.method).about.samples_per_class
     per_class, batch = options.per_class or None, options.batch
-    if options.per_class is None and advised:
-        per_class, unit = advised, math.lcm(advised, world.size)
-        most = min(batch, advised * len(np.unique(labels)))
-        batch = max(unit, most - most % unit)
+    if options.per_class is None and recommendation:
+        per_class, unit = recommendation, math.lcm(recommendation, world.size)
+        limit = min(batch, recommendation * len(np.unique(labels)))
+        batch = max(unit, limit - limit % unit)
         if batch != options.batch:
-            context.watcher.say(f"batch size {batch}: {context.recipe.method} needs {advised} images of each class")
+            context.watcher.say(f"batch size {batch}: {context.recipe.method} needs {per_class} images of each class")
     try:
         return Batches(labels, batch, per_class, context.recipe.seed, world.rank, world.size)
     except ValueError as error:
         raise ValueError(f"{error} (--batch, --set train.per_class=...)") from None
+
+
+def _no_readable_image(images: str) -> str:
+    """The error for a set of images that are all unreadable."""
+    return f"data: got {images}, none of which can be read; expected images that can be decoded"
 
 
 class Feed(trainer.Feed, Protocol):
@@ -228,7 +234,7 @@ class RefuseUnreadable:
         for count, batch in enumerate(self.feed.epoch(number, start), start + 1):
             readable += len(batch.labels)
             if start == 0 and count == len(self.feed) and not readable:
-                raise ValueError(f"data: not one of the {self.images} training images can be read")
+                raise ValueError(_no_readable_image(f"{self.images} training images"))
             yield batch
 
 
@@ -236,8 +242,8 @@ def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name
     """Compute the backbone's features of all readable images, or take them from the feature cache.
 
     Args:
-        context: of the run.
-        encoder: whose backbone computes the features.
+        context: what the parts of the run share.
+        encoder: the encoder whose backbone computes the features.
         images: the images.
         name: what the images are called in the progress bar.
     """
@@ -259,7 +265,7 @@ def train_feed(context: RunContext, encoder: Encoder, images: ImageSet) -> Feed:
     if recipe.train.frozen:
         features = embed_features(context, encoder, images, "training images")
         if not len(features.vectors):
-            raise ValueError(f"data: not one of the {len(images)} training images can be read")
+            raise ValueError(_no_readable_image(f"{len(images)} training images"))
         labels = features.labels.numpy()
         return FeatureFeed(features.vectors, labels, make_batches(context, labels), context.device)
     feed = TrainFeed(
@@ -297,7 +303,7 @@ def make_pool(context: RunContext, encoder: Encoder, feed: Feed) -> Callable[[in
                 labels.append(batch.labels)
             context.watcher.work("embedding a pool", min(number * EVAL_BATCH, len(rows)), len(rows))
         if not vectors:
-            raise ValueError(f"data: not one of {len(rows)} random training images can be read")
+            raise ValueError(_no_readable_image(f"{len(rows)} random training images"))
         return torch.cat(vectors).to(transfer_device), torch.cat(labels).to(transfer_device)
 
     def pool(count: int, step: int) -> tuple[Tensor, Tensor]:
@@ -318,8 +324,8 @@ def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str)
     """Make a function that embeds `images` with the current encoder.
 
     Args:
-        context: of the run.
-        encoder: whose embeddings are computed.
+        context: what the parts of the run share.
+        encoder: the encoder that computes the embeddings.
         images: the images.
         name: what the images are called in the progress bar and in errors.
 
@@ -354,7 +360,7 @@ def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str)
             done += len(batch.labels)
             context.watcher.work(f"embedding {name}", done, len(images))
         if not vectors:
-            raise ValueError(f"data: not one of the {len(images)} images of {name} can be read")
+            raise ValueError(_no_readable_image(f"{len(images)} images of {name}"))
         return EmbeddedSet(images, torch.cat(vectors), feed.kept)
 
     return from_images
@@ -365,7 +371,7 @@ def embed_pixels(context: RunContext, images: ImageSet) -> EmbeddedSet:
     feed = EvalFeed(images, EvalView(**eval_view(context.recipe)), PIXELS_BATCH, "none", "cpu", 0, context.on_bad)
     pixels = [batch.images.flatten(1).float() for batch in feed if batch.images is not None]
     if not pixels:
-        raise ValueError(f"data: not one of the {len(images)} images of the unseen classes can be read")
+        raise ValueError(_no_readable_image(f"{len(images)} images of the unseen classes"))
     return EmbeddedSet(images, torch.cat(pixels), feed.kept)
 
 
@@ -375,6 +381,6 @@ def make_learner(context: RunContext, encoder: Encoder, classes: int) -> Learner
     if context.recipe.train.shard and context.world.size > 1:
         criterion.shard(context.world.rank, context.world.size)
     if context.device.type == "cuda":
-        # Before a scheme copies the weights: comparing copies with another memory layout is slow.
+        # Schemes copy the weights later, and comparing weights with copies in another memory layout is slow.
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Learner(encoder, criterion, context.recipe.train.frozen, context.world.size).to(context.device)

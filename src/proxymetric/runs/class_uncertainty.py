@@ -1,4 +1,4 @@
-"""How certain a method is of its training classes, and whether the images of those classes show it."""
+"""How certain a method is of its training classes, and how this correlates with the similarity of their images."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def class_uncertainty(
 
     Returns:
         `mean`, the mean uncertainty; `least` and `most`, the classes with the lowest and the highest uncertainty as
-        [class, uncertainty] pairs, the extreme one first, no class in both; and `correlation`, Pearson's correlation
-        between the uncertainty of a class and the median similarity of its images to the mean of its proxies. The
-        correlation is left out where it is not defined.
+        [class, uncertainty] pairs, the extreme one first (no class is in both lists); and `correlation`, Pearson's
+        correlation between the uncertainty of a class and the median similarity of its images to the mean of its
+        proxies. The correlation is left out where it is not defined.
     """
     values = criterion.uncertainty().double().cpu().numpy()
     assert values.shape == (len(classes),), (values.shape, len(classes))

@@ -1,4 +1,4 @@
-"""The trained encoder beside the untrained one: scores, intervals, and the difference in words."""
+"""Compare the trained encoder with the untrained one: scores, intervals, and the difference in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxymetric.runs.score import EmbeddedSet, score
 from proxymetric.training.optim import base_rates
 
 MIN_CLASSES = 5
-"""classes below which no interval is computed: it would be too narrow"""
+"""fewest classes for which intervals are computed: with fewer classes, an interval would be too narrow"""
 UNTRAINED_MEANS = (
     "The untrained encoder is the backbone before training, without the new head: its features are compared directly."
 )
@@ -68,9 +68,9 @@ class Comparison:
 
     def verdict(self) -> list[str]:
         """Sentences that say whether training helped; empty without the untrained encoder."""
-        shown = [name for name in FIRST_METRICS if name in self.differences]
-        shown = shown or [name for name in self.differences if not parse(name).whole][:1]
-        sentences = [verdict(name, self.differences[name]) for name in shown]
+        names = [name for name in FIRST_METRICS if name in self.differences]
+        names = names or [name for name in self.differences if not parse(name).whole][:1]
+        sentences = [verdict(name, self.differences[name]) for name in names]
         if sentences and not self.has_intervals:
             sentences.append(f"no intervals: {self.classes} classes are too few, expected at least {MIN_CLASSES}")
         return sentences
@@ -123,7 +123,7 @@ def compare(
     """
     if untrained is not None and not np.array_equal(trained.kept, untrained.kept):
         raise ValueError(
-            "images: the files changed while they were embedded, expected the same images for both encoders"
+            "images: got files that changed while they were embedded, expected the same images for both encoders"
         )
     means = [name for name in metrics if not parse(name).whole]
     whole = [name for name in metrics if parse(name).whole]
@@ -160,7 +160,7 @@ def score_queries(
 
     Args:
         embedded: the set.
-        metrics: means over queries.
+        metrics: names of metrics that are means over queries.
         distance: "cosine" or "euclidean".
 
     Returns:
@@ -178,7 +178,7 @@ def advice(recipe: dict[str, Any], classes: int | None = None) -> str:
 
     Args:
         recipe: the recipe of the run, by table.
-        classes: training classes; None if unknown.
+        classes: number of training classes; None if unknown.
 
     Example:
         >>> advice({"train": {"lr": None, "frozen": False}}, 8)
@@ -194,7 +194,7 @@ def advice(recipe: dict[str, Any], classes: int | None = None) -> str:
 
 
 def remarks(result: Result) -> list[str]:
-    """Sentences about a result that a table of scores does not say: no training in it, or worse than untrained.
+    """Sentences that explain a result: epoch 0 was chosen, training did not help, or some metrics fell.
 
     Example:
         >>> rows = {"untrained encoder": {"MAP@R": 0.384}, "trained encoder": {"MAP@R": 0.268}}
@@ -207,23 +207,23 @@ def remarks(result: Result) -> list[str]:
     sentences = []
     if result.chosen_by != "last" and not result.chosen_epoch and result.refit is None and result.rows:
         sentences.append(
-            "epoch 0 was chosen: no epoch scored higher than the model before training. The trained encoder has no "
-            "training in it: it is the untrained backbone with its new head, which is random"
+            "epoch 0 was chosen: no epoch scored higher than the model before training. The trained encoder is "
+            "therefore the untrained backbone with a new, random head"
         )
     before, after = result.rows.get(UNTRAINED, {}), result.rows.get(TRAINED, {})
-    both = [name for name in after if name in before and not parse(name).whole]
-    first = next((name for name in FIRST_METRICS if name in both), next(iter(both), None))
+    shared = [name for name in after if name in before and not parse(name).whole]
+    first = next((name for name in FIRST_METRICS if name in shared), next(iter(shared), None))
     if first is None:
         return sentences
-    change = {name: after[name] - before[name] for name in both}
+    change = {name: after[name] - before[name] for name in shared}
     pixels = result.rows.get(PIXELS, {})
     if pixels.get(first, 0.0) > after[first]:
         sentences.append(f"raw pixels score higher than the trained encoder: {100 * pixels[first]:.1f} {first}")
     if change[first] <= 0:
         sentences.append(verdict(first, Difference(change[first])))
-    fell = [f"{name} {100 * before[name]:.1f} to {100 * after[name]:.1f}" for name in both if change[name] < 0]
-    if change[first] > 0 and fell:
-        sentences.append(f"training raised {first}, but these fell: {', '.join(fell)}")
+    drops = [f"{name} {100 * before[name]:.1f} to {100 * after[name]:.1f}" for name in shared if change[name] < 0]
+    if change[first] > 0 and drops:
+        sentences.append(f"training raised {first}, but these metrics fell: {', '.join(drops)}")
     if change[first] <= 0:
         sentences.append(advice(result.recipe, result.data.get("train", {}).get("classes")))
     return sentences

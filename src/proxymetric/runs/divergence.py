@@ -11,8 +11,8 @@ def check_trained(trainer: Trainer, recipe: Recipe) -> None:
     """Refuse to give a result for a training whose steps were all skipped: its model is the untrained one.
 
     Args:
-        trainer: after its last step.
-        recipe: of the run.
+        trainer: the training loop after its last step.
+        recipe: the recipe of the run.
 
     Raises:
         ValueError: no step had a finite loss and gradient.

@@ -14,7 +14,7 @@ from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
 
 
 def default_page(run: Path, data: str) -> Path:
-    """Where the page of an evaluation is written: beside the run, named after run and data.
+    """The default page of an evaluation: next to the run's folder, named after run and data.
 
     Example:
         >>> print(default_page(Path("runs/birds"), "new photos"))
@@ -26,10 +26,10 @@ def default_page(run: Path, data: str) -> Path:
 
 
 def check_target(page: Path) -> None:
-    """Check, before the work begins, that a page replaces only a page.
+    """Check, before the work begins, that the page replaces nothing but an earlier page.
 
     Raises:
-        ValueError: something else is there.
+        ValueError: the path holds something other than a page, or cannot be written.
     """
     from proxymetric.plots.report import is_page
 
@@ -58,7 +58,7 @@ def draw_evaluation(
     ]
     if comparison.differences:
         table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
-    explained = f" {UNTRAINED_MEANS}" if comparison.differences else ""
+    explanation = f" {UNTRAINED_MEANS}" if comparison.differences else ""
     return draw_page(
         page,
         embedded=embedded,
@@ -70,7 +70,7 @@ def draw_evaluation(
             "images per class": images_per_class(embedded),
         },
         table=table,
-        results_note=f"Retrieval on these classes, in per cent.{explained}",
+        results_note=f"Retrieval on these classes, in per cent.{explanation}",
         remarks=[remark for remark in remarks if remark != UNTRAINED_MEANS],
         curve=[],
         notes=[],

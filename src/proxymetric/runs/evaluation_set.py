@@ -41,21 +41,22 @@ def evaluation_set(
     if Path(run).is_file():
         if data is None or part not in ("auto", "all"):
             raise ValueError(
-                f"data: {run} does not record what it was trained on; expected --data, without --split or with "
-                "--split all"
+                f"run: got {run}, a slim file, which does not record the data of its training; expected --data, "
+                "without --split or with --split all"
             )
         return _test_images(open_data(data, layout), part)
-    about = read_run(run)
-    options = about["recipe"]["data"]
+    description = read_run(run)
+    options = description["recipe"]["data"]
     if data is None:
         data, layout = options["path"], options["layout"]
     images = open_data(data, layout)
-    same_data = images.identity() == about["data"]["identity"]
+    same_data = images.identity() == description["data"]["identity"]
     if part == "all" or (part == "auto" and not same_data):
         if same_data:
             return images, "some of them trained on"
         return _test_images(images, part)
-    parts = split(images, options["validation"] if same_data else 0.0, options["test"], about["recipe"]["seed"])
+    validation = options["validation"] if same_data else 0.0
+    parts = split(images, validation, options["test"], description["recipe"]["seed"])
     refitted = is_refitted(run, which)
     if part == "auto":
         if parts.test is not None:
@@ -69,7 +70,7 @@ def evaluation_set(
         raise ValueError(f"split: got {part!r}, but {images.name} has no {part} classes; expected --split all")
     if not same_data:
         return chosen, ""
-    if part == "test" and about["recipe"].get("protocol") == "papers":
+    if part == "test" and description["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
     known = known_classes(chosen, parts.train)
     if part == "train" or (part == "validation" and refitted):
@@ -81,15 +82,15 @@ def evaluation_set(
 
 
 def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) -> list[str]:
-    """Say which classes of other data than the run's own have the names of classes that the run knows.
+    """Say how many classes have the name of a class that the run was trained on, or that chose its epoch.
 
     Args:
         run: folder of a run, or a slim file.
-        images: the data that is evaluated.
+        images: the data that is evaluated; not the data of the run.
         trained_on: names of the classes that the model was trained on.
 
     Returns:
-        Sentences; none if no name is known.
+        Sentences; an empty list if no class has such a name.
     """
     known = set(trained_on)
     present = {images.classes[label] for label in np.unique(images.labels)}
@@ -102,24 +103,24 @@ def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) ->
             f"{len(present & known)} of these {len(present)} classes were trained on (same names): the scores are not "
             "those of new classes"
         )
-    if chose := (present - known) & held_out:
-        notes.append(f"{len(chose)} of these {len(present)} classes chose the epoch (same names)")
+    if choosing := (present - known) & held_out:
+        notes.append(f"{len(choosing)} of these {len(present)} classes chose the epoch (same names)")
     return notes
 
 
-def _held_out(about: dict[str, Any]) -> set[str]:
-    """Names of the classes that chose the epoch of a run; empty if its data is not there any more."""
-    options = about["recipe"]["data"]
+def _held_out(description: dict[str, Any]) -> set[str]:
+    """Names of the classes that chose the epoch of a run; empty if the data of the run cannot be opened."""
+    options = description["recipe"]["data"]
     try:
         images = open_data(options["path"], options["layout"])
-        validation = split(images, options["validation"], options["test"], about["recipe"]["seed"]).validation
+        validation = split(images, options["validation"], options["test"], description["recipe"]["seed"]).validation
     except (OSError, ValueError):
         return set()
     return set() if validation is None else set(validation.classes)
 
 
 def _test_images(images: ImageSet, part: str) -> tuple[ImageSet, str]:
-    """The test images of a set that comes divided, else its validation images, else all; and a note on the choice."""
+    """The test images of data that is already split, else its validation images, else all images; and a note."""
     mask = images.test_images if images.test_images is not None else images.validation_images
     if part == "all" or mask is None:
         return images, ""
@@ -141,18 +142,18 @@ def known_classes(images: ImageSet, training: ImageSet) -> int:
 
 
 def seen_set(run: str | Path) -> ImageSet:
-    """The images that a run's model was trained on; of a refitted model, the images of all classes but the test's."""
-    about = read_run(run)
-    options = about["recipe"]["data"]
+    """The images that a run's model was trained on; for a refitted model, those of all classes but the test classes."""
+    description = read_run(run)
+    options = description["recipe"]["data"]
     validation = 0.0 if is_refitted(run) else options["validation"]
     images = open_data(options["path"], options["layout"])
-    return split(images, validation, options["test"], about["recipe"]["seed"]).train
+    return split(images, validation, options["test"], description["recipe"]["seed"]).train
 
 
 def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:
     """Embed the test (or validation) images of a run with its model; images that cannot be read are left out."""
     images, _ = evaluation_set(run, part=part)
-    vectors, kept = load(run).embed(
+    vectors, indices = load(run).embed(
         images, errors="skip", progress=lambda done, total: watcher.work("embedding", done, total)
     )
-    return EmbeddedSet(images, vectors, np.asarray(kept, dtype=np.int64))
+    return EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64))

@@ -20,10 +20,13 @@ from proxymetric.training.optim import steps_in
 from proxymetric.training.tensorboard import EVENTS_SUFFIX
 
 RUN_FILES = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
+"""the files that a run writes"""
 FOLDERS = ("refit", "tensorboard")
+"""the folders that a run writes"""
 CLEARING = ".run.json.cleared"
 """the name of `run.json` while the files of its run are removed"""
 RUN_JSON_OPENING = b'{\n "recipe": {'
+"""the first bytes of every `run.json`"""
 STATE: dict[str, tuple[type, ...]] = {
     "epoch": (int,), "step": (int,), "position": (int,), "steps_per_epoch": (int,), "skipped": (int,),
     "best": (list, type(None)), "stale": (int,), "losses": (list,), "curve": (list,), "seconds": (int, float),
@@ -42,8 +45,8 @@ MAY_CHANGE = {
     "data.workers",
     "data.cache",
 }
-"""keys of the recipe that may change when a run is resumed; any other change would make it another run. The path of the
-images may change, because their identity is checked"""
+"""keys of the recipe that may change when a run is resumed; with any other change the run would be a different one. The
+path of the images may change, because their content is compared"""
 
 
 def default_folder(raw: dict[str, Any]) -> Path:
@@ -85,38 +88,41 @@ def read_checkpoint(last: Path) -> Checkpoint:
         raise ValueError(f"resume: {error}. {advice}") from None
     state = checkpoint.state
     if "position" not in state and "epoch" in state:
-        raise ValueError(f"resume: {last} holds a model, but not the state of a training to continue. {advice}")
-    damaged = [key for key, kinds in STATE.items() if key not in state or not isinstance(state[key], kinds)]
-    if not damaged and not all(isinstance(record, dict) and "epoch" in record for record in state["curve"]):
-        damaged = ["curve"]
-    damaged += [] if "random.cpu" in checkpoint.tensors else ["random.cpu"]
-    if damaged:
         raise ValueError(
-            f"resume: {last}: got a header without a valid {damaged[0]}, expected a checkpoint that `train` wrote; the "
-            f"file is damaged. {advice}"
+            f"resume: got {last}, which holds a model, but not the state of a training; expected a checkpoint that "
+            f"`train` wrote. {advice}"
+        )
+    bad_keys = [key for key, kinds in STATE.items() if key not in state or not isinstance(state[key], kinds)]
+    if not bad_keys and not all(isinstance(record, dict) and "epoch" in record for record in state["curve"]):
+        bad_keys = ["curve"]
+    bad_keys += [] if "random.cpu" in checkpoint.tensors else ["random.cpu"]
+    if bad_keys:
+        raise ValueError(
+            f"resume: {last}: got a header without a valid {bad_keys[0]}, expected a checkpoint that `train` wrote; "
+            f"the file is damaged. {advice}"
         )
     return checkpoint
 
 
 def check_parts(folder: Path) -> None:
-    """Check, before anything is changed, that the run in a folder has all parts that it needs to be continued.
+    """Check, before anything is changed, that a run has all files that it needs to continue.
 
     Args:
-        folder: of a run, or of its refit.
+        folder: the folder of a run, or of its refit.
 
     Raises:
-        ValueError: a part is missing or damaged.
+        ValueError: a file is missing or damaged.
     """
     last, best = folder / "last.safetensors", folder / "best.safetensors"
     if not last.is_file():
         # A run saves its first checkpoint before its first step.
-        trained = [file.name for file in (folder / "result.json",) if file.is_file()]
-        trained += [best.name] if best.is_file() and read_state(best).get("step", 1) > 0 else []
-        trained += ["log.jsonl"] if _logs_steps(folder / "log.jsonl") else []
-        if trained:
+        traces = [file.name for file in (folder / "result.json",) if file.is_file()]
+        traces += [best.name] if best.is_file() and read_state(best).get("step", 1) > 0 else []
+        traces += ["log.jsonl"] if _logs_steps(folder / "log.jsonl") else []
+        if traces:
             raise ValueError(
-                f"resume: {last} is missing, but {trained[0]} shows that the run was trained; expected that file back, "
-                "or --overwrite to start the run again"
+                f"resume: {last} is missing, but {traces[0]} shows that the run was trained; expected that file, or "
+                "--overwrite to start the run again"
             )
         return
     chosen = read_checkpoint(last).state["best"]
@@ -126,7 +132,7 @@ def check_parts(folder: Path) -> None:
     if not best.is_file():
         raise ValueError(
             f"resume: {best} is missing, though the run chose the model of epoch {round(chosen[1], 2)}; expected that "
-            f"file back. {advice}"
+            f"file. {advice}"
         )
     try:
         Checkpoint.read(best)
@@ -149,7 +155,7 @@ def _logs_steps(log: Path) -> bool:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a folder holds a run of this package; a damaged `run.json` counts, one of another program does not."""
+    """Whether a folder holds a run of this package, also a damaged one; a `run.json` of another program is no run."""
     file = folder / "run.json"
     if not file.is_file() or file.is_symlink():
         return False
@@ -175,16 +181,16 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
     """Check that a run may write to `folder`, before anything is written.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         resume: continue the run in it.
         overwrite: replace the run in it.
 
     Returns:
-        The content of `run.json` of the run to continue; None for a new run.
+        The `run.json` of the run to continue; None for a new run.
 
     Raises:
-        ValueError: the folder cannot be written, holds something else, or holds a run and neither flag is given; or
-            `run.json` of the run to continue is damaged.
+        ValueError: the folder cannot be written; it holds something other than a run; it holds a run, and neither flag
+            is given; or the `run.json` of the run to continue is damaged.
     """
     if resume and overwrite:
         raise ValueError(
@@ -199,68 +205,68 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
         raise ValueError(f"out: got {place}, which cannot be written; expected a folder that you may write to")
     if not folder.is_dir():
         return None
-    has_file, ours = (folder / "run.json").exists(), holds_run(folder)
-    if has_file and not ours:
+    has_file, has_run = (folder / "run.json").exists(), holds_run(folder)
+    if has_file and not has_run:
         raise ValueError(
             f"out: got {folder}, whose run.json was not written by proxymetric; expected another folder with --out"
         )
-    if ours and not (resume or overwrite):
+    if has_run and not (resume or overwrite):
         raise ValueError(
-            f"out: {folder} already holds a run; expected --resume to continue it, --overwrite to replace it, or "
-            "another folder with --out"
+            f"out: got {folder}, which already holds a run; expected --resume to continue it, --overwrite to replace "
+            "it, or another folder with --out"
         )
-    if not ours and not was_cleared(folder) and set(folder.iterdir()) - {folder / LOCK, *_partial_files(folder)}:
+    if not has_run and not was_cleared(folder) and set(folder.iterdir()) - {folder / LOCK, *_partial_files(folder)}:
         raise ValueError(f"out: got {folder}, which is not empty and holds no run; expected a new folder")
     _check_regular(folder)
-    before = read_description(folder) if resume else None
-    if before is not None:
-        check_known_keys(before, folder)
-    return before
+    description = read_description(folder) if resume else None
+    if description is not None:
+        check_known_keys(description, folder)
+    return description
 
 
 def hold(
-    held: contextlib.ExitStack, folder: Path, resume: bool, overwrite: bool, watcher: Watcher
+    locks: contextlib.ExitStack, folder: Path, resume: bool, overwrite: bool, watcher: Watcher
 ) -> dict[str, Any] | None:
-    """Lock the folder of a run and check its parts, which no other process can change from now on.
+    """Lock the folder of a run, then check its files: no other process can change them from now on.
 
     Args:
-        held: keeps the lock until it is closed.
-        folder: of the run.
+        locks: keeps the lock until it is closed.
+        folder: the folder of the run.
         resume: continue the run in it.
         overwrite: replace the run in it.
         watcher: receives a message if the disk has no locks.
 
     Returns:
-        The content of `run.json` of the run to continue; None for a new run.
+        The `run.json` of the run to continue; None for a new run.
 
     Raises:
-        ValueError: another process writes to the folder, or what `claim` and `check_parts` refuse.
+        ValueError: another process writes to the folder, or `claim`, `check_page` or `check_parts` refuses it.
     """
-    if not held.enter_context(locked(folder)):
+    if not locks.enter_context(locked(folder)):
         watcher.say(f"no locks on the disk of {folder}: a second process that trains there would not be noticed")
-    before = claim(folder, resume, overwrite)
+    description = claim(folder, resume, overwrite)
     check_page(folder)
-    if before is not None:
+    if description is not None:
         check_parts(folder)
-    return before
+    return description
 
 
 def _check_regular(folder: Path) -> None:
-    """Refuse links and other special files in the place of a run's parts: what they point to is not the run's."""
+    """Refuse links and special files where the files of a run belong: their targets do not belong to the run."""
     for name in (*RUN_FILES, "refit", "tensorboard", *(f"refit/{name}" for name in RUN_FILES)):
         path = folder / name
         kind = "folder" if name in FOLDERS else "file"
         if path.is_symlink():
             raise ValueError(f"out: got {path}, which is a link; expected a {kind} of the run")
         if path.exists() and not (path.is_dir() if name in FOLDERS else path.is_file()):
-            raise ValueError(f"out: got {path}, which is no {kind}; expected a {kind} of the run")
+            raise ValueError(f"out: got {path}, which is not a {kind}; expected a {kind} of the run")
 
 
 def clear(folder: Path) -> None:
     """Remove the files of a run and nothing else.
 
-    First `run.json` is renamed, so that a removal that is interrupted never looks like a run; the next start repeats
-    the removal. `finish_clearing` ends it, after the new `run.json` is written.
+    First `run.json` is renamed, so that the rest of an interrupted removal never looks like a run; the next start
+    repeats the removal. `finish_clearing` completes it, after the new `run.json` is written.
     """
     tracked = _tracked(folder)
     if (folder / "run.json").is_file():
@@ -291,7 +297,7 @@ def finish_clearing(folder: Path) -> None:
 
 
 def _tracked(folder: Path) -> bool:
-    """Whether the run in a folder wrote its curves for TensorBoard."""
+    """Whether the run in a folder writes its curves for TensorBoard."""
     for name in ("run.json", CLEARING):
         try:
             return read_json(folder / name)["recipe"]["train"].get("track") == "tensorboard"
@@ -318,55 +324,55 @@ def _partial_files(folder: Path) -> list[Path]:
     return [path for name in RUN_FILES for path in folder.glob(f".{name}.*.part*")]
 
 
-def check_known_keys(before: dict[str, Any], folder: Path) -> None:
-    """Check that this version knows every key of the recipe that a run began with.
+def check_known_keys(description: dict[str, Any], folder: Path) -> None:
+    """Check that this version knows every key of the recipe in a `run.json`.
 
     Raises:
-        ValueError: it does not; the message names both versions.
+        ValueError: a key is unknown; the message names both versions.
     """
-    method = before["recipe"]["method"]
+    method = description["recipe"]["method"]
     try:
         known = _flat(check({"method": method}).as_dict())
     except ValueError:
-        raise ValueError(unknown_key(before, folder / "run.json", f"method={method!r}")) from None
-    for key, value in _flat(before["recipe"]).items():
+        raise ValueError(unknown_key(description, folder / "run.json", f"method={method!r}")) from None
+    for key, value in _flat(description["recipe"]).items():
         if key not in known and value is not None:
-            raise ValueError(unknown_key(before, folder / "run.json", key))
+            raise ValueError(unknown_key(description, folder / "run.json", key))
 
 
-def check_same_data(identity: str, before: dict[str, Any], folder: Path) -> None:
+def check_same_data(identity: str, description: dict[str, Any], folder: Path) -> None:
     """Check that a resumed run has the images that it began with: the content of every batch depends on all of them.
 
     Raises:
         ValueError: the images differ.
     """
-    if identity != before["data"]["identity"]:
+    if identity != description["data"]["identity"]:
         raise ValueError(
-            f"resume: the images of {before['data']['name']} are not those that {folder} began with; expected the same "
-            "images, or a new run with --out"
+            f"resume: got images of {description['data']['name']} that are not those that {folder} began with; "
+            "expected the same images, or a new run with --out"
         )
 
 
-def check_same_recipe(recipe: Recipe, before: dict[str, Any], folder: Path) -> None:
-    """Check that a resumed run has the recipe that it began with, but for the keys in `MAY_CHANGE`.
+def check_same_recipe(recipe: Recipe, description: dict[str, Any], folder: Path) -> None:
+    """Check that a resumed run has the recipe that it began with, except for the keys in `MAY_CHANGE`.
 
     Raises:
         ValueError: another key differs.
     """
-    train, epochs = recipe.train, before["recipe"]["train"].get("epochs")
+    train, epochs = recipe.train, description["recipe"]["train"].get("epochs")
     if train.decay == "cosine" and train.decay_every is None and train.epochs != epochs:
         raise ValueError(
-            f"resume: got train.epochs={train.epochs}, expected {epochs} as before: a "
-            "cosine schedule over all epochs depends on their number"
+            f"resume: got train.epochs={train.epochs}, expected {epochs} as before: a cosine schedule over all epochs "
+            "depends on their number"
         )
     # A key that did not exist when the run began had the value that is now its default.
     defaults = check({"method": recipe.method}).as_dict()
-    now, then = _flat(_plain(recipe.as_dict())), _flat(_plain(defaults)) | _flat(before["recipe"])
-    for key in sorted(now.keys() | then.keys(), key=lambda key: ("." in key, key)):
-        if key not in MAY_CHANGE and now.get(key) != then.get(key):
+    values, earlier = _flat(_plain(recipe.as_dict())), _flat(_plain(defaults)) | _flat(description["recipe"])
+    for key in sorted(values.keys() | earlier.keys(), key=lambda key: ("." in key, key)):
+        if key not in MAY_CHANGE and values.get(key) != earlier.get(key):
             raise ValueError(
-                f"resume: got {key}={now.get(key)!r}, expected {then.get(key)!r} as {folder} began with, or a new run "
-                "with --out"
+                f"resume: got {key}={values.get(key)!r}, expected {earlier.get(key)!r}, the value that {folder} began "
+                "with, or a new run with --out"
             )
 
 

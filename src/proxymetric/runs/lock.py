@@ -1,4 +1,4 @@
-"""One process writes to a folder: a lock that ends with the process that holds it."""
+"""A lock that lets only one process write to a folder, and that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOCK = ".lock"
-"""name of the file in the folder; it says who holds the lock"""
+"""name of the lock file in the folder; it states which process holds the lock"""
 _held: set[int] = set()
 """the open files that hold locks in this process"""
 
@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
 def locked(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder. The system releases it when the process ends, however it ends.
 
-    A folder that is missing is made, and removed again at the end if it is empty then.
+    A missing folder is created, and at the end removed again if it is empty.
 
     Args:
         folder: the folder.
@@ -41,7 +41,7 @@ def locked(folder: Path) -> Iterator[bool]:
         Whether the lock is held; False where the system or its disk has no locks.
 
     Raises:
-        ValueError: another process holds it, or the folder cannot be made.
+        ValueError: another process holds the lock, or the folder cannot be created.
 
     Example:
         >>> import tempfile
@@ -49,19 +49,19 @@ def locked(folder: Path) -> Iterator[bool]:
         >>> with locked(place), locked(place):
         ...     pass
         Traceback (most recent call last):
-        ValueError: out: got ..., in use by process ... on ... since ...; expected to wait for it, or another folder
-        with --out
+        ValueError: out: got ..., in use by process ... on ... since ...; expected a folder that no process uses: wait
+        for its end, or choose another folder with --out
     """
-    made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    new_folders = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"out: got {folder}, which cannot be made ({error.strerror}); expected a folder that you may write to"
+            f"out: got {folder}, which cannot be created ({error.strerror}); expected a folder that you may write to"
         ) from None
     file, handle = folder / LOCK, None
     try:
-        handle = _acquired(folder, file)
+        handle = _acquire(folder, file)
         yield handle is not None
     finally:
         if handle is not None:
@@ -69,13 +69,13 @@ def locked(folder: Path) -> Iterator[bool]:
                 file.unlink()
             _held.discard(handle)
             os.close(handle)
-        for place in made:
+        for place in new_folders:
             with contextlib.suppress(OSError):
                 place.rmdir()
 
 
-def _acquired(folder: Path, file: Path) -> int | None:
-    """The open file that holds the lock; None without locks."""
+def _acquire(folder: Path, file: Path) -> int | None:
+    """Open the lock file and lock it; None where the system or its disk has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -94,7 +94,8 @@ def _acquired(folder: Path, file: Path) -> int | None:
             owner = _owner(handle)
             os.close(handle)
             raise ValueError(
-                f"out: got {folder}, in use by {owner}; expected to wait for it, or another folder with --out"
+                f"out: got {folder}, in use by {owner}; expected a folder that no process uses: wait for its end, or "
+                "choose another folder with --out"
             ) from None
         except OSError:  # such as a network disk without locks
             os.close(handle)
@@ -102,23 +103,24 @@ def _acquired(folder: Path, file: Path) -> int | None:
                 file.unlink()
             return None
         try:
-            same = os.path.samestat(os.fstat(handle), os.stat(file))
+            is_same_file = os.path.samestat(os.fstat(handle), os.stat(file))
         except FileNotFoundError:
-            same = False
-        if same:
+            is_same_file = False
+        if is_same_file:
             break
-        os.close(handle)  # its last owner removed the file between the two calls
+        os.close(handle)  # the last owner of the lock removed the file between open and flock
     _held.add(handle)
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, only its description is missing
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with contextlib.suppress(OSError):  # on a full disk the lock holds, but does not state its owner
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(about).encode(), 0)
+        os.pwrite(handle, json.dumps(holder).encode(), 0)
     return handle
 
 
 def _owner(handle: int) -> str:
+    """The process that holds a lock, in words."""
     try:
-        about = json.loads(os.pread(handle, 1000, 0))
-        return f"process {about['pid']} on {about['host']} since {about['since']}"
+        owner = json.loads(os.pread(handle, 1000, 0))
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (ValueError, KeyError, TypeError, OSError):
         return "another process"

@@ -35,7 +35,7 @@ def mlrc(
     watcher: Watcher | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Cross-validate on the training classes and test once.
+    """Cross-validate on the training classes, and score the test classes once.
 
     The training classes are cut into `folds` contiguous blocks. Model k trains on all blocks but the k-th, and MAP@R on
     block k chooses its epoch. Each metric is given twice for the test classes: "average" is the mean over the models
@@ -97,20 +97,18 @@ def _mlrc(
     for fold in range(1, folds + 1):
         watcher.say(f"fold {fold} of {folds}")
         merged = settings | {"data.validation": f"{fold}/{folds}"}
-        place = folder / f"fold{fold}"
-        runs.append(
-            train(data, out=place, settings=merged, watcher=watcher, **options, resume=resume and place.is_dir())
-        )
+        out = folder / f"fold{fold}"
+        runs.append(train(data, out=out, settings=merged, watcher=watcher, **options, resume=resume and out.is_dir()))
     results = [run.result for run in runs]
     metrics = results[0].recipe["train"]["metrics"]
     sets = [unseen_vectors(run.folder, watcher) for run in runs]
-    together = sets[0]._replace(vectors=torch.cat([unit(each.vectors) for each in sets], dim=1))
+    concatenated = sets[0]._replace(vectors=torch.cat([unit(each.vectors) for each in sets], dim=1))
     result = {
         "protocol": "MLRC",
         "folds": folds,
         "dim": dim,
         "average": {name: sum(run.scores[name] for run in runs) / folds for name in metrics},
-        "concatenated": score(together, metrics),
+        "concatenated": score(concatenated, metrics),
         "models": [
             {"fold": run.folder.name, "chosen_epoch": run.result.chosen_epoch, "test": run.scores} for run in runs
         ],
@@ -139,11 +137,11 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 def _check_test_classes(data: str | Path | None, settings: dict[str, Any], options: dict[str, Any]) -> None:
     """Refuse data without test classes before any fold is trained."""
-    checked = recipes.check(read_recipe(data=data, settings=settings, **options))
-    if not checked.data.path:
-        return  # the first fold says what is missing
-    images = open_data(checked.data.path, checked.data.layout)
-    if split(images, 0.0, checked.data.test, checked.seed).test is None:
+    recipe = recipes.check(read_recipe(data=data, settings=settings, **options))
+    if not recipe.data.path:
+        return  # the first fold raises the error
+    images = open_data(recipe.data.path, recipe.data.layout)
+    if split(images, 0.0, recipe.data.test, recipe.seed).test is None:
         raise ValueError(
             f"data: got {images.name}, which has no test classes; expected data with test classes, or a share of its "
             "classes as test classes: --set data.test=0.5"

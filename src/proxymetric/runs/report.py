@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proxymetric.plots import Certainty, ConfusedPair, GalleryRow
 
 PAGE_MARK = b'<link rel="icon" href="data:,"><title>'
-"""what the head of every report has, also of earlier versions"""
+"""bytes in the head of every report, also of those that earlier versions wrote"""
 NEEDED_KEYS = {"recipe": {"method", "seed", "encoder", "train"}, "data": {"name", "train"}, "machine": {"processor"}}
 """keys of a result's tables that the page shows"""
 MAX_TSNE_IMAGES = 2000
@@ -41,7 +41,7 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
 
     Args:
         file: where the page is written.
-        result: of the run.
+        result: the result of the run.
         embedded: the evaluated set with its normalised embeddings, on the CPU.
         seen: the training images, for the classes that the method is most and least certain of; None leaves them out.
 
@@ -76,7 +76,7 @@ def draw_page(file: Path, *, embedded: EmbeddedSet, seed: int = 0, **parts: Any)
     Args:
         file: where the page is written.
         embedded: the set with its normalised embeddings, on the CPU.
-        seed: of the queries that are shown, and of the map.
+        seed: random seed for the choice of queries and for the map.
         **parts: the other arguments of `plots.write_report`.
 
     Returns:
@@ -111,18 +111,18 @@ def draw_page(file: Path, *, embedded: EmbeddedSet, seed: int = 0, **parts: Any)
 def _confused(
     pairs: list[Confusion], embedded: EmbeddedSet, read: Callable[[int], Image.Image], title: Callable[[int], str]
 ) -> list[ConfusedPair]:
-    """The most confused pairs of classes; a pair and its mirror image are one."""
+    """The most confused pairs of classes; (a, b) and (b, a) are merged into one pair."""
     from proxymetric.plots import ConfusedPair
 
     names = embedded.images.classes
     example = {int(label): int(i) for i, label in reversed(list(enumerate(embedded.labels)))}
     share = {(pair.label, pair.found): pair.share for pair in pairs}
     merged: list[ConfusedPair] = []
-    taken = set()
+    seen_pairs = set()
     for pair in pairs:
-        if len(merged) == CONFUSED_PAIRS or frozenset((pair.label, pair.found)) in taken:
+        if len(merged) == CONFUSED_PAIRS or frozenset((pair.label, pair.found)) in seen_pairs:
             continue
-        taken.add(frozenset((pair.label, pair.found)))
+        seen_pairs.add(frozenset((pair.label, pair.found)))
         first, second = example[pair.label], example[pair.found]
         merged.append(
             ConfusedPair(
@@ -155,7 +155,10 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
     folder = Path(run)
     file = folder / "result.json"
     if not file.is_file():
-        raise ValueError(f"run: {folder} is not finished (no result.json); `proxymetric train --resume` continues it")
+        raise ValueError(
+            f"run: got {folder}, which is not finished (it has no result.json); expected a finished run: `proxymetric "
+            "train --resume` continues it"
+        )
     result = Result.read(file)
     for table, keys in NEEDED_KEYS.items():
         missing = sorted(keys - getattr(result, table).keys())
@@ -167,7 +170,10 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
     page = check_page(folder)
     part = result.evaluated_on
     if part is None or (part == "validation" and result.refit):
-        raise ValueError(f"run: {folder} was trained on every class of its data, so there is nothing to report on")
+        raise ValueError(
+            f"run: got {folder}, whose model was trained on every class of its data; expected a run with classes that "
+            "it was not trained on. `proxymetric evaluate --data` writes a page for other images"
+        )
     return draw_report(
         page,
         result=result,
@@ -183,7 +189,7 @@ def check_page(folder: Path) -> Path:
         The file of the page.
 
     Raises:
-        ValueError: something else is there.
+        ValueError: `report.html` is something other than a report.
     """
     page = folder / "report.html"
     return check_output("report.html", page, "a report of proxymetric", lambda file: PAGE_MARK in _head(file))
@@ -195,7 +201,7 @@ def _head(file: Path) -> bytes:
 
 
 def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
-    """The facts at the head of the page; facts that an older result lacks are left out."""
+    """The facts at the head of the page, without those that an older result lacks."""
     recipe = result.recipe
     trained = result.refit or {**result.data["train"], "parameters": result.parameters}
     chosen = str(round(result.chosen_epoch, 2))

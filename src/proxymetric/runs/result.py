@@ -44,7 +44,7 @@ class Result:
         weights: the file of the backbone's weights and what its header changed; None without such a file.
         data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
             and of the `training_classes` among the last two if there are any.
-        versions: of Python and of the packages that matter.
+        versions: of Python and of the packages that influence results.
         machine: `system`, `processor`, `cores`, and `gpu` where there is one.
         finished: time of the end, UTC.
         rates: first learning rate of each parameter group.
@@ -55,7 +55,7 @@ class Result:
         steps: optimiser steps, skipped ones included.
         skipped_steps: steps with a loss or gradient that was not finite.
         epochs: epochs that were trained.
-        chosen_epoch: epoch of the best evaluation; of the last one where nothing was chosen.
+        chosen_epoch: epoch of the best evaluation; the last epoch where no epoch was chosen.
         chosen_step: optimiser step of that evaluation; None in files of schema 1 that lack it.
         chosen_by: metric that chose the epoch, or "last".
         validation: record of the chosen evaluation: epoch, step, loss, metrics, figures.
@@ -114,14 +114,14 @@ class Result:
 
     @property
     def scored_classes(self) -> str:
-        """What the classes that `rows` are scored on are to the model, in words; see `data` and `evaluated_on`."""
+        """Say whether the model knows the classes that `rows` are scored on, and whether they chose the epoch."""
         counts = self.data.get(self.evaluated_on or "", {})
         known = counts.get("training_classes", 0)
-        chose = self.evaluated_on == "validation" and self.chosen_by != "last"
+        chose_epoch = self.evaluated_on == "validation" and self.chosen_by != "last"
         if not known:
-            return f"held-out classes, {CHOSE_EPOCH}" if chose else "classes never seen in training"
+            return f"held-out classes, {CHOSE_EPOCH}" if chose_epoch else "classes never seen in training"
         words = f"images not trained on ({known} of their {counts['classes']} classes are training classes)"
-        return f"{words}; they chose the epoch" if chose else words
+        return f"{words}; they chose the epoch" if chose_epoch else words
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -163,12 +163,12 @@ class Result:
         schema = content.get("schema", 1)
         if not isinstance(schema, int) or schema > SCHEMA:
             raise ValueError(f"{name}: got schema {schema}, expected at most {SCHEMA}; a newer proxymetric wrote it")
-        known = [each.name for each in dataclasses.fields(cls)]
-        required = set(known) - OPTIONAL - (SINCE_SCHEMA_2 if schema < 2 else set())
-        missing = [key for key in known if key in required and key not in content]
+        keys = [each.name for each in dataclasses.fields(cls)]
+        required = set(keys) - OPTIONAL - (SINCE_SCHEMA_2 if schema < 2 else set())
+        missing = [key for key in keys if key in required and key not in content]
         if missing:
             raise ValueError(f"{name}: got no {', '.join(missing)}, expected the result of a finished run")
-        values = {key: content[key] for key in known if key in content}
+        values = {key: content[key] for key in keys if key in content}
         hints = typing.get_type_hints(cls)
         for key, value in values.items():
             fit(f"{name}: {key}", value, hints[key])
@@ -242,8 +242,8 @@ def count_parameters(learner: Learner, trained: int, rows: int = 0, remote: int 
 
     Args:
         learner: encoder and criterion.
-        trained: parameters that the optimiser moves, those of other processes included.
-        rows: parameters in row tables, which step themselves.
+        trained: parameters that the optimiser updates, those of other processes included.
+        rows: parameters in row tables, which the optimiser does not update.
         remote: proxy parameters that other processes hold; `trained` includes them.
     """
     encoder = {"head": sum(p.numel() for p in learner.encoder.head_parameters())}

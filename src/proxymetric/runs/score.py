@@ -1,7 +1,7 @@
-"""How a set of images is scored: the one answer for training, `evaluate`, MLRC, studies and reports.
+"""How a set of images is scored, the same in training, `evaluate`, MLRC, studies and reports.
 
 Most sets are scored leave-one-out: each image is a query against all other images. A benchmark with two sides (In-Shop)
-is scored queries against gallery. A set that still holds training classes of such a benchmark has no two sides: it is
+is scored queries against gallery. Only its test classes have these sides: a set that also holds its training classes is
 scored leave-one-out.
 """
 
@@ -90,8 +90,8 @@ def rank_set(embedded: EmbeddedSet, k: int) -> Ranking:
     if gallery is None:
         return ranking
     queries, items = (side.nonzero().flatten() for side in (~gallery, gallery))
-    found = ranking.neighbours >= 0
-    neighbours = torch.where(found, items[ranking.neighbours.clamp(min=0)], ranking.neighbours)
+    is_result = ranking.neighbours >= 0
+    neighbours = torch.where(is_result, items[ranking.neighbours.clamp(min=0)], ranking.neighbours)
     return ranking._replace(queries=queries[ranking.queries], neighbours=neighbours)
 
 

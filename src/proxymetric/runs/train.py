@@ -143,7 +143,7 @@ def train(
         size: side of the images in pixels.
         dim: dimensions of the embedding.
         lr: learning rate of the encoder.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         cache: where decoded images are kept: "auto", "none", "memory" or "device".
         device: "auto", "cpu", "cuda" or "cuda:0".
         frozen: train head and proxies on cached features of the backbone.
@@ -189,25 +189,25 @@ def train(
     folder = folders.default_folder(raw) if out is None else Path(out)
     if printable(str(folder)) != str(folder):
         raise ValueError(
-            f"out: got {printable(str(folder))}, a name that is not UTF-8, expected a folder whose name is: the "
-            "files of weights cannot be opened by such a name"
+            f"out: got {printable(str(folder))}, a name that is not UTF-8; expected a name in UTF-8, because "
+            "safetensors cannot open files with other names"
         )
     if restarts():
-        # torchrun started the processes again: continue the run, whatever the first command said.
+        # torchrun started the processes again: they continue the run, whatever flags the first command had.
         resume, overwrite = True, False
-    with ProcessGroup.joined() as world, contextlib.ExitStack() as held:
-        before = world.from_first(lambda: folders.claim(folder, resume, overwrite))
-        if before is not None:
-            raw = recipes.merged(before["said"], raw)
+    with ProcessGroup.joined() as world, contextlib.ExitStack() as locks:
+        earlier_run = world.from_first(lambda: folders.claim(folder, resume, overwrite))
+        if earlier_run is not None:
+            raw = recipes.merged(earlier_run["said"], raw)
         checked = recipes.check(raw)
-        if before is not None:
-            folders.check_same_recipe(checked, before, folder)
+        if earlier_run is not None:
+            folders.check_same_recipe(checked, earlier_run, folder)
         listener = (watcher or _terminal()) if world.first else Silent()
-        before = world.from_first(lambda: folders.hold(held, folder, resume, overwrite, listener))
-        if resume and before is None:
+        earlier_run = world.from_first(lambda: folders.hold(locks, folder, resume, overwrite, listener))
+        if resume and earlier_run is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
-            return RunSession(checked, folder, listener, before, overwrite, world, report).run()
+            return RunSession(checked, folder, listener, earlier_run, overwrite, world, report).run()
         finally:
             listener.close()
 
@@ -242,10 +242,10 @@ class RunSession:
     """The work of one process on a run, from its beginning or from its last checkpoint.
 
     Args:
-        recipe: what to do.
-        folder: of the run.
+        recipe: the checked recipe.
+        folder: the folder of the run.
         watcher: receives messages and progress.
-        before: the content of `run.json` of the run to continue; None for a new run.
+        earlier_run: the `run.json` of the run to continue; None for a new run.
         overwrite: replace a run in `folder`.
         world: the processes that train together.
         report: write `report.html`.
@@ -256,7 +256,7 @@ class RunSession:
         recipe: Recipe,
         folder: Path,
         watcher: Watcher,
-        before: dict[str, Any] | None,
+        earlier_run: dict[str, Any] | None,
         overwrite: bool,
         world: ProcessGroup,
         report: bool,
@@ -267,7 +267,7 @@ class RunSession:
         self.recipe = recipe
         self.folder = folder
         self.watcher = watcher
-        self.before = before
+        self.earlier_run = earlier_run
         self.overwrite = overwrite
         self.report = report
         self.started = time.perf_counter()
@@ -287,8 +287,8 @@ class RunSession:
             check_weights_file(recipe.encoder["weights"])
         images, parts = open_split(recipe, self.watcher)
         self.context.bad.update(images.unlisted)
-        if self.before is not None:
-            folders.check_same_data(images.identity(), self.before, self.folder)
+        if self.earlier_run is not None:
+            folders.check_same_data(images.identity(), self.earlier_run, self.folder)
         single_image_classes = singletons(parts.train)
         if single_image_classes:
             self.watcher.say(
@@ -341,7 +341,7 @@ class RunSession:
         """Build everything that a training needs, load its checkpoint if there is one, and write `run.json`.
 
         Args:
-            folder: for the checkpoints.
+            folder: the folder for the checkpoints.
             training: the images to train on.
             validation: the images that choose the epoch, if any.
             images: all images of the data.
@@ -351,7 +351,7 @@ class RunSession:
         recipe, context = self.recipe, self.context
         torch.manual_seed(recipe.seed)
         last = folder / "last.safetensors"
-        resumes = self.before is not None and last.is_file()
+        resumes = self.earlier_run is not None and last.is_file()
         stored_facts: dict[str, Any] = {}
         if resumes:
             checkpoint = folders.read_checkpoint(last)
@@ -386,12 +386,12 @@ class RunSession:
             self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
             self.watcher.say(message)
-        # Write only now, when everything is built and the images can be read: a mistake must not cost an earlier run.
+        # Nothing is written until all is built and the images can be read: an error must not cost an earlier run.
         if context.world.first:
             folders.remove_partial_files(folder)
             if not resumes and folder == self.folder and (self.overwrite or folders.was_cleared(folder)):
                 folders.clear(folder)
-            # A resumed run writes it too: its epochs or the path of its images may have changed.
+            # A resumed run writes run.json too: its epochs or the path of its images may have changed.
             write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
             folders.finish_clearing(folder)
         return Training(folder, trainer, facts, trainer.step)
@@ -448,29 +448,29 @@ class RunSession:
         return rows
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
-        """Train a new model on all classes but the test's, for the number of epochs that the held-out classes chose.
+        """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
 
         Returns:
             The learner, its training images, and the entry `refit` of the result.
         """
         options, seed = self.recipe.data, self.recipe.seed
-        everything = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
-        counts = f"{len(everything)} images of {len(everything.classes)} classes"
+        all_images = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
+        counts = f"{len(all_images)} images of {len(all_images.classes)} classes"
         self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
         folder, world = self.folder / "refit", self.context.world
         if world.first and folders.has_more_than(folder, epochs):
-            folders.clear(folder)  # of an earlier process, before the held-out classes chose fewer epochs
+            folders.clear(folder)  # an earlier process refitted for more epochs than are chosen now
         world.wait()
-        training = self._begin(folder, everything, None, images, None, stop_after=epochs)
+        training = self._begin(folder, all_images, None, images, None, stop_after=epochs)
         training.trainer.run()
-        refit = {"epochs": epochs, "images": len(everything), "classes": len(everything.classes)}
+        refit = {"epochs": epochs, "images": len(all_images), "classes": len(all_images.classes)}
         refit |= self._cost(training)
         if world.first:
             write_json(folder / "result.json", refit)
-        return training.trainer.learner, everything, refit
+        return training.trainer.learner, all_images, refit
 
     def _cost(self, training: Training) -> dict[str, Any]:
-        """What a training took, and how many parameters it trained."""
+        """The cost of a training: time, throughput, memory, parameters and steps."""
         trainer = training.trainer
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
         memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
@@ -524,9 +524,9 @@ class RunSession:
         """Score the unseen classes, draw the report and write `result.json`.
 
         Args:
-            result: of the training.
-            learner: with the chosen or the refitted model.
-            training: the first training.
+            result: the result of the training, without scores.
+            learner: the learner with the chosen or the refitted model.
+            training: the first training, not the refit.
             unseen: the images to score, if any.
             parts: the split of the data.
             seen: the images that the model was trained on.
@@ -550,7 +550,7 @@ class RunSession:
 
             result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
         result.bad_images = dict(self.context.bad)
-        # From opening the images to here: features, training, evaluations and refit, of all processes that saved.
+        # The time since the images were opened: features, training, evaluations and refit, in all processes that saved.
         result.seconds = round(training.facts.seconds, 1)
         earlier = training.earlier_result()
         if earlier.get("refit") == result.refit:
@@ -558,7 +558,7 @@ class RunSession:
                 if name in earlier:
                     setattr(result, name, earlier[name])
         if embedded is None:
-            # No class is left that the model has not seen: give the scores that chose the epoch.
+            # The model was trained on every class: report the scores that chose the epoch.
             result.rows[results.TRAINED] = {
                 name: result.validation[name] for name in metrics if name in result.validation
             }

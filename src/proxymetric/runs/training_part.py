@@ -18,7 +18,7 @@ class Training:
     Attributes:
         folder: where its checkpoints lie.
         trainer: the training loop.
-        facts: what its checkpoints store besides.
+        facts: what its checkpoints store besides the state of the training.
         first_step: the step at which this process began.
     """
 

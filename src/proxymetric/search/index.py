@@ -21,10 +21,10 @@ class Index:
         vectors: (N, D).
         names: N file names.
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
-        classes: N class names; None: the folder of each file directly under their common folder.
+        classes: N class names; None: each file's folder directly under the common folder of all files.
 
     Raises:
-        ValueError: the shapes do not fit, or a number is not finite.
+        ValueError: the lengths or shapes do not match, or a number is not finite.
 
     Example:
         >>> index = Index(torch.eye(3), ["x", "y", "z"])
@@ -55,10 +55,10 @@ class Index:
         Args:
             queries: (Q, D).
             k: results for each query, at least 1; fewer come back if the index holds fewer.
-            own: Q files that the queries came from; such a file is left out of the results of its own query.
+            own: Q file names, one for each query; the results of a query leave out its own file.
 
         Returns:
-            For each query (name, cosine similarity) pairs, nearest first; equal ones in the order of the index.
+            For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the index.
 
         Raises:
             ValueError: an argument is wrong.
@@ -92,7 +92,7 @@ class Index:
 
     @staticmethod
     def model_of(file: str | Path) -> str | None:
-        """The fingerprint of the model that made the vectors of a file; None if the file is no index."""
+        """The fingerprint of the model that made the vectors of a file; None if the file is not an index."""
         header = read_header(file)
         return header.get("model", "") if "names" in header else None
 
@@ -107,7 +107,7 @@ class Index:
         """Load an index that `save` or `proxymetric embed` wrote.
 
         Raises:
-            ValueError: the file is no index.
+            ValueError: the file is not an index.
         """
         try:
             tensors, header = read_tensors(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxymetric.studies.folder import Known
+from proxymetric.studies.folder import RunStatus
 from proxymetric.studies.spec import Cell, Study, Task
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def selection_score(result: Result) -> float | None:
     return None if value is None else float(value)
 
 
-def best_run(study: Study, cell: Cell, known: dict[str, Known]) -> Task | None:
+def best_run(study: Study, cell: Cell, statuses: dict[str, RunStatus]) -> Task | None:
     """The finished run of a cell with the best selection score; the first seed if no epoch was chosen."""
-    done = [(task, known[task.name].result) for task in study.tasks() if task.cell == cell and task.name in known]
+    done = [(task, statuses[task.name].result) for task in study.tasks() if task.cell == cell and task.name in statuses]
     scored = [(task, selection_score(result)) for task, result in done if result is not None]
     if not scored:
         return None

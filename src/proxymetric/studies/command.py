@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.core.clock import clock
-from proxymetric.studies.folder import Known, StudyFolder, checked, identities
+from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter
-from proxymetric.studies.results import collect, stored, write_archive
+from proxymetric.studies.results import collect, stored_results, write_archive
 from proxymetric.studies.running import Session
 from proxymetric.studies.spec import Study, Task, narrowed
 
@@ -61,17 +61,17 @@ def execute(options: Options, reporter: Reporter) -> int:
         new = collect(study, options.collect, options.results, options.overwrite, options.embeddings)
         reporter.say(f"{len(new)} results are new or replaced in {options.results}")
     if options.tables is not None:
-        _tables(study, stored(study, options.results or out), options.tables, reporter)
+        _tables(study, stored_results(study, options.results or out), options.tables, reporter)
     if options.collect or options.tables is not None:
         return 0
     if options.data_root is not None and not options.data_root.is_dir():
         raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
     for task in tasks:
-        checked(task, options.data_root)
+        flat_recipe(task, options.data_root)
     book = StudyFolder(study, out, options.data_root)
     if options.dry_run:
-        known = {task.name: book.known(task) for task in study.tasks()}
-        _list(book, tasks, known, options.jobs or 1, reporter)
+        statuses = {task.name: book.status(task) for task in study.tasks()}
+        _list(book, tasks, statuses, options.jobs or 1, reporter)
         return 0
     return _run(options, book, tasks, reporter)
 
@@ -84,7 +84,7 @@ def _check(options: Options) -> None:
     if options.collect and options.results is None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
     if options.results is not None and not (options.collect or options.tables):
-        raise ValueError("--results: got a folder without --collect or --tables, expected one of them")
+        raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
     if options.archive is not None and not options.archive.name.endswith((".tar.gz", ".tgz")):
         raise ValueError(f"--archive: got {options.archive.name!r}, expected a name that ends in .tar.gz")
 
@@ -105,32 +105,34 @@ def _run_locked(
 ) -> int:
     study = book.study
     book.read()
-    known = {task.name: book.known(task, data_identities.get(task.cell.data)) for task in study.tasks()}
-    changed = [task for task in tasks if known[task.name].status == "changed"]
+    statuses = {task.name: book.status(task, data_identities.get(task.cell.data)) for task in study.tasks()}
+    changed = [task for task in tasks if statuses[task.name].status == "changed"]
     if changed and not options.overwrite:
         first = changed[0].name
         raise ValueError(
-            f"out: got {len(changed)} runs in {book.folder} with another recipe or data, such as {first} "
-            f"({known[first].reason}), expected runs of this study; --overwrite repeats them, another --out keeps both"
+            f"out: got {len(changed)} runs in {book.folder} with another recipe or other data, such as {first} "
+            f"({statuses[first].reason}); expected runs of this study: --overwrite repeats them, another --out keeps "
+            "both"
         )
-    todo = [task for task in tasks if known[task.name].status != "done"]
+    todo = [task for task in tasks if statuses[task.name].status != "done"]
     on_gpu = _on_gpu(todo)
     jobs = options.jobs or (GPU_JOBS if on_gpu else 1)
-    book.settle(known)
+    book.record_finished(statuses)
     book.save()
     reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
-    session = Session(book, todo, known, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu)
+    session = Session(book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu)
     outcome = session.run(lock)
     if options.archive is not None:
-        count = write_archive(book, session.known, options.archive)
+        count = write_archive(book, session.statuses, options.archive)
         reporter.say(f"archive: {options.archive}, {count} results")
-    if any(each.result for each in session.known.values()):
-        _tables(study, stored(study, book.folder), book.folder / "tables", reporter, needed=False)
+    if any(each.result for each in session.statuses.values()):
+        _tables(study, stored_results(study, book.folder), book.folder / "tables", reporter, needed=False)
     for name, error in outcome.failed.items():
         reporter.say(f"failed: {name}: {error.splitlines()[0]} (whole log: {book.folder / 'logs' / name}.log)")
-    if outcome.left:
-        examples = ", ".join(task.name for task in outcome.left[:3])
-        reporter.say(f"{len(outcome.left)} runs are left, such as {examples}; the same command continues the study")
+    if outcome.unfinished:
+        examples = ", ".join(task.name for task in outcome.unfinished[:3])
+        count = len(outcome.unfinished)
+        reporter.say(f"{count} runs are not finished, such as {examples}; the same command continues the study")
     if outcome.interrupted:
         return 130
     return 1 if outcome.failed else 0
@@ -142,13 +144,13 @@ def _on_gpu(tasks: list[Task]) -> bool:
     return torch.cuda.is_available() and any(task.settings.get("train.device") != "cpu" for task in tasks)
 
 
-def _list(book: StudyFolder, tasks: list[Task], known: dict[str, Known], jobs: int, reporter: Reporter) -> None:
+def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], jobs: int, reporter: Reporter) -> None:
     """List the runs with their status, and estimate the time of those that are not done."""
-    estimates = book.estimates(book.study.tasks(), known)
+    estimates = book.estimates(book.study.tasks(), statuses)
     width = max(len(task.name) for task in tasks)
     todo, total, unknown = 0, 0.0, 0
     for task in tasks:
-        status, estimate = known[task.name], estimates[task.name]
+        status, estimate = statuses[task.name], estimates[task.name]
         label = {"new": "to do", "begun": "to resume"}.get(status.status, status.status)
         time = "unknown" if estimate is None else f"{estimate / 60:.1f} min"
         reason = f"  {status.reason.splitlines()[0]}" if status.reason else ""
@@ -175,7 +177,9 @@ def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Re
         files = write_tables(study, results, folder)
     except ModuleNotFoundError as error:
         if needed:
-            raise ValueError(f"--tables: got no package {error.name}, expected it to be installed") from None
+            raise ValueError(
+                f"--tables: got an environment without {error.name}, expected pip install {error.name}"
+            ) from None
         reporter.say(f"no tables: {error.name} is not installed; --tables can write them later from the results")
         return
     reporter.say(f"tables: {files[0]}")

@@ -1,4 +1,4 @@
-"""Plots of a study: scores over the epochs, and differences to the baselines with those that the papers claim."""
+"""Plots of a study: scores over the epochs, and differences to the baselines, measured and claimed by the papers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
 MAX_ROWS_WITH_BANDS = 4
-"""with more rows, the bands of their intervals would hide each other"""
+"""most rows for which intervals are drawn: with more rows, the bands would hide each other"""
 SOFTWARE = "proxymetric study"
-"""a field of the PNGs that tells them from files of others"""
+"""value of the PNG field `Software`, by which the plots of studies are recognised"""
 INK, GRID = "#16181d", "#e3e6eb"
 SCORED_ON = {"papers": "test half", "held-out": "held-out training classes", "last": "held-out training classes"}
 
 
 def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> list[Path]:
-    """Write the plots of one group of rows as PNGs; return the files. A plot without data is not written."""
+    """Write the plots of one group of rows as PNG files and return the files. A plot without data is not written."""
     first = cells[0]
     stem = "-".join(filter(None, (first.data, first.backbone, first.protocol)))
     figures = {
@@ -72,14 +72,14 @@ def _style(axes: Axes, title: str) -> None:
 def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
     metrics = results.study.metrics
     figure = _figure(5.2 * len(metrics), 4.2)
-    drawn = 0
+    curves = 0
     for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
         for number, cell in enumerate(cells):
             runs = [run.curve for run in results.runs[cell].values()]
             epochs, means, halves = mean_curve(runs, metric)
             if not epochs:
                 continue
-            drawn += 1
+            curves += 1
             colour, title = COLOURS[number % len(COLOURS)], results.study.rows[cell.row].title
             style = ("-", "--", ":")[number // len(COLOURS) % 3]
             axes.plot(epochs, means, style, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
@@ -89,7 +89,7 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
             axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
         _style(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
         axes.set_xlabel("epoch", fontsize=9, color=INK)
-    if not drawn:
+    if not curves:
         return None
     band = ", band: 95 % interval" if len(cells) <= MAX_ROWS_WITH_BANDS else ""
     figure.suptitle(f"{heading}\nmean over the seeds (their number){band}", fontsize=10, color=INK)
@@ -106,15 +106,15 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
     figure = _figure(2.0 + 3.8 * len(metrics), 1.9 + 0.42 * len(paired))
     for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0], metrics):
         axes.axvline(0, color=INK, linewidth=1)
-        for place, cell in enumerate(paired):
+        for row, cell in enumerate(paired):
             measured, claim = results.difference(cell, metric), results.claim(cell, metric)
             if measured is not None:
                 axes.errorbar(
-                    measured.value, place, xerr=measured.half or 0.0, fmt="o", color=COLOURS[0], capsize=3,
-                    label=None if place else "measured, 95 % interval",
+                    measured.value, row, xerr=measured.half or 0.0, fmt="o", color=COLOURS[0], capsize=3,
+                    label=None if row else "measured, 95 % interval",
                 )  # fmt: skip
             if claim is not None:
-                axes.plot(claim, place, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
+                axes.plot(claim, row, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
         rows = results.study.rows
         names = [f"{rows[cell.row].title}\nagainst {rows[rows[cell.row].baseline or ''].title}" for cell in paired]
         axes.set_yticks(range(len(paired)), names)

@@ -23,21 +23,22 @@ NOT_COMPARED = {
 }  # fmt: skip
 """keys of a recipe that do not change the result of a run"""
 STATE = "study.json"
+"""the file that holds the status of all runs"""
 EMBEDDED = "glyphs", "digits"
 """data sets that come with the package and need no files"""
 LOCK_SECONDS = 90.0
-"""time to wait for the workers of a killed study"""
+"""time to wait until the workers of a killed study have saved"""
 
 
 @dataclass
-class Known:
+class RunStatus:
     """The status of one run.
 
     Attributes:
         status: "done", "begun" (it has a checkpoint), "failed", "changed" (the recipe or the data differs from that of
             the stored run) or "new".
         reason: why the status is "failed" or "changed".
-        result: of a run that is done.
+        result: the result of a run that is done.
     """
 
     status: str
@@ -45,10 +46,10 @@ class Known:
     result: Result | None = None
 
 
-def placed(path: str, root: Path | None) -> str:
-    """A path of a study on this machine: below the data root, unless it is absolute or names an embedded set.
+def local_path(path: str, root: Path | None) -> str:
+    """The path of data or weights on this machine: below the data root, unless it is absolute or an embedded set.
 
-    >>> placed("glyphs:60", Path("/data")), placed("CUB_200_2011", Path("/data"))
+    >>> local_path("glyphs:60", Path("/data")), local_path("CUB_200_2011", Path("/data"))
     ('glyphs:60', '/data/CUB_200_2011')
     """
     if root is None or path.split(":")[0] in EMBEDDED or Path(path).is_absolute():
@@ -56,14 +57,14 @@ def placed(path: str, root: Path | None) -> str:
     return str(root / path)
 
 
-def local(task: Task, root: Path | None) -> dict[str, Any]:
+def local_settings(task: Task, root: Path | None) -> dict[str, Any]:
     """The settings of a run with local paths."""
     keys = [key for key in ("data.path", "encoder.weights") if key in task.settings]
-    return task.settings | {key: placed(task.settings[key], root) for key in keys}
+    return task.settings | {key: local_path(task.settings[key], root) for key in keys}
 
 
-def checked(task: Task, root: Path | None) -> dict[str, Any]:
-    """Everything that decides the result of a run: its checked recipe with defaults, as dotted keys with JSON values.
+def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
+    """The checked recipe of a run with its defaults: dotted keys and JSON values, only those that decide its result.
 
     Args:
         task: the run.
@@ -76,7 +77,7 @@ def checked(task: Task, root: Path | None) -> dict[str, Any]:
 
     raw = {} if task.recipe is None else recipes.load(task.recipe)
     try:
-        tables = recipes.check(recipes.merged(raw, recipes.settings(local(task, root)))).as_dict()
+        tables = recipes.check(recipes.merged(raw, recipes.settings(local_settings(task, root)))).as_dict()
     except ValueError as error:
         raise ValueError(f"rows.{task.cell.row}: {error}") from None
     flat: dict[str, Any] = {}
@@ -111,7 +112,7 @@ class StudyFolder:
         if (folder / STATE).is_file():
             self.read()
         elif folder.exists() and (not folder.is_dir() or any(file.name != "lock" for file in folder.iterdir())):
-            raise ValueError(f"out: got {folder}, which is not empty and holds no study, expected a new folder")
+            raise ValueError(f"out: got {folder}, which is not empty and holds no study; expected a new folder")
 
     def run(self, task: Task) -> Path:
         """The folder of a run."""
@@ -136,7 +137,7 @@ class StudyFolder:
         self.state |= read_json(self.folder / STATE)
         if self.state["study"] != self.study.name:
             raise ValueError(
-                f"out: got {self.folder}, which holds the study {self.state['study']!r}, expected a folder of "
+                f"out: got {self.folder}, which holds the study {self.state['study']!r}; expected a folder of "
                 f"{self.study.name!r}"
             )
 
@@ -149,11 +150,11 @@ class StudyFolder:
         self.state["runs"].setdefault(task.name, {}).update(facts)
         self.save()
 
-    def spent(self, task: Task) -> float:
+    def seconds_spent(self, task: Task) -> float:
         """Seconds that earlier sessions spent on a run that is not done."""
         return float(self.state["runs"].get(task.name, {}).get("spent", 0.0))
 
-    def known(self, task: Task, identity: str | None = None) -> Known:
+    def status(self, task: Task, identity: str | None = None) -> RunStatus:
         """The status of a run.
 
         Args:
@@ -162,25 +163,25 @@ class StudyFolder:
         """
         plan, folder = self.plan(task), self.run(task)
         if not plan.is_file():
-            return Known("new")
+            return RunStatus("new")
         stored = read_json(plan)
-        now, then = checked(task, self.root), stored["recipe"]
-        for key in sorted(now.keys() | then.keys()):
-            if now.get(key) != then.get(key):
-                return Known("changed", f"{key} was {then.get(key)!r} and is {now.get(key)!r}")
+        values, earlier = flat_recipe(task, self.root), stored["recipe"]
+        for key in sorted(values.keys() | earlier.keys()):
+            if values.get(key) != earlier.get(key):
+                return RunStatus("changed", f"{key} was {earlier.get(key)!r} and is {values.get(key)!r}")
         if identity is not None and stored["identity"] not in (None, identity):
-            return Known("changed", f"the images of {task.cell.data} have changed since the run started")
+            return RunStatus("changed", f"the images of {task.cell.data} have changed since the run started")
         result = read_result(folder / "result.json")
         if result is not None:
-            return Known("done", result=result)
+            return RunStatus("done", result=result)
         facts = self.state["runs"].get(task.name, {})
         if facts.get("status") == "failed":
-            return Known("failed", facts.get("error", ""))
-        return Known("begun" if (folder / "last.safetensors").is_file() else "new")
+            return RunStatus("failed", facts.get("error", ""))
+        return RunStatus("begun" if (folder / "last.safetensors").is_file() else "new")
 
-    def settle(self, known: dict[str, Known]) -> None:
+    def record_finished(self, statuses: dict[str, RunStatus]) -> None:
         """Record as "done" every run that has a result: a worker may finish a run after its study was killed."""
-        for name, run in known.items():
+        for name, run in statuses.items():
             facts = self.state["runs"].setdefault(name, {}) if run.status == "done" else {}
             if run.result is not None and facts.get("status") != "done":
                 facts.update(status="done", seconds=run.result.seconds, spent=0.0, scores=run.result.scores)
@@ -196,15 +197,15 @@ class StudyFolder:
         if restart:
             shutil.rmtree(self.run(task), ignore_errors=True)
             self.state["runs"].pop(task.name, None)
-        write_json(self.plan(task), {"recipe": checked(task, self.root), "identity": identity})
+        write_json(self.plan(task), {"recipe": flat_recipe(task, self.root), "identity": identity})
 
-    def estimates(self, tasks: list[Task], known: dict[str, Known]) -> dict[str, float | None]:
+    def estimates(self, tasks: list[Task], statuses: dict[str, RunStatus]) -> dict[str, float | None]:
         """Estimate the seconds that each run takes.
 
         The estimate is the median time of finished runs of the same cell, or else of the same row and data set, or else
         `minutes` of the row, or else None. The time already spent on an unfinished run is subtracted.
         """
-        done = [(task, known[task.name].result) for task in tasks]
+        done = [(task, statuses[task.name].result) for task in tasks]
         seconds = [
             (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.seconds)
             for task, result in done
@@ -216,10 +217,10 @@ class StudyFolder:
             similar = [time for other, time in seconds if other == cell] or [
                 time for other, time in seconds if (other.row, other.data) == (cell.row, cell.data)
             ]
-            whole = statistics.median(similar) if similar else None if minutes is None else 60 * minutes
-            if whole is not None and known[task.name].status in ("begun", "failed"):
-                whole = max(0.1 * whole, whole - self.spent(task))
-            estimates[task.name] = whole
+            estimate = statistics.median(similar) if similar else None if minutes is None else 60 * minutes
+            if estimate is not None and statuses[task.name].status in ("begun", "failed"):
+                estimate = max(0.1 * estimate, estimate - self.seconds_spent(task))
+            estimates[task.name] = estimate
         return estimates
 
     @contextlib.contextmanager
@@ -243,8 +244,8 @@ class StudyFolder:
                     owner = os.pread(handle, 32, 0).decode() or "0"
                     if _alive(int(owner)) or time.monotonic() > deadline:
                         raise ValueError(
-                            f"out: got {self.folder}, which process {owner} uses, expected a folder that no study "
-                            "uses; wait for it, or choose another --out"
+                            f"out: got {self.folder}, in use by process {owner}; expected a folder that no process "
+                            "uses: wait for its end, or choose another folder with --out"
                         ) from None
                     time.sleep(0.1)  # the workers of a killed study are still saving
             os.ftruncate(handle, 0)
@@ -296,7 +297,7 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
 
     hashes: dict[str, str] = {}
     for task in tasks:
-        name, settings = task.cell.data, local(task, root)
+        name, settings = task.cell.data, local_settings(task, root)
         weights = settings.get("encoder.weights")
         if weights is not None and not Path(weights).is_file():
             raise ValueError(f"backbones.{task.cell.backbone}.weights: got {weights!r}, expected a file{_below(root)}")
@@ -305,14 +306,16 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
         path = settings["data.path"]
         if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
             raise ValueError(f"data.{name}.path: got {path!r}, expected a path of images{_below(root)}{_near(path)}")
-        hashes[name] = open_data(path, checked(task, root)["data.layout"]).identity()
+        hashes[name] = open_data(path, flat_recipe(task, root)["data.layout"]).identity()
     return hashes
 
 
 def _below(root: Path | None) -> str:
+    """The hint at `--data-root`, where it is not given."""
     return " (--data-root is the folder of data and weights)" if root is None else ""
 
 
 def _near(path: str) -> str:
+    """The name in the same folder that is most similar to a missing path, as the end of an error."""
     folder = Path(path).parent
     return nearest(Path(path).name, [file.name for file in folder.iterdir()]) if folder.is_dir() else ""

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 MAX_SEEDS = 10_000
+"""most seeds that `seeds_needed` tries"""
 MAX_SHIFT = 30.0
+"""largest noncentrality for which scipy's noncentral t is accurate"""
 
 
 class Mean(NamedTuple):
@@ -57,7 +59,7 @@ def student(values: Sequence[float], level: float = 0.95) -> Mean:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
-    """The mean of the differences at equal seeds; None if they have no seed in common.
+    """The mean difference between two rows at equal seeds; None if the rows have no seed in common.
 
     Example:
         >>> paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 1.0}).value

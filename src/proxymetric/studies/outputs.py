@@ -1,4 +1,4 @@
-"""Which files a study may replace: those that an earlier command for the same study wrote."""
+"""Checks of the files that a study replaces: only files that an earlier command for the same study wrote."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from proxymetric.studies.spec import Study
 from proxymetric.tensor_files import read_header
 
 PNG_HEAD_BYTES = 400
+"""bytes at the beginning of a PNG in which the field `Software` is searched"""
 
 
 def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> None:
@@ -21,7 +22,7 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
         tables: the folder of `--tables`, if any.
 
     Raises:
-        ValueError: a file of somebody else is in the way.
+        ValueError: a file is in the way that no such command wrote.
     """
     if archive is not None:
         kind = f"an archive of the study {study.name!r}"
@@ -49,7 +50,7 @@ def check_collected(results: Path, names: list[str], vectors: Path | None, vecto
         vector_names: the files that are written there.
 
     Raises:
-        ValueError: a file of somebody else is in the way.
+        ValueError: a file is in the way that no such command wrote.
     """
     for name in names:
         check_output("--results", results / f"{name}.json", "a collected result", is_result)

@@ -17,6 +17,7 @@ from typing import Any
 import proxymetric
 
 TAIL_LINES = 12
+"""lines of a log that an error shows"""
 
 
 class Worker:
@@ -24,7 +25,7 @@ class Worker:
 
     Args:
         number: identifies the worker.
-        folder: for the log of its output while it has no job.
+        folder: the folder for the log of its output while it has no job.
         events: receives `(worker, event)` for each event of the worker, and `{"event": "gone"}` when the process ends.
         environment: the environment variables of the process.
         lock: descriptor of the lock file, which the process keeps open until it ends.
@@ -41,11 +42,11 @@ class Worker:
         self.number, self.events = number, events
         self.ready = False
         self.task: Any = None
-        """the run that it works on; None if it is idle"""
+        """the run that the worker works on; None if it is idle"""
         self.kind = ""
         self.data = ""
-        """the data set whose decoded images it has in memory"""
-        self.since = time.monotonic()
+        """the data set whose decoded images the worker has in memory"""
+        self.job_start = time.monotonic()
         self.tick: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"worker-{number}.log"
@@ -72,7 +73,7 @@ class Worker:
     def give(self, kind: str, task: Any, job: dict[str, Any]) -> None:
         """Start a job."""
         self.kind, self.task, self.data, self.tick = kind, task, task.cell.data, {}
-        self.since, self.log = time.monotonic(), Path(job["log"])
+        self.job_start, self.log = time.monotonic(), Path(job["log"])
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # a process that has ended sends the event "gone"
             self.process.stdin.write(json.dumps({"kind": kind, **job}) + "\n")

@@ -1,4 +1,4 @@
-"""Read and check the TOML file of a study; the error of an unknown key names the nearest known key."""
+"""Read and check the TOML file of a study; the error for an unknown key names the nearest known key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
         ...
         ValueError: sedes: got an unknown key, expected one of name, title, seeds, ...; did you mean 'seeds'?
     """
-    _known("", content, STUDY_KEYS)
+    _check_keys("", content, STUDY_KEYS)
     name = _name("name", content.get("name"))
     metrics = _metrics(content.get("metrics", METRICS))
     seeds = _seeds("seeds", content.get("seeds", [0]))
@@ -107,7 +107,7 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
     return study
 
 
-def _known(where: str, table: Any, keys: Iterable[str]) -> None:
+def _check_keys(where: str, table: Any, keys: Iterable[str]) -> None:
     if not isinstance(table, Mapping):
         raise ValueError(f"{where}: got {table!r}, expected a table")
     for key in table:
@@ -180,7 +180,7 @@ def _settings(where: str, value: Any) -> dict[str, Any]:
 
 def _data(name: str, table: Any) -> Data:
     where = f"data.{name}"
-    _known(where, table, DATA_KEYS)
+    _check_keys(where, table, DATA_KEYS)
     path = _text(f"{where}.path", table.get("path"))
     return Data(
         name, path, _text(f"{where}.title", table.get("title", name)),
@@ -190,7 +190,7 @@ def _data(name: str, table: Any) -> Data:
 
 def _backbone(name: str, table: Any) -> Backbone:
     where = f"backbones.{name}"
-    _known(where, table, BACKBONE_KEYS)
+    _check_keys(where, table, BACKBONE_KEYS)
     weights = table.get("weights")
     return Backbone(
         name, _text(f"{where}.backbone", table.get("backbone", name)),
@@ -203,7 +203,7 @@ def _row(
     number: int, table: Any, seeds: tuple[int, ...], protocols: tuple[str, ...], data: tuple[str, ...],
     backbones: tuple[str, ...],
 ) -> Row:  # fmt: skip
-    _known(f"rows[{number}]", table, ROW_KEYS)
+    _check_keys(f"rows[{number}]", table, ROW_KEYS)
     name = _name(f"rows[{number}].name", table.get("name"))
     where = f"rows.{name}"
     minutes = table.get("minutes")
@@ -233,7 +233,7 @@ def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[st
     """Checked scores in per cent by data set and metric, such as `{cub = {"R@1" = 69.7}}`."""
     from proxymetric.metrics import names
 
-    _known(where, value, data)
+    _check_keys(where, value, data)
     for key, table in value.items():
         if not isinstance(table, Mapping):
             raise ValueError(f'{where}.{key}: got {table!r}, expected a table such as {{"R@1" = 69.7}}')

@@ -1,4 +1,4 @@
-"""Progress of a study for the user: the protocol of reporters, and a plain one."""
+"""Show the user how a study proceeds: the protocol of reporters, and a reporter that prints lines."""
 
 from __future__ import annotations
 

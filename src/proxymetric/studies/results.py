@@ -1,4 +1,4 @@
-"""The stored results of a study: read from its folder or from collected files, and made small enough to commit."""
+"""The stored results of a study: read them from its folder or from collected files, and collect them as small files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
-from proxymetric.studies.folder import STATE, Known, StudyFolder, read_result
+from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, read_result
 from proxymetric.studies.outputs import check_collected, is_result
 from proxymetric.studies.pool import tail
 from proxymetric.studies.spec import LABELS, Study, Task
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 FLOAT_DIGITS = 5
+"""digits of the floats in collected results"""
 LOG_LINES = 200
+"""last lines of each log in an archive"""
 
 
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
@@ -61,8 +63,8 @@ def as_text(result: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def stored(study: Study, folder: Path) -> dict[str, Result]:
-    """The results of a study by the name of the run, from a folder of collected files or the folder of the study.
+def stored_results(study: Study, folder: Path) -> dict[str, Result]:
+    """Read the results of a study, by the name of the run, from a folder of collected files or from its own folder.
 
     Raises:
         ValueError: the folder has no result of the study.
@@ -79,7 +81,7 @@ def stored(study: Study, folder: Path) -> dict[str, Result]:
     return results
 
 
-def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int:
+def write_archive(book: StudyFolder, statuses: dict[str, RunStatus], file: Path) -> int:
     """Write a .tar.gz with the small results, the last lines of the logs and the embeddings.
 
     Returns:
@@ -97,7 +99,7 @@ def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int
         add(STATE, (json.dumps(state, indent=1) + "\n").encode())
         chosen = []
         for task in study.tasks():
-            result = known[task.name].result if task.name in known else None
+            result = statuses[task.name].result if task.name in statuses else None
             if result is not None:
                 add(f"results/{task.name}.json", as_text(compact(result.as_dict(), task)).encode())
                 count += 1
@@ -105,7 +107,7 @@ def write_archive(book: StudyFolder, known: dict[str, Known], file: Path) -> int
             if log:
                 add(f"logs/{task.name}.log", (log + "\n").encode())
             vectors = book.folder / "embeddings" / f"{task.name}.safetensors"
-            if vectors.is_file() and result is not None and best_run(study, task.cell, known) == task:
+            if vectors.is_file() and result is not None and best_run(study, task.cell, statuses) == task:
                 add(f"embeddings/{task.name}.safetensors", vectors.read_bytes())
                 chosen.append(_choice(task, result))
         add("embeddings.json", (json.dumps(chosen, indent=1) + "\n").encode())
@@ -134,7 +136,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         The names of the runs that are new or replaced.
 
     Raises:
-        ValueError: a source is no archive and no study folder, or a result differs from the stored one.
+        ValueError: a source is neither an archive nor a study folder, or a result differs from the stored one.
     """
     tasks = {task.name: task for task in study.tasks()}
     texts: dict[str, str] = {}
@@ -154,8 +156,8 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
     for name in new:
         if (results / f"{name}.json").is_file() and not overwrite and is_result(results / f"{name}.json"):
             raise ValueError(
-                f"results: got {results / name}.json, which differs from the collected result, expected the same; "
-                "--overwrite replaces it"
+                f"results: got {results / name}.json, which differs from the collected result; expected the same "
+                "result, or --overwrite to replace the file"
             )
     check_collected(results, new, vectors, list(embeddings))
     for name in new:
@@ -202,5 +204,5 @@ def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, 
         raise ValueError(f"collect: got {folder}, expected an archive or a folder of a study")
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
     files = sorted((folder / "embeddings").glob("*.safetensors"))
-    results = {name: result.as_dict() for name, result in stored(study, folder).items()}
+    results = {name: result.as_dict() for name, result in stored_results(study, folder).items()}
     return results, state, {file.name: file.read_bytes() for file in files}

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxymetric.core.clock import clock
 from proxymetric.studies.choice import best_run
-from proxymetric.studies.folder import Known, StudyFolder, local
+from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.sharing import shared_gpu
@@ -27,11 +27,11 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class Outcome:
-    """How a session of a study ended. `left` are the runs that neither finished nor failed."""
+    """How a session of a study ended. `unfinished` are the runs that neither finished nor failed."""
 
     finished: list[Task] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    left: list[Task] = field(default_factory=list)
+    unfinished: list[Task] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -41,11 +41,11 @@ class Session:
     Args:
         book: the folder of the study, locked.
         tasks: the runs that are not done, in order.
-        known: the status of every run of the study.
+        statuses: the status of every run of the study.
         identities: name of a data set -> hash of its content.
         jobs: the number of runs at the same time.
         root: the folder of data and weights.
-        minutes: after this time, runs save and stop; None: no limit.
+        minutes: time after which runs save and stop; None: no limit.
         reporter: shows the progress.
         on_gpu: whether the runs use a GPU; `card_minutes` then counts its time.
     """
@@ -54,7 +54,7 @@ class Session:
         self,
         book: StudyFolder,
         tasks: list[Task],
-        known: dict[str, Known],
+        statuses: dict[str, RunStatus],
         identities: dict[str, str],
         jobs: int,
         root: Path | None,
@@ -62,30 +62,34 @@ class Session:
         reporter: Reporter,
         on_gpu: bool = False,
     ) -> None:
-        self.book, self.known, self.identities, self.root = book, known, identities, root
+        self.book, self.statuses, self.identities, self.root = book, statuses, identities, root
         self.study: Study = book.study
         self.jobs, self.reporter, self.on_gpu = jobs, reporter, on_gpu
         self.todo, self.embeds = list(tasks), self._missing_embeddings()
         self.total, self.outcome = len(tasks), Outcome()
         self.events: queue.SimpleQueue[tuple[Worker, dict[str, Any]]] = queue.SimpleQueue()
         self.workers: list[Worker] = []
-        self.started = 0
-        self.began = time.monotonic()
-        self.deadline = None if minutes is None else self.began + 60 * minutes
+        self.started_workers = 0
+        self.start_time = time.monotonic()
+        self.deadline = None if minutes is None else self.start_time + 60 * minutes
         self.budget = None if minutes is None else 60 * minutes
-        self.stopping: float | None = None
-        """when the workers were asked to stop"""
-        self.unready = 0
+        self.stop_time: float | None = None
+        """time at which the workers were asked to stop"""
+        self.failed_starts = 0
         """workers that ended before they were ready"""
-        self.asked = 0
-        """how many signals asked the study to stop"""
+        self.stop_signals = 0
+        """signals that asked the study to stop"""
         self.record: dict[str, Any] = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "jobs": jobs, "finished": 0, "failed": 0,
             "minutes": 0.0, "card_minutes": 0.0, "busy_minutes": 0.0, "images": 0,
         }  # fmt: skip
 
     def run(self, lock: int) -> Outcome:
-        """Do the runs until all are done, the time is over, or a signal arrives."""
+        """Do the runs until all are done, the time is over, or a signal arrives.
+
+        Args:
+            lock: descriptor of the lock file, which the workers inherit.
+        """
         self.book.state["sessions"].append(self.record)
         with self._signals(), shared_gpu(min(self.jobs, max(1, len(self.todo))), self.reporter.say) as shared:
             self.environment, self.lock = worker_environment(self.jobs, shared), lock
@@ -97,7 +101,7 @@ class Session:
                 self._end_workers()
                 self._account()
                 self.reporter.close()
-        self.outcome.left += self.todo
+        self.outcome.unfinished += self.todo
         return self.outcome
 
     def _end_workers(self) -> None:
@@ -115,37 +119,39 @@ class Session:
 
     def _continues(self) -> bool:
         now = time.monotonic()
-        if self.asked and not self.outcome.interrupted:
+        if self.stop_signals and not self.outcome.interrupted:
             self.outcome.interrupted = True
             self.reporter.say("stopping: the current runs save (press Ctrl-C again to stop at once)")
             self._stop()
-        if self.deadline is not None and now >= self.deadline and self.stopping is None:
+        if self.deadline is not None and now >= self.deadline and self.stop_time is None:
             self.reporter.say("the time is over: the current runs save and stop")
             self._stop()
-        if self.asked > 1 or (self.stopping is not None and now - self.stopping > STOP_SECONDS):
+        if self.stop_signals > 1 or (self.stop_time is not None and now - self.stop_time > STOP_SECONDS):
             for worker in self.workers:
                 worker.kill()
         busy = any(worker.task is not None for worker in self.workers)
-        if self.stopping is None and not busy and not self.embeds and self._next(None) is None:
+        if self.stop_time is None and not busy and not self.embeds and self._next(None) is None:
             return False
-        return bool(self.workers) or self.stopping is None
+        return bool(self.workers) or self.stop_time is None
 
     def _stop(self) -> None:
-        self.stopping = time.monotonic()
+        self.stop_time = time.monotonic()
         for worker in self.workers:
             worker.stop()
 
     def _hand_out(self) -> None:
-        if self.stopping is not None:
+        if self.stop_time is not None:
             return
-        if self.unready > 2:
-            raise OSError(f"workers do not start: {tail(self.book.folder / 'logs' / 'worker-1.log')}")
+        if self.failed_starts > 2:
+            log = self.book.folder / "logs" / "worker-1.log"
+            count = self.failed_starts
+            raise OSError(f"workers: got {count} that ended before they were ready, expected none; {log}: {tail(log)}")
         busy = sum(worker.task is not None for worker in self.workers)
         needed = min(self.jobs, busy + len(self.todo) + len(self.embeds))
         while len(self.workers) < needed:
-            self.started += 1
+            self.started_workers += 1
             folder = self.book.folder / "logs"
-            self.workers.append(Worker(self.started, folder, self.events, self.environment, self.lock))
+            self.workers.append(Worker(self.started_workers, folder, self.events, self.environment, self.lock))
         for worker in self.workers:
             if worker.ready and worker.task is None:
                 self._give(worker)
@@ -160,14 +166,14 @@ class Session:
         if chosen is None:
             return
         self.todo.remove(chosen)
-        known = self.known[chosen.name]
-        restart = known.status == "changed"
+        restart = self.statuses[chosen.name].status == "changed"
         self.book.begin(chosen, self.identities.get(chosen.cell.data), restart)
         self.book.note(chosen, status="running", error=None, worker=worker.process.pid)
         resumed = not restart and (self.book.run(chosen) / "last.safetensors").is_file()
         self.reporter.say(f"started   {chosen.name}{' (resumed)' if resumed else ''}")
         job = {
-            "recipe": None if chosen.recipe is None else str(chosen.recipe), "settings": local(chosen, self.root),
+            "recipe": None if chosen.recipe is None else str(chosen.recipe),
+            "settings": local_settings(chosen, self.root),
             "out": str(self.book.run(chosen)), "log": self._log(chosen),
         }  # fmt: skip
         worker.give("train", chosen, job)
@@ -178,13 +184,13 @@ class Session:
         return str(file)
 
     def _next(self, worker: Worker | None) -> Task | None:
-        """The first run that fits into the time left; within a seed, one whose images the worker has decoded."""
+        """The first run that fits into the time left; of its seed, rather one whose images the worker has decoded."""
         estimates = self._estimates()
         fitting = [task for task in self.todo if self._fits(estimates[task.name])]
         if not fitting:
             return None
-        same = [t for t in fitting if worker and t.seed == fitting[0].seed and t.cell.data == worker.data]
-        return same[0] if same else fitting[0]
+        decoded = [t for t in fitting if worker and t.seed == fitting[0].seed and t.cell.data == worker.data]
+        return decoded[0] if decoded else fitting[0]
 
     def _fits(self, estimate: float | None) -> bool:
         if self.deadline is None or self.budget is None:
@@ -196,7 +202,7 @@ class Session:
         return estimate is None or estimate <= left or estimate > self.budget
 
     def _estimates(self) -> dict[str, float | None]:
-        return self.book.estimates(self.study.tasks(), self.known)
+        return self.book.estimates(self.study.tasks(), self.statuses)
 
     # Events of the workers
 
@@ -221,7 +227,7 @@ class Session:
 
     def _on_finished(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
-        self.known[task.name] = self.book.known(task, self.identities.get(task.cell.data))
+        self.statuses[task.name] = self.book.status(task, self.identities.get(task.cell.data))
         self.record["finished"] += 1
         self.record["busy_minutes"] += event["seconds"] / 60
         self.record["images"] += event["images"]
@@ -229,7 +235,7 @@ class Session:
         self.outcome.finished.append(task)
         self.book.note(
             task, status="done", seconds=event["whole_seconds"], spent=0.0,
-            wall=round(self.book.spent(task) + event["seconds"], 1),
+            wall=round(self.book.seconds_spent(task) + event["seconds"], 1),
             images_per_second=event["images_per_second"], scores=event["scores"],
         )  # fmt: skip
         self.embeds += [other for other in self._missing_embeddings() if other.cell == task.cell]
@@ -246,13 +252,13 @@ class Session:
         if task is None or worker.kind == "embed":
             return
         self.record["busy_minutes"] += event["seconds"] / 60
-        self.book.note(task, status="stopped", spent=round(self.book.spent(task) + event["seconds"], 1))
-        self.outcome.left.append(task)
+        self.book.note(task, status="stopped", spent=round(self.book.seconds_spent(task) + event["seconds"], 1))
+        self.outcome.unfinished.append(task)
         self.reporter.say(f"stopped   {task.name}: saved, can be resumed")
 
     def _on_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
-        best = best_run(self.study, task.cell, self.known)
+        best = best_run(self.study, task.cell, self.statuses)
         for other in self.study.tasks():
             if best is not None and other.cell == task.cell and other.name != best.name:
                 (self.book.folder / "embeddings" / f"{other.name}.safetensors").unlink(missing_ok=True)
@@ -263,14 +269,14 @@ class Session:
 
     def _on_gone(self, worker: Worker, event: dict[str, Any]) -> None:
         self.workers.remove(worker)
-        self.unready += not worker.ready
+        self.failed_starts += not worker.ready
         task, worker.task = worker.task, None
         if task is None or worker.kind == "embed":
             return
-        seconds = time.monotonic() - worker.since
-        if self.stopping is not None:
-            self.book.note(task, status="stopped", spent=round(self.book.spent(task) + seconds, 1))
-            self.outcome.left.append(task)
+        seconds = time.monotonic() - worker.job_start
+        if self.stop_time is not None:
+            self.book.note(task, status="stopped", spent=round(self.book.seconds_spent(task) + seconds, 1))
+            self.outcome.unfinished.append(task)
             self.reporter.say(f"stopped   {task.name}: killed, can be resumed from its last checkpoint")
         else:
             self._failed(task, worker.exit_report(), seconds)
@@ -279,16 +285,17 @@ class Session:
         self.record["failed"] += 1
         self.record["busy_minutes"] += seconds / 60
         self.outcome.failed[task.name] = error
-        self.known[task.name] = Known("failed", error)
-        self.book.note(task, status="failed", error=error, spent=round(self.book.spent(task) + seconds, 1))
+        self.statuses[task.name] = RunStatus("failed", error)
+        self.book.note(task, status="failed", error=error, spent=round(self.book.seconds_spent(task) + seconds, 1))
         self.reporter.say(f"failed    {task.name}: {error}")
         self._account()
 
     # Progress and records
 
     def _missing_embeddings(self) -> list[Task]:
-        """The best run of each row of the tables whose embeddings the study asks for and which are not written yet."""
-        best = [best_run(self.study, c, self.known) for c in self.study.cells() if c.protocol in self.study.embeddings]
+        """The best run of each row of the tables, where the study asks for embeddings and they are not written yet."""
+        cells = [cell for cell in self.study.cells() if cell.protocol in self.study.embeddings]
+        best = [best_run(self.study, cell, self.statuses) for cell in cells]
         folder = self.book.folder / "embeddings"
         return [
             task for task in best
@@ -309,20 +316,20 @@ class Session:
             if estimate is None:
                 return None
             total += estimate
-        total -= sum(min(now - worker.since, estimates[worker.task.name] or 0.0) for worker in running)
+        total -= sum(min(now - worker.job_start, estimates[worker.task.name] or 0.0) for worker in running)
         return total / min(self.jobs, max(1, len(self.todo) + len(running)))
 
     def _show_status(self) -> None:
         now = time.monotonic()
         running = [
-            {"run": worker.task.name, "kind": worker.kind, "seconds": now - worker.since, **worker.tick}
+            {"run": worker.task.name, "kind": worker.kind, "seconds": now - worker.job_start, **worker.tick}
             for worker in self.workers
             if worker.task is not None
         ]
         self.reporter.status(running, self._summary())
 
     def _account(self) -> None:
-        seconds = time.monotonic() - self.began
+        seconds = time.monotonic() - self.start_time
         record = self.record
         record["minutes"] = round(seconds / 60, 3)
         record["card_minutes"] = record["minutes"] if self.on_gpu else 0.0
@@ -341,11 +348,11 @@ class Session:
         """Ctrl-C and SIGTERM stop the study; a second Ctrl-C kills its workers."""
 
         def stop(number: int, frame: object) -> None:
-            self.asked += number == signal.SIGINT or self.asked == 0
+            self.stop_signals += number == signal.SIGINT or self.stop_signals == 0
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)

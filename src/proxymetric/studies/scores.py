@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 CHOSEN, LAST = "trained encoder", "last epoch"
+"""rows of a result: the model of the chosen epoch, and the model of the last one"""
 
 
 class Results:

@@ -1,4 +1,4 @@
-"""Several processes on one GPU, by NVIDIA's Multi-Process Service (MPS) where it works."""
+"""Share one GPU among several processes, through NVIDIA's Multi-Process Service (MPS) where it works."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PROBE = "import torch; torch.zeros(8, device='cuda').sum().item()"
 
 @contextlib.contextmanager
 def shared_gpu(jobs: int, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """Environment variables for processes that share the GPU; the service is stopped at the end.
+    """Yield the environment variables for processes that share the GPU; stop the service at the end.
 
     The pipes and logs of the service are in a temporary folder. The service is not started for a single process,
-    without CUDA, if it is not installed, or if one is running already. If the service starts but a test program fails
-    with it, it is stopped again, and the processes take turns on the GPU.
+    without CUDA, if it is not installed, or if it is running already. If a test program fails with the service, the
+    processes take turns on the GPU.
 
     Args:
         jobs: the number of processes.
@@ -64,7 +64,7 @@ def _has_cuda() -> bool:
 def _works(command: list[str], environment: dict[str, str], text: str = "") -> bool:
     null = subprocess.DEVNULL  # not a pipe: the service would keep it open
     try:
-        done = subprocess.run(command, env=environment, input=text, text=True, stdout=null, stderr=null, timeout=120)
+        process = subprocess.run(command, env=environment, input=text, text=True, stdout=null, stderr=null, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return process.returncode == 0

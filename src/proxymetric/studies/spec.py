@@ -17,14 +17,14 @@ LABELS = {
     "last": "last epoch",
     "papers": CHOSEN_ON_TEST,
 }
-"""protocol -> how the tables say which epoch was scored"""
+"""protocol -> which epoch was scored, as the tables call it"""
 
 
 @dataclass(frozen=True)
 class Data:
     """One data set of a study.
 
-    `path` is relative to the data root, or names an embedded set such as "glyphs".
+    `path` is absolute, relative to the data root, or the name of an embedded set such as "glyphs".
     """
 
     name: str
@@ -196,10 +196,10 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) 
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Name the known name that is most like a wrong one, as the end of an error message.
+    """Suggest the known name that is most similar to a wrong one, as the end of an error message.
 
     >>> nearest("proxi", ["proxy-anchor", "proxy"])
     "; did you mean 'proxy'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    matches = difflib.get_close_matches(str(name), list(known), 1, 0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,7 +1,7 @@
 """One worker process of a study: `python -m proxymetric.studies.worker` does the jobs of a study one after another.
 
-It reads one job per line (a JSON object) from standard input, and writes events to standard output. The output of a run
-goes to the log of that run. At SIGTERM, or at the end of its input, it saves, sends an event and exits.
+The worker reads one job per line (a JSON object) from standard input, and writes events to standard output. The output
+of a run goes to the log of that run. At SIGTERM or at the end of its input, the worker saves, sends an event and exits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 TICK_SECONDS = 1.0
+"""shortest time between two events "tick" """
 GRACE_SECONDS = 60.0
+"""time to save a run after the study has exited"""
 
 
 class _Stopped(BaseException):
-    """SIGTERM outside of a training loop, which handles the signal itself."""
+    """SIGTERM outside of a training loop; a training loop handles the signal itself."""
 
 
 def _on_term(number: int, frame: object) -> None:
@@ -106,14 +108,18 @@ def write_embeddings(folder: Path, file: Path) -> None:
         write_tensors(temporary, {"vectors": vectors.half(), "labels": torch.cat(labels)}, metadata)
 
 
-def do(job: dict[str, Any], send: Callable[..., None]) -> bool:
-    """Train one run and send how it ended; return whether the worker takes another job."""
+def train_and_report(job: dict[str, Any], send: Callable[..., None]) -> bool:
+    """Train one run and send an event that says how it ended.
+
+    Returns:
+        Whether the worker takes another job.
+    """
     from proxymetric.training import Interrupted
 
-    began = time.perf_counter()
+    start = time.perf_counter()
 
     def seconds() -> float:
-        return round(time.perf_counter() - began, 2)
+        return round(time.perf_counter() - start, 2)
 
     try:
         result = train(job, _EventWatcher(send))
@@ -216,7 +222,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        import proxymetric.training  # noqa: F401 - imported here, so that the time of the first run does not include it
+        import proxymetric.training  # noqa: F401 - so that the time of the first run does not include this import
         from proxymetric.data.decoded_cache import keep_decoded
 
         send(event="ready")
@@ -226,7 +232,7 @@ def main() -> None:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 os.close(output)
-                if not (do if job["kind"] == "train" else embed)(job, send):
+                if not (train_and_report if job["kind"] == "train" else embed)(job, send):
                     break
     except _Stopped:
         send(event="stopped", seconds=0.0)
