@@ -90,9 +90,9 @@ class Checkpoint:
             if name in stored and stored[name].shape != expected[name].shape
         ]
         if mismatches:
-            more = f" and {len(mismatches) - 3} more" if len(mismatches) > 3 else ""
+            rest = f" and {len(mismatches) - 3} more" if len(mismatches) > 3 else ""
             origin = "the checkpoint" if self.file is None else self.file
-            raise ValueError(f"{origin} does not fit {what}: {'; '.join(mismatches[:3])}{more}")
+            raise ValueError(f"{origin} does not fit {what}: {'; '.join(mismatches[:3])}{rest}")
         module.load_state_dict(stored)
 
 

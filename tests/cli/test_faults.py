@@ -59,7 +59,7 @@ def test_a_killed_worker(photos, tmp_path):
             continue
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
-    one_sentence(error, "which reads images, killed", "memory", "data.workers=0", "--resume")
+    one_sentence(error, "which reads images, was killed", "memory", "data.workers=0", "--resume")
     words = ["--set", "data.workers=0", "--epochs", "2"]
     assert proxymetric("train", "--out", out, "--resume", "--no-report", *words).code == 0
     assert read_json(out / "result.json")["rows"]

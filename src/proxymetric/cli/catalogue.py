@@ -30,9 +30,9 @@ def methods(
         terminal.say("\nproxymetric methods NAME describes one method and its arguments")
         return
     row = lookup(name)
-    first, *rest = (row.__doc__ or "").strip().splitlines()
+    first, *other_lines = (row.__doc__ or "").strip().splitlines()
     terminal.say(f"{name}: {first}")
-    for line in rest:
+    for line in other_lines:
         terminal.say(line.strip())
     terminal.say(f"\npaper: {row.about.paper}\nchoose it: {row.about.choose}\n\narguments with their defaults:")
     for key, parameter in arguments(name).items():

@@ -49,8 +49,8 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
         )
     if match := KILLED_WORKER.search(text):
         return (
-            f"workers: got the end of process {match[1].strip()}, which reads images, most likely because memory ran "
-            f"out; expected fewer of these processes: --set data.workers=0{resume}"
+            f"workers: process {match[1].strip()}, which reads images, was killed or ended, most likely because memory "
+            f"ran out; expected fewer of these processes: --set data.workers=0{resume}"
         )
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(sign in text for sign in MEMORY_SIGNS):
         return f"memory: got too little for this run, expected a smaller --batch or --size{resume}"

@@ -173,15 +173,15 @@ def _memory_table(plan: Plan) -> TextTable:
 
     work = plan.work
     share = -(-work.batch // work.devices)
-    whole = work.implementation == "plain" or work.cached
-    compared = work.compared if whole else chunk(work)
+    at_once = work.implementation == "plain" or work.cached
+    compared = work.compared if at_once else chunk(work)
     rows = {
         "proxies": f"{work.rows:,} x {work.dim:,}, {work.dtype}",
         "gradient": f"{work.compared:,} x {work.dim:,}, {work.dtype}",
         "optimizer state": work.optimizer,
         "embeddings": f"{share:,} x {work.dim:,}, with their gradient",
         "gathered embeddings": f"{work.batch:,} x {work.dim:,}, with their gradient",
-        "similarities": f"{work.implementation}, of {work.batch:,} x {compared:,}{'' if whole else ' at a time'}",
+        "similarities": f"{work.implementation}, of {work.batch:,} x {compared:,}{'' if at_once else ' at a time'}",
     }
     table = _table("memory of a device", "part", "content", "GB")
     for part, size in plan.memory.items():

@@ -123,13 +123,13 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:
         facts = [""] * 3
-        left = "embeddings" if each["kind"] == "embed" else ""
+        time_left = "embeddings" if each["kind"] == "embed" else ""
         if "step" in each:
             facts = [
                 f"{each['epoch']}/{each['epochs']}",
                 f"{each['step']}/{each['steps']}",
                 f"{each['images_per_second']:,.0f}",
             ]
-            left = left or clock(each["seconds_left"])
-        table.add(each["run"], *facts, clock(each["seconds"]), left)
+            time_left = time_left or clock(each["seconds_left"])
+        table.add(each["run"], *facts, clock(each["seconds"]), time_left)
     return table

@@ -20,7 +20,7 @@ class TextTable(Table):
     """A table whose title, headings and cells are plain text: `[red]` in a file name is not read as a colour.
 
     Args:
-        title: of the table; empty for none.
+        title: title of the table; empty for no title.
         columns: headings.
         left: columns that are aligned at the left; the others are aligned at the right.
         **options: arguments of `rich.table.Table`.
@@ -109,6 +109,6 @@ def catalogue_table(rows: dict[str, Any]) -> TextTable:
     headings = ["method", "paper", "choose it"]
     table = TextTable("", headings, left=tuple(headings), box=None, padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
-    for name, about in rows.items():
-        table.add(name, about.paper.split(",")[0], about.choose)
+    for name, row in rows.items():
+        table.add(name, row.paper.split(",")[0], row.choose)
     return table

@@ -56,7 +56,7 @@ def demo(
 ) -> None:
     """Train a small model on characters drawn in many fonts, and search among characters it was not trained on.
 
-    It needs no download and no GPU.
+    The demo needs no download and no GPU.
     """
     from proxymetric.cli.terminal import Terminal
 

@@ -228,7 +228,7 @@ def _is_torch_program(file: Path) -> bool:
 
 
 def _is_onnx_model(file: Path) -> bool:
-    """Whether `_write_onnx` wrote a file: its name is a key in the metadata of the model."""
+    """Whether `_write_onnx` wrote a file: the metadata of the model then has the key "proxymetric"."""
     if not file.stat().st_size:
         return False
     with open(file, "rb") as content, mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as view:

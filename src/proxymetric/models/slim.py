@@ -107,8 +107,8 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
             )
     elif weights is not None:
         raise ValueError(f"weights: got {weights}, but {file} holds the whole encoder; expected no weights")
-    whole = Checkpoint({**encoder.state_dict(), **slim.tensors}, {}, file)
-    whole.load_into(encoder, "", what=f"the encoder that its header describes ({config['backbone']})")
+    checkpoint = Checkpoint({**encoder.state_dict(), **slim.tensors}, {}, file)
+    checkpoint.load_into(encoder, "", what=f"the encoder that its header describes ({config['backbone']})")
     return Model(encoder.to(device), normalise=header["normalise"], classes=header["classes"], view=header["view"])
 
 

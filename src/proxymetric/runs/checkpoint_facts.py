@@ -27,7 +27,7 @@ class CheckpointFacts:
 
     @property
     def seconds(self) -> float:
-        """Time that all processes spent on the run, one after the other."""
+        """Time that this process and all earlier ones spent on the run."""
         return self.earlier_seconds + self.clock()
 
     def as_dict(self) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Comparison:
     Attributes:
         metrics: names, in the order in which they were asked for.
         rows: by encoder, the metrics as fractions.
-        intervals: by encoder and metric, the ends of the 95 % interval over classes; none for a metric that is no mean
-            over queries, or with fewer than `MIN_CLASSES` classes.
+        intervals: by encoder and metric, the ends of the 95 % interval over classes; none for a metric that is not a
+            mean over queries, or with fewer than `MIN_CLASSES` classes.
         differences: by metric, trained minus untrained, paired by query; empty with one encoder.
         classes: the number of classes.
     """
@@ -126,7 +126,7 @@ def compare(
             "images: got files that changed while they were embedded, expected the same images for both encoders"
         )
     means = [name for name in metrics if not parse(name).whole]
-    whole = [name for name in metrics if parse(name).whole]
+    set_metrics = [name for name in metrics if parse(name).whole]
     classes = len(np.unique(trained.images.labels[trained.kept]))
     rows: dict[str, dict[str, float]] = {}
     queries: dict[str, dict[str, Tensor]] = {}
@@ -137,7 +137,7 @@ def compare(
             continue
         queries[name], groups = score_queries(embedded, means, distance)
         scores = {metric: float(values.mean()) for metric, values in queries[name].items()}
-        scores |= score(embedded, whole, distance) if whole else {}
+        scores |= score(embedded, set_metrics, distance) if set_metrics else {}
         rows[name] = {metric: scores[metric] for metric in metrics}
         intervals[name] = {
             metric: interval(values, groups) for metric, values in queries[name].items() if classes >= MIN_CLASSES
@@ -210,18 +210,18 @@ def remarks(result: Result) -> list[str]:
             "epoch 0 was chosen: no epoch scored higher than the model before training. The trained encoder is "
             "therefore the untrained backbone with a new, random head"
         )
-    before, after = result.rows.get(UNTRAINED, {}), result.rows.get(TRAINED, {})
-    shared = [name for name in after if name in before and not parse(name).whole]
+    untrained, trained = result.rows.get(UNTRAINED, {}), result.rows.get(TRAINED, {})
+    shared = [name for name in trained if name in untrained and not parse(name).whole]
     first = next((name for name in FIRST_METRICS if name in shared), next(iter(shared), None))
     if first is None:
         return sentences
-    change = {name: after[name] - before[name] for name in shared}
+    change = {name: trained[name] - untrained[name] for name in shared}
     pixels = result.rows.get(PIXELS, {})
-    if pixels.get(first, 0.0) > after[first]:
+    if pixels.get(first, 0.0) > trained[first]:
         sentences.append(f"raw pixels score higher than the trained encoder: {100 * pixels[first]:.1f} {first}")
     if change[first] <= 0:
         sentences.append(verdict(first, Difference(change[first])))
-    drops = [f"{name} {100 * before[name]:.1f} to {100 * after[name]:.1f}" for name in shared if change[name] < 0]
+    drops = [f"{name} {100 * untrained[name]:.1f} to {100 * trained[name]:.1f}" for name in shared if change[name] < 0]
     if change[first] > 0 and drops:
         sentences.append(f"training raised {first}, but these metrics fell: {', '.join(drops)}")
     if change[first] <= 0:

@@ -24,11 +24,11 @@ def evaluation_set(
     """Open the images that a run is evaluated on.
 
     Args:
-        run: folder of a run, or a slim file. A slim file does not know the data it was trained on.
+        run: folder of a run, or a slim file. A slim file does not record its training data.
         data: a source as for `open_data`; None means the data that the run was trained on.
-        layout: of `data`, as for `open_data`.
+        layout: layout of `data`, as for `open_data`.
         part: "all"; or the "test", "validation" or "train" classes of the run's split. "auto" means the classes that
-            the run was not trained on if the data is the run's own, else all classes.
+            the run was not trained on; for data other than the run's, the test images if there are any, else all.
         which: the model, as for `load`.
 
     Returns:
@@ -92,18 +92,18 @@ def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) ->
     Returns:
         Sentences; an empty list if no class has such a name.
     """
-    known = set(trained_on)
+    training_names = set(trained_on)
     present = {images.classes[label] for label in np.unique(images.labels)}
     held_out: set[str] = set()
     if not Path(run).is_file():
-        held_out = _held_out(read_run(run)) if present - known else set()
+        held_out = _held_out(read_run(run)) if present - training_names else set()
     notes = []
-    if present & known:
+    if present & training_names:
         notes.append(
-            f"{len(present & known)} of these {len(present)} classes were trained on (same names): the scores are not "
-            "those of new classes"
+            f"{len(present & training_names)} of these {len(present)} classes were trained on (same names): the scores "
+            "are not those of new classes"
         )
-    if choosing := (present - known) & held_out:
+    if choosing := (present - training_names) & held_out:
         notes.append(f"{len(choosing)} of these {len(present)} classes chose the epoch (same names)")
     return notes
 

@@ -332,11 +332,11 @@ def check_known_keys(description: dict[str, Any], folder: Path) -> None:
     """
     method = description["recipe"]["method"]
     try:
-        known = _flat(check({"method": method}).as_dict())
+        known_keys = _flat(check({"method": method}).as_dict())
     except ValueError:
         raise ValueError(unknown_key(description, folder / "run.json", f"method={method!r}")) from None
     for key, value in _flat(description["recipe"]).items():
-        if key not in known and value is not None:
+        if key not in known_keys and value is not None:
             raise ValueError(unknown_key(description, folder / "run.json", key))
 
 

@@ -50,7 +50,7 @@ def locked(folder: Path) -> Iterator[bool]:
         ...     pass
         Traceback (most recent call last):
         ValueError: out: got ..., in use by process ... on ... since ...; expected a folder that no process uses: wait
-        for its end, or choose another folder with --out
+        until that process ends, or choose another folder with --out
     """
     new_folders = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     try:
@@ -94,8 +94,8 @@ def _acquire(folder: Path, file: Path) -> int | None:
             owner = _owner(handle)
             os.close(handle)
             raise ValueError(
-                f"out: got {folder}, in use by {owner}; expected a folder that no process uses: wait for its end, or "
-                "choose another folder with --out"
+                f"out: got {folder}, in use by {owner}; expected a folder that no process uses: wait until that "
+                "process ends, or choose another folder with --out"
             ) from None
         except OSError:  # such as a network disk without locks
             os.close(handle)

@@ -276,7 +276,7 @@ def _certainty(uncertainty: dict[str, Any], seen: ImageSet) -> Certainty:
     )
     if "correlation" in uncertainty:
         note += (
-            " Its correlation with the similarity between the images of a class and their proxy is "
+            " The correlation between the uncertainty of a class and the similarity of its images to their proxy is "
             f"{uncertainty['correlation']:.2f}."
         )
 
@@ -320,7 +320,7 @@ def _weights(loaded: dict[str, Any] | None) -> str:
 
 
 def _trained_parameters(counts: dict[str, Any]) -> str:
-    """The number of trained parameters of all parameters, and the number in each part."""
+    """How many of all parameters are trained, and how many in each part."""
     total = f"{counts['trained']:,} of {counts['total']:,}"
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.get("parts", {}).items())
     return f"{total} ({parts})" if parts else total

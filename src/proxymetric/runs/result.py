@@ -150,7 +150,7 @@ class Result:
 
         Args:
             content: what the file holds; keys that this class does not know are left out.
-            name: of the file, for errors.
+            name: name of the file, for errors.
 
         Raises:
             ValueError: the content has a newer schema, lacks keys, or has values of wrong types.

@@ -78,7 +78,7 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:
-    """Count the queries that have nothing of their class to find and so are no part of any metric."""
+    """Count the queries that have nothing of their class to find; no metric includes them."""
     sides = embedded.sides()
     return left_out(sides["labels"], sides.get("gallery_labels"))
 

@@ -1,4 +1,4 @@
-"""A whole run: open the data, train, choose the epoch, score the unseen classes, write the report, refit."""
+"""A whole run: open the data, train, choose the epoch, refit, score the unseen classes, write the report."""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ def selection_score(result: Result) -> float | None:
 
 def best_run(study: Study, cell: Cell, statuses: dict[str, RunStatus]) -> Task | None:
     """The finished run of a cell with the best selection score; the first seed if no epoch was chosen."""
-    done = [(task, statuses[task.name].result) for task in study.tasks() if task.cell == cell and task.name in statuses]
-    scored = [(task, selection_score(result)) for task, result in done if result is not None]
+    pairs = [
+        (task, statuses[task.name].result) for task in study.tasks() if task.cell == cell and task.name in statuses
+    ]
+    scored = [(task, selection_score(result)) for task, result in pairs if result is not None]
     if not scored:
         return None
     return max(scored, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]

@@ -58,8 +58,8 @@ def execute(options: Options, reporter: Reporter) -> int:
     out = options.out or Path("runs") / f"study-{study.name}"
     if options.collect:
         assert options.results is not None
-        new = collect(study, options.collect, options.results, options.overwrite, options.embeddings)
-        reporter.say(f"{len(new)} results are new or replaced in {options.results}")
+        new_names = collect(study, options.collect, options.results, options.overwrite, options.embeddings)
+        reporter.say(f"{len(new_names)} results are new or replaced in {options.results}")
     if options.tables is not None:
         _tables(study, stored_results(study, options.results or out), options.tables, reporter)
     if options.collect or options.tables is not None:
@@ -161,10 +161,10 @@ def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], 
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
         reporter.say(f"{task.name:{width}}  {label:9}  {time:>9}{reason}")
-    left = clock(total / min(jobs, max(1, todo))) if todo > unknown else "unknown"
-    more = f", and {unknown} of unknown length" if unknown and todo > unknown else ""
+    time_left = clock(total / min(jobs, max(1, todo))) if todo > unknown else "unknown"
+    unknown_runs = f", and {unknown} of unknown length" if unknown and todo > unknown else ""
     reporter.say(
-        f"{len(tasks)} runs, {todo} to do: about {left}{more} with {jobs} at the same time"
+        f"{len(tasks)} runs, {todo} to do: about {time_left}{unknown_runs} with {jobs} at the same time"
         if todo
         else "all runs are done"
     )

@@ -1,4 +1,4 @@
-"""Plots of a study: scores over the epochs, and differences to the baselines, measured and claimed by the papers."""
+"""Plots of a study: scores over the epochs, and differences to the baselines, as measured and as claimed."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def local_settings(task: Task, root: Path | None) -> dict[str, Any]:
 
 
 def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
-    """The checked recipe of a run with its defaults: dotted keys and JSON values, only those that decide its result.
+    """The checked recipe of a run with its defaults, as dotted keys and JSON values; only keys that decide its result.
 
     Args:
         task: the run.
@@ -205,10 +205,10 @@ class StudyFolder:
         The estimate is the median time of finished runs of the same cell, or else of the same row and data set, or else
         `minutes` of the row, or else None. The time already spent on an unfinished run is subtracted.
         """
-        done = [(task, statuses[task.name].result) for task in tasks]
+        pairs = [(task, statuses[task.name].result) for task in tasks]
         seconds = [
             (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.seconds)
-            for task, result in done
+            for task, result in pairs
             if result is not None
         ]
         estimates: dict[str, float | None] = {}
@@ -245,7 +245,7 @@ class StudyFolder:
                     if _alive(int(owner)) or time.monotonic() > deadline:
                         raise ValueError(
                             f"out: got {self.folder}, in use by process {owner}; expected a folder that no process "
-                            "uses: wait for its end, or choose another folder with --out"
+                            "uses: wait until that process ends, or choose another folder with --out"
                         ) from None
                     time.sleep(0.1)  # the workers of a killed study are still saving
             os.ftruncate(handle, 0)
@@ -305,7 +305,9 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
             continue
         path = settings["data.path"]
         if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
-            raise ValueError(f"data.{name}.path: got {path!r}, expected a path of images{_below(root)}{_near(path)}")
+            raise ValueError(
+                f"data.{name}.path: got {path!r}, expected a path of images{_below(root)}{_nearest_path(path)}"
+            )
         hashes[name] = open_data(path, flat_recipe(task, root)["data.layout"]).identity()
     return hashes
 
@@ -315,7 +317,7 @@ def _below(root: Path | None) -> str:
     return " (--data-root is the folder of data and weights)" if root is None else ""
 
 
-def _near(path: str) -> str:
+def _nearest_path(path: str) -> str:
     """The name in the same folder that is most similar to a missing path, as the end of an error."""
     folder = Path(path).parent
     return nearest(Path(path).name, [file.name for file in folder.iterdir()]) if folder.is_dir() else ""

@@ -110,13 +110,13 @@ def seeds_needed(claim: float, sd: float, target: float = 0.8, level: float = 0.
         return None
     if sd == 0:
         return 2
-    effect, enough = abs(claim) / sd, 2
-    while power(effect, enough, level) < target:
-        if enough >= MAX_SEEDS:
+    effect, high = abs(claim) / sd, 2
+    while power(effect, high, level) < target:
+        if high >= MAX_SEEDS:
             return None
-        enough = min(2 * enough, MAX_SEEDS)
-    few = enough // 2
-    while enough - few > 1 and enough > 2:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if power(effect, middle, level) >= target else (middle, enough)
-    return enough
+        high = min(2 * high, MAX_SEEDS)
+    low = high // 2
+    while high - low > 1 and high > 2:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(effect, middle, level) >= target else (middle, high)
+    return high

@@ -22,7 +22,7 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
         tables: the folder of `--tables`, if any.
 
     Raises:
-        ValueError: a file is in the way that no such command wrote.
+        ValueError: a file that no such command wrote is in the way.
     """
     if archive is not None:
         kind = f"an archive of the study {study.name!r}"
@@ -50,7 +50,7 @@ def check_collected(results: Path, names: list[str], vectors: Path | None, vecto
         vector_names: the files that are written there.
 
     Raises:
-        ValueError: a file is in the way that no such command wrote.
+        ValueError: a file that no such command wrote is in the way.
     """
     for name in names:
         check_output("--results", results / f"{name}.json", "a collected result", is_result)

@@ -120,7 +120,7 @@ def tail(file: Path, lines: int = TAIL_LINES) -> str:
         return "\n".join(text.read().decode(errors="replace").splitlines()[-lines:])
 
 
-def worker_environment(jobs: int, more: dict[str, str]) -> dict[str, str]:
+def worker_environment(jobs: int, extra: dict[str, str]) -> dict[str, str]:
     """The environment variables of workers: path of the package, share of the cores, share of the memory."""
     home = str(Path(proxymetric.__file__).resolve().parent.parent)
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -133,7 +133,7 @@ def worker_environment(jobs: int, more: dict[str, str]) -> dict[str, str]:
     return {
         **defaults,
         **os.environ,
-        **more,
+        **extra,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
     }

@@ -43,8 +43,8 @@ def load_study(path: str | Path) -> Study:
     path = Path(path)
     if not path.is_file():
         folder = path.parent
-        near = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
-        raise ValueError(f"study: got {str(path)!r}, expected a TOML file{near}")
+        hint = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
+        raise ValueError(f"study: got {str(path)!r}, expected a TOML file{hint}")
     content = read_toml(path, "study")
     return parse({"name": path.stem, **content}, path.parent)
 
@@ -136,8 +136,8 @@ def _text(where: str, value: Any) -> str:
 
 
 def _seeds(where: str, value: Any) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
-    if not whole or not value or len(set(value)) != len(value):
+    are_seeds = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    if not are_seeds or not value or len(set(value)) != len(value):
         raise ValueError(f"{where}: got {value!r}, expected different whole numbers of at least 0")
     return tuple(value)
 

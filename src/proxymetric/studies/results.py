@@ -152,15 +152,15 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
                 f"collect: got {source} with the run {unknown[0]!r}, expected only runs of the study {study.name!r}"
             )
         texts |= {name: as_text(compact(result, tasks[name])) for name, result in contents.items()}
-    new = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
-    for name in new:
+    new_names = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
+    for name in new_names:
         if (results / f"{name}.json").is_file() and not overwrite and is_result(results / f"{name}.json"):
             raise ValueError(
                 f"results: got {results / name}.json, which differs from the collected result; expected the same "
                 "result, or --overwrite to replace the file"
             )
-    check_collected(results, new, vectors, list(embeddings))
-    for name in new:
+    check_collected(results, new_names, vectors, list(embeddings))
+    for name in new_names:
         with replacing(results / f"{name}.json") as temporary:
             temporary.write_text(texts[name], encoding="utf-8")
     if (results / STATE).is_file():
@@ -171,7 +171,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         if vectors is not None:
             with replacing(vectors / name) as temporary:
                 temporary.write_bytes(content)
-    return new
+    return new_names
 
 
 def _read(file: Path) -> str | None:
@@ -184,16 +184,16 @@ def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str,
         with tarfile.open(file, "r:gz") as archive:
             for entry in archive:
                 _, _, name = entry.name.partition("/")
-                folder, _, rest = name.rpartition("/")
+                folder, _, file_name = name.rpartition("/")
                 content = archive.extractfile(entry)
                 if content is None:
                     continue
                 if name == STATE:
                     state = json.loads(content.read())
-                elif folder == "results" and rest.endswith(".json"):
-                    results[rest.removesuffix(".json")] = json.loads(content.read())
+                elif folder == "results" and file_name.endswith(".json"):
+                    results[file_name.removesuffix(".json")] = json.loads(content.read())
                 elif folder == "embeddings":
-                    embeddings[rest] = content.read()
+                    embeddings[file_name] = content.read()
     except (tarfile.TarError, ValueError, EOFError, OSError) as error:
         raise ValueError(f"collect: got {file}, expected an archive of a study: {error}") from None
     return results, state, embeddings

@@ -184,7 +184,7 @@ class Session:
         return str(file)
 
     def _next(self, worker: Worker | None) -> Task | None:
-        """The first run that fits into the time left; of its seed, rather one whose images the worker has decoded."""
+        """The first run that fits into the time left, or one of the same seed whose images the worker has decoded."""
         estimates = self._estimates()
         fitting = [task for task in self.todo if self._fits(estimates[task.name])]
         if not fitting:
@@ -305,8 +305,8 @@ class Session:
 
     def _summary(self) -> str:
         done = len(self.outcome.finished)
-        left = self._seconds_left()
-        return f"{done} of {self.total} done" + ("" if left is None else f", about {clock(left)} left")
+        seconds_left = self._seconds_left()
+        return f"{done} of {self.total} done" + ("" if seconds_left is None else f", about {clock(seconds_left)} left")
 
     def _seconds_left(self) -> float | None:
         estimates, now, total = self._estimates(), time.monotonic(), 0.0

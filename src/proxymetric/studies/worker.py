@@ -184,10 +184,10 @@ def _tidy() -> None:
 
 def _lines(handle: int) -> Iterator[bytes]:
     """The lines read from a file descriptor, until its end."""
-    rest = b""
+    partial_line = b""
     while content := os.read(handle, 2**16):
-        *whole, rest = (rest + content).split(b"\n")
-        yield from whole
+        *lines, partial_line = (partial_line + content).split(b"\n")
+        yield from lines
 
 
 def main() -> None:
