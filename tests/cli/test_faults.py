@@ -79,7 +79,7 @@ def test_few_file_descriptors(photos, tmp_path):
 
 
 def in_small_shared_memory(words: list[str], kilobytes: int) -> list[str]:
-    """The command in a mount namespace of its own, where /dev/shm has this size."""
+    """The command in a separate mount namespace, where /dev/shm has this size."""
     mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs /dev/shm && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", mount, "sh", *words]
 
@@ -91,7 +91,7 @@ def can_mount() -> bool:
         return False
 
 
-@pytest.mark.skipif(not can_mount(), reason="a /dev/shm of its own needs the rights of root and `unshare`")
+@pytest.mark.skipif(not can_mount(), reason="a separate /dev/shm needs the rights of root and `unshare`")
 def test_little_shared_memory(photos, tmp_path):
     words = command(photos, tmp_path / "run", data__workers=2, view__size=128, view__resize=128, train__batch=16)
     process = subprocess.Popen(

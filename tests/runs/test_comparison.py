@@ -89,4 +89,4 @@ def test_a_run_that_chose_epoch_0_says_that_nothing_was_trained(photos, tmp_path
     assert result.chosen_epoch == 0
     sentences = remarks(result)
     assert sentences[0].startswith("epoch 0 was chosen: no epoch scored higher than the model before training")
-    assert "no training in it" in sentences[0]
+    assert "untrained backbone with a new, random head" in sentences[0]

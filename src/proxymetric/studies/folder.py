@@ -313,7 +313,7 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
 
 
 def _below(root: Path | None) -> str:
-    """The hint at `--data-root`, where it is not given."""
+    """The hint at the end of an error that names `--data-root`, if it is not given."""
     return " (--data-root is the folder of data and weights)" if root is None else ""
 
 
