@@ -248,7 +248,7 @@ def test_failures_kills_and_stops(tmp_path):
     code, text = study(file, "--out", out, "--only", "long", "--minutes", 0.15, "--archive", tmp_path / "a.tar.gz")
     assert code == 0, text
     assert "the time is over" in text
-    assert "1 runs are left" in text
+    assert "1 runs are not finished" in text
     with tarfile.open(tmp_path / "a.tar.gz") as archive:
         assert "long/results/short-g-held-out-seed0.json" in archive.getnames()
 
