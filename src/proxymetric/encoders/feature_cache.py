@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.core.signals import stop_on_signal
+from proxymetric.core.signals import interrupt_after, stop_on_signal
 from proxymetric.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _read(cache: Path, names: set[str]) -> dict[str, Tensor]:
     rows: dict[str, Tensor] = {}
     for file in sorted(cache.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="pt") as stored:
+            with interrupt_after(), safe_open(file, framework="pt") as stored:
                 stored_names = json.loads(stored.metadata()["names"])
                 if names.isdisjoint(stored_names):
                     continue

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from proxymetric.core.signals import interrupt_after
 from proxymetric.signatures import one_of
 
 HEADER = "proxymetric"
@@ -57,7 +58,7 @@ class Needs:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(file, "pt") as opened:
+            with interrupt_after(), safe_open(file, "pt") as opened:
                 header = (opened.metadata() or {}).get(HEADER)
         except (SafetensorError, OSError):
             return Needs()

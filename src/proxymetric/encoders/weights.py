@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from proxymetric.core.signals import interrupt_after
+
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 CONVERT = (
     "If you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -110,7 +112,8 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
 
     path = check_weights_file(file)
     try:
-        tensors = load_file(path)
+        with interrupt_after():
+            tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"weights: got {str(file)!r}, expected a readable safetensors file ({error}). {CONVERT}"
