@@ -81,7 +81,7 @@ class Counts(Tally):
             self.sums[self.places[name]].add_(count)
 
     def total(self, name: str) -> int:
-        """The sum of this name; this synchronises with the GPU."""
+        """The sum with this name; this synchronises with the GPU."""
         return int(self.sums[self.places[name]])
 
     def share(self, part: str, whole: str) -> float | None:
