@@ -60,7 +60,7 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
     one = run(photos, tmp_path / "one", **settings)
     close(tmp_path / "two", one.folder)
     two = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert two["parameters"] == one.result.parameters, "the norm of whole tensors"
+    assert two["parameters"] == one.result.parameters, "the count is of whole tensors"
     for row, scores in one.result.rows.items():
         assert two["rows"][row] == pytest.approx(scores, abs=0.05), row
     if settings.get("train__refit"):

@@ -73,7 +73,7 @@ def agree(actual: oracle.State, expected: oracle.State) -> None:
 
 
 def taken(criterion: Criterion, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """One step: the optimiser moves the proxies far before the commit updates the memory."""
+    """One step: the optimiser moves the proxies by a large step, and the commit then updates the memory."""
     optimizer.zero_grad()
     loss = criterion(x, y)
     loss.backward()

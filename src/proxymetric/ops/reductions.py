@@ -1,4 +1,4 @@
-"""The reductions that every proxy loss is written on, and the choice of their implementation.
+"""The reductions that every proxy loss uses, and the choice of their implementation.
 
 ========================  =====================================================================  ===================
 reduction                 result                                                                 used by

@@ -141,7 +141,7 @@ class VariationalProxies(Source):
         self.register_buffer("past_mu", mu.detach().expand(prior_lag - 1, -1, -1).clone())
         self.register_buffer("past_sigma", torch.ones_like(self.past_mu))
         self._last_step = -1
-        """the training step whose q entered the past last"""
+        """the last training step that stored a q in the past"""
 
     def q(self) -> Gaussian:
         """The current Gaussians; mu and sigma are (C K, D)."""

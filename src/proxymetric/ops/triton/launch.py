@@ -100,7 +100,7 @@ def _current_stream() -> Callable[[int], int]:
 
 
 def _specialisation(number: float) -> Any:
-    """What Triton specialises a kernel for: of an integer, whether it is 1, divisible by 16, or large."""
+    """What Triton specialises a kernel for; for an integer: whether it is 1, divisible by 16, or large."""
     return None if isinstance(number, float) else (number == 1, number % 16, number >= 2**31)
 
 
