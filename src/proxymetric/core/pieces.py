@@ -423,9 +423,9 @@ class Compare(Objective):
         self.source.bind(encoder)
 
     def forward(self, ctx: Context) -> Outcome:
-        normal = NORMALISATIONS[self.normalise]
+        normalise = NORMALISATIONS[self.normalise]
         labels = ctx.batch.labels
-        queries = normal(ctx.embeddings)
+        queries = normalise(ctx.embeddings)
         detached_queries = queries.detach()
         refs, source_commit = self.source(ctx, Energy(self.loss, detached_queries, labels, self.normalise))
         refs = refs._replace(normalise=self.normalise)
@@ -436,7 +436,7 @@ class Compare(Objective):
             weight, weighting_commit = self.weighting(ctx, detached_queries, detached_refs)
             commits.append(weighting_commit)
         if self.use is not None and self.training and torch.is_grad_enabled():
-            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normal, refs.shard)
+            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normalise, refs.shard)
             commits.append(partial(self.use.mark, nearest))
 
         def commit() -> None:

@@ -167,13 +167,13 @@ def _totals(
             if not any(plan.needs_grad):
                 continue
             if sign == POSITIVE:
-                rows, selected = chunks.of_batch_columns(chunk, similarities)
-                in_rows = torch.empty_like(selected.rows) if plan.needs_grad[1] else None
+                rows, pair_similarities = chunks.of_batch_columns(chunk, similarities)
+                in_rows = torch.empty_like(pair_similarities.rows) if plan.needs_grad[1] else None
                 batch_rows.append(rows)
-                in_batch_rows.append(selected.rows if in_rows is None else in_rows)
+                in_batch_rows.append(pair_similarities.rows if in_rows is None else in_rows)
             else:
-                selected, in_rows = similarities, None if in_vectors is None else in_vectors[chunk.rows]
-            chunks.backward(selected, slopes, in_queries and in_queries[sign], in_rows)
+                pair_similarities, in_rows = similarities, None if in_vectors is None else in_vectors[chunk.rows]
+            chunks.backward(pair_similarities, slopes, in_queries and in_queries[sign], in_rows)
     totals = logs[POSITIVE].sum() / plan.counts[POSITIVE], logs[NEGATIVE].sum() / plan.counts[NEGATIVE]
     weight_sums = weights[POSITIVE].sum(), weights[NEGATIVE].sum()
     gradients = ChunkedGradients(in_queries, in_vectors, torch.cat(batch_rows), torch.cat(in_batch_rows))

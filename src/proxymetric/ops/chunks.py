@@ -190,10 +190,10 @@ class Chunks:
         offsets = torch.arange(self.per_column, device=chunk.batch_columns.device)
         rows = (chunk.batch_columns[:, None] * self.per_column + offsets).flatten()
         scales = similarities.scales and RowScales(*(factors[rows] for factors in similarities.scales))
-        selected = ChunkSimilarities(
+        batch_similarities = ChunkSimilarities(
             similarities.rows[rows], scales, similarities.of_rows[rows], similarities.of_columns[chunk.batch_columns]
         )
-        return rows + chunk.rows.start, selected
+        return rows + chunk.rows.start, batch_similarities
 
     def _grouped(self, of_rows: Tensor) -> Tensor:
         return of_rows.unflatten(0, (-1, self.per_column))

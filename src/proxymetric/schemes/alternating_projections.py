@@ -169,14 +169,14 @@ class AlternatingProjections(Objective):
         if is_first:
             converged = samples[:, :extra_count] if extra_count else torch.zeros_like(converged)
             samples = samples[:, extra_count:]
-        normal = NORMALISATIONS[self.normalise]
-        picks = k_center(normal(samples), normal(converged), self.seats)
+        normalise = NORMALISATIONS[self.normalise]
+        picks = k_center(normalise(samples), normalise(converged), self.seats)
         picked = samples.gather(1, picks[:, :, None].expand(-1, -1, samples.shape[2]))
         # A class without a readable image keeps its proxies.
         proxies = torch.where(has_samples[:, None, None], picked, source.seated().view_as(picked))
         source.reseed(proxies.flatten(0, 1))
         self.picked.copy_(source.seated())
-        self._measure(normal(samples[has_samples]))
+        self._measure(normalise(samples[has_samples]))
         self.problem, self.stale, self.best_score = self.problem + 1, 0, -math.inf
 
     def _group_by_class(self, embeddings: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:

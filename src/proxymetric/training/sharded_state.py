@@ -152,8 +152,8 @@ def local_tensor(parameter: Tensor) -> Tensor:
     """Return this process's part of a DTensor with its gradient; return any other parameter unchanged."""
     if not is_dtensor(parameter):
         return parameter
-    whole: Any = parameter.detach()
-    part: Tensor = whole.to_local()
+    detached: Any = parameter.detach()
+    part: Tensor = detached.to_local()
     gradient: Any = parameter.grad
     part.grad = None if gradient is None else gradient.to_local()
     return part
