@@ -130,8 +130,8 @@ class _ShardProgress:
         self.done = done
         self.total = total
 
-    def __call__(self, more: int) -> None:
-        self.done += more
+    def __call__(self, count: int) -> None:
+        self.done += count
         self.progress(self.done, self.total)
 
 
