@@ -1,4 +1,4 @@
-"""What people hand in: types, mistakes, precision, memory."""
+"""Inputs of the metrics: types, mistakes, precision, memory."""
 
 import subprocess
 import sys
@@ -155,7 +155,7 @@ def test_embeddings_with_a_gradient_and_under_autocast() -> None:
 
 
 def test_autocast_does_not_reach_the_scores() -> None:
-    """Two items that bfloat16 cannot tell apart."""
+    """The two items are equal in bfloat16."""
     gallery = torch.tensor([[1.0, 0.0100], [1.0, 0.0]])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = rank(torch.tensor([[1.0, 0.0]]), [0], 1, gallery=gallery, gallery_labels=[0, 0])

@@ -79,8 +79,8 @@ def interval(
     generator = np.random.default_rng(seed)
     means = []
     for start in range(0, repeats, step := max(1, MAX_DRAWS // len(sums))):
-        drawn = generator.integers(len(sums), size=(min(step, repeats - start), len(sums)))
-        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        draws = generator.integers(len(sums), size=(min(step, repeats - start), len(sums)))
+        means.append(sums[draws].sum(axis=1) / sizes[draws].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
