@@ -101,7 +101,7 @@ def similar(name: str | None) -> Machine:
     """The measured GPU whose name is most similar.
 
     Args:
-        name: of a GPU; None: the first measured GPU is returned.
+        name: the name of a GPU; None: the first measured GPU is returned.
 
     Example:
         >>> similar("NVIDIA H100 80GB HBM3").name
