@@ -13,7 +13,7 @@ Each side runs in a separate process. The processes prepare their sides at the s
 a time, in turns, round by round. Times are medians over the rounds. Memory is the peak of the memory reserved on the
 device and, for sides that are not recorded, also the peak of the memory in use. Both are measured twice: from the first
 step on, including compilation and the trial of kernels, and in later steps ("settled"), after unused memory was freed.
-At the end, the memory of VPTSP with few and with many classes is compared.
+In addition, the memory of VPTSP is measured with few and with many classes.
 
 The results are written to results/tuning-cpu.json or results/tuning-cuda.json, again after each batch size.
 """

@@ -118,7 +118,7 @@ def divided(joint: fx.GraphModule, given: Any, **rest: Any) -> tuple[fx.GraphMod
 
 
 def pressed(encoder: Encoder) -> Encoder:
-    """Trace, simplify and partition the passes of `encoder` as torch's compiler does, but run them by torch's kernels."""
+    """Trace, simplify and partition the passes of `encoder` as torch's compiler does, but run torch's kernels."""
     torch.compiler.reset()
     ways = {"fw_compiler": nop, "bw_compiler": nop, "decompositions": select_decomp_table, "partition_fn": divided}
     encoder._compiled = torch.compile(encoder._pooled, backend=aot_autograd(**ways), fullgraph=True)

@@ -149,7 +149,7 @@ def test_estimates_are_the_scores_with_intervals(points: dict) -> None:
         ({"values": []}, "values: got shape"),
         ({"values": [1.0]}, "values: got one, expected at least two"),
         ({"groups": [1, 1, 1]}, "groups: got one, expected at least two"),
-        ({"groups": [1, 2]}, "groups: got 2 for 3 values"),
+        ({"groups": [1, 2]}, "groups: got 2 groups, expected 3, one for each value"),
         ({"level": 1.0}, "level: got 1.0"),
         ({"repeats": 0}, "repeats: got 0"),
     ],

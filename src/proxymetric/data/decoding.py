@@ -25,7 +25,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
 from proxymetric.files import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-"""the formats of Pillow that are decoded (MPO is opened as JPEG); of the others, EPS would start Ghostscript"""
+"""the formats of Pillow that are decoded (MPO is opened as JPEG); not EPS, for which Pillow would start Ghostscript"""
 MAX_PIXELS = 100_000_000
 """default of the maximum number of pixels of an image; see `max_pixels`"""
 LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
@@ -191,7 +191,7 @@ def _convert_by_strips(image: Image.Image, convert: Callable[[Image.Image], Imag
 def _open(file: IO[bytes]) -> ImageFile.ImageFile | None:
     """Open an image of one of the `FORMATS` without decoding it; None if the file has another format.
 
-    `Image.open` is not used, because it refuses large images before their JPEG could be reduced, and its limit is a
+    `Image.open` is not used, because it refuses large images before a JPEG could be reduced, and its limit is a
     global variable of the process.
     """
     prefix = file.read(16)

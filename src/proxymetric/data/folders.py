@@ -124,7 +124,7 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
 
 
 def _part_folders(root: Path) -> dict[Path, str]:
-    """Return the folders of a split in `root` and their parts; {} if there are not at least two different parts.
+    """Return the folders of a split in `root` and their parts; {} if there are fewer than two different parts.
 
     If test/ contains query/ and gallery/, these two folders are returned instead of test/.
     """
@@ -144,7 +144,7 @@ def _part_folders(root: Path) -> dict[Path, str]:
 def _classes_in(
     place: Path, part: str | None, layout: str, notes: list[str], unlisted: dict[str, str]
 ) -> list[_ClassFolder]:
-    """Return the classes in a folder of class folders; adds to `notes` and `unlisted` what is left out or doubtful."""
+    """Return the classes in a folder of class folders; record what is left out or doubtful in `notes`, `unlisted`."""
     try:
         subfolders = _visible_folders(place)
     except OSError as error:

@@ -71,9 +71,9 @@ def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int =
     for argument, value, minimum in (("size", size, 8), ("drawings", drawings, 1), ("seed", seed, 0)):
         if value < minimum:
             raise ValueError(f"{argument}: got {value}, expected at least {minimum}")
-    ranked = sorted(pool, key=lambda code: hashlib.sha256(f"glyph U+{code:04X}".encode()).digest())[:characters]
-    held_out = set(ranked[1::2])
-    codes = sorted(ranked)
+    ranked_codes = sorted(pool, key=lambda code: hashlib.sha256(f"glyph U+{code:04X}".encode()).digest())[:characters]
+    held_out = set(ranked_codes[1::2])
+    codes = sorted(ranked_codes)
     fonts = _fonts(_FONT_PIXELS)
     maps = _glyph_numbers()
     arrays = np.empty((characters, drawings, size, size), dtype=np.uint8)

@@ -85,7 +85,7 @@ def last_tokens(
     """
     towers = [_checked_tower(tower, tokens, len(vit.blocks)) for tower in towers]
     batch = tokens.shape[0]
-    last = len(vit.blocks) - 1
+    last_block = len(vit.blocks) - 1
     plain = has_plain_blocks(vit)
     recompute_mlp = checkpointing == "mlp"
     recompute_block = checkpointing is True and torch.is_grad_enabled()
@@ -95,7 +95,7 @@ def last_tokens(
         tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, batch) for tower in towers]
-        arguments = (tokens, fronts, tuning.beside(i), plain, needed if i == last else None, recompute_mlp, dtype)
+        arguments = (tokens, fronts, tuning.beside(i), plain, needed if i == last_block else None, recompute_mlp, dtype)
         # With FSDP, `training.parallel` sets `run`, which gathers the block's parameters, runs it and frees them.
         run = getattr(block, "run", None) or partial(run_block, block)
         tokens = checkpoint(run, *arguments, use_reentrant=False) if recompute_block else run(*arguments)
@@ -172,7 +172,7 @@ def _mlp(
 
 
 def _run_mlp(mlp: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return `mlp(x)`, with a GELU that keeps less where `dtype` is a 16-bit type."""
+    """Return `mlp(x)`, with a GELU that keeps less if `dtype` is a 16-bit type."""
     from timm.layers import Mlp
 
     if type(mlp) is not Mlp or dtype is None or has_hooks(mlp):

@@ -63,7 +63,7 @@ def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None
     if vectors is None:
         return labels.long()
     if len(labels) != len(vectors):
-        raise ValueError(f"{name}: got {len(labels)} for {len(vectors)} {of}, expected one for each")
+        raise ValueError(f"{name}: got {len(labels)} labels, expected {len(vectors)}, one for each row of {of}")
     return labels.to(vectors.device, torch.long)
 
 

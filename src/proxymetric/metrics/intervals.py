@@ -72,7 +72,7 @@ def interval(
     if groups is not None:
         inverse = as_labels("groups", groups).cpu().unique(return_inverse=True)[1].numpy()
         if len(inverse) != len(numbers):
-            raise ValueError(f"groups: got {len(inverse)} for {len(numbers)} values, expected one for each")
+            raise ValueError(f"groups: got {len(inverse)} groups, expected {len(numbers)}, one for each value")
         sums, sizes = np.bincount(inverse, numbers), np.bincount(inverse)
     if len(sums) < 2:
         raise ValueError(f"{'values' if groups is None else 'groups'}: got one, expected at least two to draw from")

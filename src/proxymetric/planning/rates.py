@@ -107,5 +107,5 @@ def similar(name: str | None) -> Machine:
         >>> similar("NVIDIA H100 80GB HBM3").name
         'NVIDIA H200'
     """
-    known = [row.name for row in machines().values() if not row.is_cpu]
-    return machines()[known[0] if name is None else nearest(name, known)]
+    gpu_names = [row.name for row in machines().values() if not row.is_cpu]
+    return machines()[gpu_names[0] if name is None else nearest(name, gpu_names)]

@@ -163,8 +163,8 @@ class Workload:
         """The number of classes on the device with the most classes that a batch is compared with, see `touched`."""
         if self.touched == "all":
             return self.shard
-        drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
-        return min(self.shard, self.batch + drawn)
+        drawn_classes = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
+        return min(self.shard, self.batch + drawn_classes)
 
     @property
     def compared(self) -> int:

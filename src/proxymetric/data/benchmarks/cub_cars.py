@@ -67,11 +67,14 @@ def _from_lists(root: Path, layout: str) -> ImageSet:
             f"first {unmatched[0]}"
         )
     order = {number: label for label, number in enumerate(names)}
-    unknown = [(number, label) for number, label in labels.items() if not (label.isdigit() and int(label) in order)]
-    if unknown:
+    unknown_labels = [
+        (number, label) for number, label in labels.items() if not (label.isdigit() and int(label) in order)
+    ]
+    if unknown_labels:
         raise ValueError(
-            f"{root / 'image_class_labels.txt'}: got {len(unknown)} images of unknown classes, first image "
-            f"{unknown[0][0]} of class {unknown[0][1]!r}, expected classes that are in {root / 'classes.txt'}"
+            f"{root / 'image_class_labels.txt'}: got {len(unknown_labels)} images of unknown classes, first image "
+            f"{unknown_labels[0][0]} of class {unknown_labels[0][1]!r}, expected classes that are in "
+            f"{root / 'classes.txt'}"
         )
     paths = [root / "images" / file for file in files.values()]
     require_files(paths, root, root / "images.txt")
@@ -137,12 +140,12 @@ def _numbered_lines(file: Path) -> dict[int, str]:
     """Return the lines `1 first`, `2 second` as {1: "first", 2: "second"}, in the order of the file."""
     lines: dict[int, str] = {}
     for line_number, line in enumerate(read_text(file).splitlines(), 1):
-        number, _, rest = line.strip().partition(" ")
+        number, _, name = line.strip().partition(" ")
         if not number:
             continue
-        if not number.isdigit() or not rest.strip():
+        if not number.isdigit() or not name.strip():
             raise ValueError(f"{file}, line {line_number}: got {line!r}, expected a number, a space and a name")
-        lines[int(number)] = rest.strip()
+        lines[int(number)] = name.strip()
     return lines
 
 

@@ -48,7 +48,7 @@ def copies_before(group: Tensor) -> Tensor:
 
 
 def _group(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index of each distinct key, and for every key the number of its distinct key."""
+    """The first index of each distinct key, and for every key the number of its group."""
     ascending, order = keys.sort(stable=True)
     starts_group = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending[1:] != ascending[:-1]])
     group = torch.empty_like(order)

@@ -40,7 +40,7 @@ class TopItems:
 
 @dataclass(frozen=True)
 class Searcher:
-    """A search of queries for items.
+    """Searches the items for the nearest ones of each query.
 
     Args:
         space: all queries and items.
