@@ -207,6 +207,15 @@ def test_a_wrong_word_with_overwrite_costs_no_earlier_run(photos, run):
     assert bytes_of(run) == before
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_a_sentence_without_code(photos, tmp_path):
+    answer = train(photos, tmp_path / "run", "--set", "loss.scale=20000")
+    assert answer.code == 0, answer.err
+    (line,) = [line for line in answer.err.splitlines() if "scale" in line]
+    assert line.startswith("proxymetric: warning: scale: got 20000.0, expected a number from ")
+    assert "checks.py" not in answer.err
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

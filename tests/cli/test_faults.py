@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from proxymetric.cli.faults import sentence
 from proxymetric.files import read_json
 from terminal import proxymetric
 from training_runs import command, until
@@ -31,7 +33,8 @@ def children(process: int) -> list[int]:
 
 
 def one_sentence(error: str, *said: str) -> None:
-    assert sum(line.startswith("proxymetric: ") for line in error.splitlines()) == 1, error
+    lines = [line for line in error.splitlines() if line.startswith("proxymetric: ")]
+    assert len([line for line in lines if not line.startswith("proxymetric: warning: ")]) == 1, error
     assert "Traceback" not in error
     assert "Exception ignored" not in error
     for part in said:
@@ -73,6 +76,39 @@ def test_few_file_descriptors(photos, tmp_path):
     _, error = process.communicate(timeout=120)
     assert process.returncode == 1, error
     one_sentence(error, "file descriptors", "ulimit -n", "--resume")
+
+
+def in_small_shared_memory(words: list[str], kilobytes: int) -> list[str]:
+    """The command in a mount namespace of its own, where /dev/shm has this size."""
+    mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, "sh", *words]
+
+
+def can_mount() -> bool:
+    try:
+        return subprocess.run(in_small_shared_memory(["true"], 64), capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not can_mount(), reason="a /dev/shm of its own needs the rights of root and `unshare`")
+def test_little_shared_memory(photos, tmp_path):
+    words = command(photos, tmp_path / "run", data__workers=2, view__size=128, view__resize=128, train__batch=16)
+    process = subprocess.Popen(
+        in_small_shared_memory([sys.executable, "-m", "proxymetric", *words], 300),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1, error
+    one_sentence(error, "shared memory (/dev/shm)", "data.workers=0", "--resume")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_little_memory_of_the_gpu():
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+        torch.empty(2**50, device="cuda")
+    assert "--batch" in str(sentence(caught.value, "train"))
 
 
 def test_little_memory(photos, tmp_path):

@@ -49,6 +49,18 @@ def test_folders_without_data_say_what_was_looked_for(tmp_path):
         open_data(tmp_path)
 
 
+def test_a_missing_folder_names_its_neighbour(tmp_path, monkeypatch):
+    write(tmp_path, "birds/a/1.jpg", "notes/a.jpg")
+    (tmp_path / "brid.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"which does not exist, .*; did you mean '.*/birds'\?$"):
+        open_data(tmp_path / "brids")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"data: got 'brids', which does not exist, .*; did you mean 'birds'\?$"):
+        open_data("brids")
+    with pytest.raises(ValueError, match=r"which does not exist, [^;]*$"):
+        open_data("zzzzzz")
+
+
 def test_missing_source_and_wrong_layout(tmp_path):
     with pytest.raises(ValueError, match=r"data: got 'glyhps', which does not exist, .*; did you mean 'glyphs'"):
         open_data("glyhps")

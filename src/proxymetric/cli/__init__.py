@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 
@@ -35,6 +37,7 @@ def main() -> None:
     # Threads that wait actively are several times slower when other programs run on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     faults.quiet_loaders()
+    warnings.showwarning = _show_warning
     try:
         app()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -46,3 +49,15 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("proxymetric: stopped", err=True)
         sys.exit(130)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as a sentence, without the line of code that Python adds."""
+    typer.echo(f"proxymetric: warning: {visible(str(message), keep=chr(10))}", err=True)

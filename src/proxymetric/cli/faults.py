@@ -10,7 +10,13 @@ from typing import Any
 TRAINING_VERBS = ("train", "mlrc")
 RESUME = "; --resume continues a run from its last checkpoint"
 MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
-SHARED_MEMORY_SIGNS = ("out of shared memory", "unable to write to file </torch", "unable to mmap", "Bus error")
+SHARED_MEMORY_SIGNS = (
+    "out of shared memory",
+    "unable to allocate shared memory",
+    "unable to write to file </torch",
+    "unable to mmap",
+    "Bus error",
+)
 DESCRIPTOR_SIGNS = ("Too many open files", "ancdata", "unable to open shared memory object")
 KILLED_WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (is killed by signal: \w+|exited unexpectedly)"

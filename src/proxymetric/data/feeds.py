@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
@@ -80,6 +80,9 @@ class _Reader(Dataset):
             readable.append(row)
         size = self.view.size
         pixels = torch.stack(squares) if squares else torch.empty((0, 3, size, size), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            # The worker's queue would do this in a thread, whose errors are lost: the main process would wait for ever.
+            pixels.share_memory_()
         return _BatchImages(pixels, np.array(readable, dtype=np.int64), bad)
 
     def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:

@@ -55,7 +55,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         return _add_note(glyphs(int(match[1])))
     path = Path(source).expanduser()
     if not path.exists():
-        hint = did_you_mean(source, EMBEDDED) if isinstance(source, str) else ""
+        hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
         raise ValueError(
             f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
             f"sets {' and '.join(EMBEDDED)}{hint}"
@@ -67,6 +67,15 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
             "that you may read"
         ) from None
+
+
+def _suggest_neighbour(path: Path) -> str:
+    """Return the end of a message that suggests the most similar folder or CSV file next to a missing one."""
+    try:
+        neighbours = [item for item in path.parent.iterdir() if item.is_dir() or item.suffix.lower() == ".csv"]
+    except OSError:
+        return ""
+    return did_you_mean(path, [str(item) for item in neighbours if did_you_mean(path.name, [item.name])])
 
 
 def _open_path(path: Path, layout: str) -> ImageSet:
