@@ -55,7 +55,7 @@ def test_no_names() -> None:
         ({"embeddings": "photos"}, "embeddings: got str"),
         ({"labels": [0, 0, 1]}, "labels: got 3 labels, expected 4, one for each row of embeddings"),
         ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), expected one axis"),
-        ({"labels": []}, "labels: got none"),
+        ({"labels": []}, "labels: got no labels"),
         ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, expected whole numbers"),
         ({"labels": ["a", "a", "b", 1]}, "labels: got list, expected an array of whole numbers"),
         ({"labels": ["a", "a", None, None]}, "labels: got list, expected an array of whole numbers"),
