@@ -48,7 +48,7 @@ def test_a_changed_byte_anywhere_is_noticed(tmp_path, seed):
         tensors, _ = read_tensors(file)
     except Damaged:
         return
-    # What is left is the name of the checksum and the padding of the header: the tensors are those that were written.
+    # The remaining bytes are the name of the checksum and the padding of the header; the tensors are unchanged.
     assert checksum(tensors) == checksum(before[0])
 
 
