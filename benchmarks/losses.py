@@ -1,18 +1,19 @@
-"""Proxy losses with very many classes, against pytorch-metric-learning in the same run.
+"""Compares proxy losses over very many classes with those of pytorch-metric-learning, in the same run.
 
     python benchmarks/losses.py                          1k, 11k, 100k and a million classes on the CPU; half an hour
     python benchmarks/losses.py --classes 1000 11000     some of them
 
-A batch of 128 embeddings of 512 dimensions, one thread: loss, and its gradient in embeddings and proxies. Every
-measurement is a process of its own, the sides taking turns, round by round; a side's time is the median of the CPU
-times of its steps in all rounds, its memory the peak of its first step beyond what it held before (its proxies and the
-libraries), in the median of the rounds. The gradient of the proxies is part of that, on every side. Both sides have the
-same proxies, and their losses are compared. A side that would take more than --memory is stopped, and recorded as such.
+A step computes the loss of 128 embeddings of 512 dimensions on one thread, and its gradients for embeddings and
+proxies. Each measurement runs in a separate process; the sides take turns, round by round. The time of a side is the
+median of the CPU times of its steps in all rounds. The memory of a side is the peak of its first step above the memory
+that the process held before (proxies and libraries), as the median over the rounds; it includes the gradient of the
+proxies on every side. Both libraries have the same proxies, and their losses are compared. A side that needs more than
+--memory is stopped and recorded as failed.
 
-Sides: proxymetric as it is ("auto"); the same without a budget for similarities, so that they are computed again; its
-plain definition; the peer; and the three matrix products alone that any of them needs, into memory that is there. The
-peer's SoftTriple and ours have ten centres a class and no regulariser; its Proxy-NCA is our Proxy-NCA++.
-Writes results/losses-cpu.json beside this file.
+The sides are: proxymetric with its defaults ("auto"); proxymetric without a budget for similarities, so that they are
+recomputed; its plain definition; the peer, pytorch-metric-learning; and only the three matrix products that every side
+needs, written to memory that is already allocated. SoftTriple has ten centres for each class and no regulariser in both
+libraries; the peer's Proxy-NCA is the Proxy-NCA++ of proxymetric. The results are written to results/losses-cpu.json.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from torch import Tensor, nn
 BATCH, DIM = 128, 512
 SIZES = (1_000, 11_000, 100_000, 1_000_000)
 PLAN = {2_000: (5, 30), 20_000: (5, 7), 200_000: (3, 2), 20_000_000: (2, 1)}
-"""rounds, and timed steps of one process in a round, by the number of proxies up to which they hold"""
+"""largest number of proxies -> number of rounds, and of timed steps of one process in a round"""
 PLAIN = 200_000
-"""proxies up to which the plain definition is measured"""
+"""largest number of proxies for which the plain definition is measured"""
 CHUNK = 1024
-"""rows of the products alone that are made at once"""
+"""rows of proxies in one product of the side "products\""""
 
 
 class Case(NamedTuple):
-    """A loss, as either side has it."""
+    """A loss: its name and arguments in proxymetric and in the peer, and the sides that are measured."""
 
     method: str
     arguments: dict[str, Any]
@@ -63,7 +64,7 @@ CASES = {
         sides=("proxymetric", "proxymetric, plain", "peer", "products"),
     ),
     "proxy-nca": Case("proxy-nca++", {"temperature": 1 / 18}, "ProxyNCALoss", {"softmax_scale": 9}),
-    # A million classes of ten centres are 20 GB, and as much again for their gradient.
+    # Ten centres for each of a million classes are 20 GB, and their gradient is another 20 GB.
     "soft-triple": Case(
         "soft-triple", {"per_class": 10, "tau": 0.0}, "SoftTripleLoss",
         {"centers_per_class": 10, "la": 20, "gamma": 0.1, "margin": 0.01}, per_class=10, largest=100_000,
@@ -74,18 +75,18 @@ TARGETS = {
     "proxy-nca": {"time": (0.80, SIZES)},
     "soft-triple": {"time": (0.80, SIZES)},
 }
-"""of the peer's, at most, and at which numbers of classes"""
+"""the largest share of the peer's time or memory, and the numbers of classes for which it is the target"""
 
 
 def megabytes(field: str) -> float:
-    """VmRSS or VmHWM of this process."""
+    """Return VmRSS or VmHWM of this process in MB."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
 def prepared(side: str, case: Case, classes: int) -> tuple[Callable[[], Tensor | None], Tensor]:
-    """A step of one side, and its proxies."""
+    """Return a function that runs a step of one side, and its proxies."""
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, DIM, requires_grad=True), torch.randint(classes, (BATCH,))
     rows = classes * case.per_class
@@ -127,7 +128,7 @@ def prepared(side: str, case: Case, classes: int) -> tuple[Callable[[], Tensor |
 
 
 def child(side: str, name: str, classes: int, steps: int, memory: int) -> dict[str, Any]:
-    """One measurement."""
+    """Return one measurement."""
     from proxymetric.ops import using
 
     torch.set_num_threads(1)
@@ -135,9 +136,9 @@ def child(side: str, name: str, classes: int, steps: int, memory: int) -> dict[s
     ways = {"proxymetric, recomputed": {"impl": "chunked", "budget": 0}, "proxymetric, plain": {"impl": "plain"}}
     try:
         with using(**ways.get(side, {"impl": "auto"})):
-            prepared(side, CASES[name], 8)[0]()  # imports, thread pools
+            prepared(side, CASES[name], 8)[0]()  # imports modules and starts thread pools
             step, _ = prepared(side, CASES[name], classes)
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             held = megabytes("VmRSS")
             loss = step()
             found: dict[str, Any] = {"extra_mb": megabytes("VmHWM") - held, "seconds": []}
@@ -175,7 +176,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compared(name: str, classes: int, rounds: int | None, memory: int) -> dict[str, Any]:
-    """All sides of one loss at one size, and what they are of each other."""
+    """Measure all sides of one loss at one size, and compute their ratios."""
     case = CASES[name]
     rows = classes * case.per_class
     planned, steps = next(plan for most, plan in PLAN.items() if rows <= most)
@@ -217,7 +218,7 @@ def machine() -> dict[str, Any]:
 
 
 def available() -> int:
-    """Bytes of memory that nobody uses."""
+    """Return the bytes of memory that are available."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     assert found is not None
     return int(found[1]) * 1024

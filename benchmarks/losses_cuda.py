@@ -1,16 +1,18 @@
-"""Proxy losses with very many classes on one GPU: fused kernels against chunks, a dense formula, and it compiled.
+"""Compares implementations of proxy losses over very many classes on one GPU.
 
     python benchmarks/losses_cuda.py                 131k, a million and ten million classes; about two minutes
-    python benchmarks/losses_cuda.py --parts rates   some of it: rates, gradients, groups, others, curve, rows
-    python benchmarks/losses_cuda.py --profile       what the kernels of one step of the fused side take
-    python benchmarks/losses_cuda.py --plot          draw results/losses-cuda.png from the JSON, anywhere
-    TRITON_INTERPRET=1 python benchmarks/losses_cuda.py --tiny    see that it runs, also without a GPU
+    python benchmarks/losses_cuda.py --parts rates   some parts: rates, gradients, groups, others, curve, rows
+    python benchmarks/losses_cuda.py --profile       profile one step of the fused kernels
+    python benchmarks/losses_cuda.py --plot          draw results/losses-cuda.png from the JSON; needs no GPU
+    TRITON_INTERPRET=1 python benchmarks/losses_cuda.py --tiny    check that the benchmark runs, also without a GPU
 
-Embeddings, of unit length as a criterion hands them on, and proxies, which are normalised in the step, are bfloat16 of
-512 dimensions. A step is the loss and its gradient in both. Time: the median of steps between events, after a first
-one. Memory: the peak of a step beyond embeddings and proxies; the gradient of the proxies is part of it. TFLOP/s count
-three products, 6 B R D, whatever a side computes; the rate of one large product in the same run says what there is. A
-side that does not fit is recorded as such. Writes results/losses-cuda.json beside this file, after every number.
+The sides are the fused kernels ("triton"), chunks in torch ("chunked"), the formula on a matrix of all pairs ("dense"),
+and the compiled formula ("dense, compiled"). Embeddings and proxies are bfloat16 with 512 dimensions. The embeddings
+have unit length, as a criterion passes them on; the proxies are normalised in the step. A step computes the loss and
+both gradients. The time is the median over steps after a first one, each synchronised with the GPU. The memory is the
+peak of a step above embeddings and proxies; it includes the gradient of the proxies. TFLOP/s count three products,
+6 B R D operations, on every side; the rate of one large product in the same run is the upper limit. A side that does
+not fit is recorded as such. The results are written to results/losses-cuda.json after every measurement.
 """
 
 from __future__ import annotations
@@ -39,15 +41,16 @@ DIM = 512
 BATCHES, CLASSES = (512, 4096), (131_072, 1_000_000, 10_000_000)
 CURVE = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 ROWS = (2048, 4096, 8192, 8448, 16384, 16896, 33792)
-"""of one chunk, tried at a batch of 4096"""
+"""numbers of rows of a chunk that are tried with batches of 4096"""
 PER_CLASS, GROUPS = 10, 100_000
 SIDES = ("dense", "dense, compiled", "chunked", "triton")
 SCALE, MARGIN = 32.0, 0.1
 UNFIT = "does not fit"
 ALL = 2**36
-"""bytes of similarities that may be kept between the passes, where a side is `kept`"""
+"""budget in bytes of the sides "kept", which keep all similarities between the passes"""
 REACH, SPARE = 350.0, 1.1
-"""TFLOP/s of the fused side at the second largest size, and its memory at the largest, of proxies and gradient"""
+"""targets of the fused side: TFLOP/s at the second largest size, and memory at the largest size in multiples of
+proxies and gradient"""
 TINY = "--tiny" in sys.argv
 if TINY:
     DIM, BATCHES, CLASSES, CURVE, ROWS, GROUPS = 16, (4, 8), (40, 100, 200), (20, 100), (16, 64), 20
@@ -55,7 +58,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def dense(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
-    """Proxy-Anchor as its equation reads, on a matrix of all pairs; exponents in float32."""
+    """Return Proxy-Anchor computed by its equation on a matrix of all pairs, with exponents in float32."""
     s = (x @ functional.normalize(p).T).float()
     own = y[:, None] == torch.arange(len(p), device=p.device)
     pull = torch.where(own, torch.exp(-SCALE * (s - MARGIN)), 0.0).sum(0)
@@ -64,12 +67,12 @@ def dense(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
 
 
 def dense_softmax(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
-    """The normalised softmax as its equation reads."""
+    """Return the normalised softmax computed by its equation."""
     return functional.cross_entropy((SCALE * x @ functional.normalize(p).T).float(), y)
 
 
 FORMULAS: dict[type[Loss], Callable[[Tensor, Tensor, Tensor], Tensor]] = {ProxyAnchor: dense, CosFace: dense_softmax}
-"""the dense side of a loss, where there is one"""
+"""the formula of a loss on a matrix of all pairs"""
 
 
 def inputs(
@@ -113,7 +116,7 @@ def synchronise() -> None:
 
 
 def timed(step: Callable[[], Any], steps: int) -> list[float]:
-    """Seconds of each step."""
+    """Return the seconds of each step."""
     seconds = []
     for _ in range(steps):
         synchronise()
@@ -133,7 +136,7 @@ def measured(
     rows: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """One side at one size."""
+    """Return the time and memory of one side at one size."""
     if side == "dense, compiled":
         torch._dynamo.reset()
         pairs = 2 * dtype.itemsize * batch * classes  # bytes of all similarities and their gradient
@@ -143,17 +146,17 @@ def measured(
     held = sum(each.numel() * each.element_size() for each in given)
     try:
         step = step_of(side, loss, *given, per_class, rows)
-        value = step()  # compiles, chooses products, fills the pool of memory
+        value = step()  # compiles, selects matrix products, fills the memory pool
         (one,) = timed(step, 1)
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
         given[0].grad = given[2].grad = None
-        labels = classes * per_class * 8  # the labels of the references, which the step holds
-        seconds = timed(step, min(max(round(0.3 / one), 3), 50))  # steps of a millisecond vary by a third
+        labels = classes * per_class * 8  # bytes of the references' labels, which the step holds
+        seconds = timed(step, min(max(round(0.3 / one), 3), 50))  # the times of 1 ms steps vary by a third
         peak = torch.cuda.max_memory_allocated() - held - labels if DEVICE == "cuda" else 0
     except torch.OutOfMemoryError:
         return {"failed": UNFIT}
-    except Exception as error:  # it does not take the others along, and fails the run at its end
+    except Exception as error:  # the other sides are still measured; the run fails at its end
         return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         step = None  # type: ignore[assignment]
@@ -173,7 +176,7 @@ def measured(
 
 
 def matrix_rate() -> float:
-    """TFLOP/s of one large bfloat16 product."""
+    """Return the TFLOP/s of one large bfloat16 product."""
     size = 64 if TINY else 8192
     a, b = (torch.randn(size, size, device=DEVICE).bfloat16() for _ in range(2))
     out = torch.empty_like(a)
@@ -187,13 +190,13 @@ def matrix_rate() -> float:
 
 
 class Record:
-    """What was measured so far, on disk after every number."""
+    """The measurements so far; every new one is written to disk at once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         self.wrong: list[str] = []
-        """sides that broke, or gave another loss than others: these fail the run when all is measured"""
+        """errors: sides that failed, or whose loss differs from that of the fused side; they fail the run at its end"""
 
     def put(self, *path: str, value: Any) -> None:
         at = self.found
@@ -207,7 +210,7 @@ class Record:
             self.wrong.append(f"{', '.join(path)}: {value['failed']}")
 
     def compare(self, sides: dict[str, dict[str, Any]], allowed: dict[str, float]) -> None:
-        """Losses of other sides may differ from the fused one's by so much of it; a side that failed has none."""
+        """Record an error for each side whose relative difference from the fused loss exceeds `allowed`."""
         fused = sides["triton"].get("loss", math.nan)
         self.wrong += [
             f"{side}: a loss of {sides[side]['loss']}, triton: {fused}"
@@ -217,7 +220,7 @@ class Record:
 
 
 def rates(record: Record) -> None:
-    """All sides of Proxy-Anchor; the largest first for the fused side, which is what is asked for most."""
+    """Measure all sides of Proxy-Anchor, the largest size and the fused side first."""
     for classes in CLASSES[::-1] if not TINY else CLASSES:
         for batch in BATCHES[::-1]:
             here: dict[str, dict[str, Any]] = {}
@@ -228,7 +231,7 @@ def rates(record: Record) -> None:
                 if "failed" not in found:
                     found["of the matrix rate"] = round(found["tflops"] / record.found["matrix_tflops"], 3)
                 record.put("proxy-anchor", f"batch {batch}", f"{classes} classes", side, value=found)
-            # Similarities of the dense formula are rounded to bfloat16.
+            # The dense formula rounds its similarities to bfloat16.
             record.compare(here, {"chunked": 1e-4, "dense": 1e-2})
     met = record.found["proxy-anchor"][f"batch {BATCHES[-1]}"]
     fused, largest = met[f"{CLASSES[1]} classes"]["triton"], met[f"{CLASSES[2]} classes"]["triton"]
@@ -247,7 +250,7 @@ def rates(record: Record) -> None:
 
 
 def gradients(record: Record) -> None:
-    """How far the fused side's gradients are from those of chunks, which multiply in float32."""
+    """Measure how much the gradients of the fused side differ from those of chunks, which multiply in float32."""
     grads = []
     for side in ("chunked", "triton"):
         x, y, p = inputs(BATCHES[0], CLASSES[0])
@@ -261,7 +264,10 @@ def gradients(record: Record) -> None:
 
 
 def groups(record: Record) -> None:
-    """K = 10 proxies a class. A mask of all pairs of proxies, as other libraries make for SoftTriple, has (C K)^2."""
+    """Measure losses with K = 10 proxies per class.
+
+    For SoftTriple, other libraries build a mask of all pairs of proxies, which has (C K)^2 entries.
+    """
     losses: dict[str, Loss] = {"soft-triple": SoftTriple(), "mpa-ap": MPAAP()}
     record.put("ten per class", "mask of all pairs of proxies, GiB", value=round((GROUPS * PER_CLASS) ** 2 / 2**30, 1))
     for name, loss in losses.items():
@@ -273,9 +279,9 @@ def groups(record: Record) -> None:
 
 
 def others(record: Record) -> None:
-    """Float32 with the products in TF32, as the trainer has it; and a loss whose sums go over the classes.
+    """Measure float32 with products in TF32, as in the trainer, and a loss that sums over the classes.
 
-    Of the latter also with all similarities kept between its passes, as the formula has it.
+    The latter is also measured with all similarities kept between the passes, as the formula keeps them.
     """
     classes = CLASSES[1]
     for batch in BATCHES:
@@ -293,7 +299,7 @@ def others(record: Record) -> None:
 
 
 def curve(record: Record) -> None:
-    """Time and memory against the number of classes."""
+    """Measure time and memory for several numbers of classes."""
     for classes in CURVE:
         for side in ("dense", "chunked", "triton"):
             known = record.found.get("proxy-anchor", {}).get(f"batch {BATCHES[-1]}", {}).get(f"{classes} classes", {})
@@ -302,14 +308,14 @@ def curve(record: Record) -> None:
 
 
 def rows(record: Record) -> None:
-    """Chunks of other sizes than the fused side chooses."""
+    """Measure the fused side with chunks of sizes that it does not choose itself."""
     for count in ROWS:
         found = measured("triton", ProxyAnchor(SCALE, MARGIN), BATCHES[-1], CLASSES[1], rows=count)
         record.put("rows of a chunk", str(count), value=found)
 
 
 def profile() -> None:
-    """What takes the time, on the device or waiting for it: a loss over the batch, and one over the classes."""
+    """Print the times of the operations of a loss that sums over the batch, and of one that sums over the classes."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (DEVICE == "cuda")
     by = "cuda_time_total" if DEVICE == "cuda" else "cpu_time_total"
     for batch in BATCHES:
@@ -356,14 +362,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "losses-cuda.json", help="JSON file to add to")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--plot", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="sizes at which it only shows that it runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the benchmark runs")
     options = parser.parse_args()
     if options.plot:
         return plot(options.out)
     if options.profile:
         return profile()
     if DEVICE == "cpu" and not TINY:
-        parser.error("expected a GPU, or --tiny")
+        parser.error("device: got no GPU, expected a GPU, or --tiny")
     import triton
 
     begun, record = time.perf_counter(), Record(options.out)
@@ -372,7 +378,7 @@ def main() -> None:
     about = {"benchmark": "losses", "device": device, "dim": DIM, "batches": BATCHES, "type": "bfloat16"}
     for name, value in (about | {"versions": versions}).items():
         record.put(name, value=value)
-    if "matrix_tflops" not in record.found or "rates" in options.parts:  # what the rates are held against
+    if "matrix_tflops" not in record.found or "rates" in options.parts:  # the rates are compared with it
         record.put("matrix_tflops", value=matrix_rate())
     for part in options.parts:
         PARTS[part](record)

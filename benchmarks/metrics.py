@@ -1,16 +1,16 @@
-"""Retrieval metrics of clustered points, against pytorch-metric-learning with faiss in the same run.
+"""Compares retrieval metrics of clustered points with pytorch-metric-learning and faiss, in the same run.
 
-    python benchmarks/metrics.py                    both sizes on the CPU; some minutes a repeat
+    python benchmarks/metrics.py                    both sizes on the CPU; some minutes per repeat
     python benchmarks/metrics.py --size small       5,924 points only
-    python benchmarks/metrics.py --device cuda      60,502 points on a GPU, against the float64 reference only
+    python benchmarks/metrics.py --device cuda      60,502 points on a GPU, compared with the float64 reference only
 
-Each CPU measurement is a process of its own: its CPU time (children included) and the peak of its memory above what
-it held with the embeddings loaded and the libraries imported. Medians of the repeats, the sides taking turns. Writes
-results/metrics-cpu.json or results/metrics-cuda.json beside this file.
+Each CPU measurement runs in a separate process. It records the CPU time of the process and its children, and the peak
+of its memory above what it held after it had loaded the embeddings and imported the libraries. The sides take turns;
+results are medians over the repeats, written to results/metrics-cpu.json or results/metrics-cuda.json.
 
-The OpenBLAS inside the faiss-cpu wheel is old (0.3.15) and takes processors newer than itself for ones without AVX,
-which makes the peer several times slower than its code is. So it is told which kernels the processor has; the ratios
-are against that. The peer as it installs is measured once more, and recorded as such.
+The faiss-cpu wheel contains an old OpenBLAS (0.3.15), which treats newer processors as processors without AVX. This
+makes the peer several times slower than necessary. The benchmark therefore tells OpenBLAS which kernels the processor
+supports, and the ratios are relative to that. The peer as installed is measured once in addition, and recorded as such.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from torch import Tensor
 
 NAMES = ("P@1", "P@R", "MAP@R")
 THEIRS = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
-# points, classes, noise: like the test halves of CUB-200-2011 and of Stanford Online Products
+# Points, classes and noise; the sizes are those of the test halves of CUB-200-2011 and Stanford Online Products.
 SIZES = {"small": (5_924, 100, 3.0), "large": (60_502, 11_316, 2.2)}
 TARGETS = {"small": {"cpu": 1.0}, "large": {"cpu": 0.60, "memory": 0.10}}
 DIM = 512
 
 
 def clustered(points: int, classes: int, noise: float) -> tuple[Tensor, Tensor]:
-    """Unit vectors (points, 512) around class centres, at least two a class, in random order."""
+    """Return unit vectors (points, 512) around class centres, at least two per class in random order, and labels."""
     draw = np.random.default_rng(0)
     sizes = 2 + draw.multinomial(points - 2 * classes, np.full(classes, 1 / classes))
     labels = torch.from_numpy(draw.permutation(np.repeat(np.arange(classes), sizes)))
@@ -56,7 +56,7 @@ def clustered(points: int, classes: int, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def reference(vectors: Tensor, labels: Tensor) -> dict[str, float]:
-    """The metrics from float64 products of float64 unit vectors, block by block."""
+    """Return the metrics from float64 products of float64 unit vectors, block by block."""
     unit = torch.nn.functional.normalize(vectors.double())
     relevant = torch.bincount(labels)[labels] - 1
     found = torch.zeros(len(NAMES), len(vectors), dtype=torch.float64, device=vectors.device)
@@ -88,7 +88,7 @@ def theirs(vectors: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def faiss_alone(vectors: Tensor, labels: Tensor) -> dict[str, float]:
-    """Only the exact search of the peer, no metrics: how much of its time that is."""
+    """Run only the exact search of the peer, without metrics, to measure its share of the time."""
     import faiss
 
     index = faiss.IndexFlatL2(vectors.shape[1])
@@ -106,14 +106,14 @@ SIDES: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
 
 
 def megabytes(field: str) -> float:
-    """VmRSS or VmHWM of this process."""
+    """Return VmRSS or VmHWM of this process in MB."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
 def kernels() -> str | None:
-    """The OpenBLAS kernels for this processor, or None to leave the choice to it."""
+    """Return the OpenBLAS kernels for this processor; None: OpenBLAS chooses."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     flags = set((re.search(r"flags\s*:\s*(.+)", info) or ["", ""])[1].split())
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
@@ -122,7 +122,7 @@ def kernels() -> str | None:
 
 
 def blas_of_faiss() -> str | None:
-    """Version and kernels of the OpenBLAS that faiss uses in this process."""
+    """Return the version and kernels of the OpenBLAS that faiss uses in this process."""
     from threadpoolctl import threadpool_info
 
     for library in threadpool_info():
@@ -132,14 +132,14 @@ def blas_of_faiss() -> str | None:
 
 
 def child(side: str, folder: str, threads: int) -> None:
-    """One measurement, printed as JSON."""
+    """Make one measurement and print it as JSON."""
     torch.set_num_threads(threads)
     if side != "reference":
         small = torch.nn.functional.normalize(torch.randn(64, DIM))
-        SIDES[side](small, torch.arange(64) % 8)  # imports, thread pools
+        SIDES[side](small, torch.arange(64) % 8)  # imports modules and starts thread pools
     vectors = torch.from_numpy(np.load(f"{folder}/vectors.npy"))
     labels = torch.from_numpy(np.load(f"{folder}/labels.npy"))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     held = megabytes("VmRSS")
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     before, start = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds), time.perf_counter()
@@ -203,7 +203,9 @@ def on_cpu(sizes: list[str], threads: list[int], repeats: int) -> dict[str, Any]
                 runs: dict[str, list[dict[str, Any]]] = {
                     side: [] for side in ("proxymetric", "pytorch-metric-learning")
                 }
-                for _ in range(repeats * (3 if size == "small" else 1)):  # it is cheap, and noisier
+                for _ in range(
+                    repeats * (3 if size == "small" else 1)
+                ):  # the small size is fast, and its times vary more
                     for side, found in runs.items():
                         found.append(measure(side, folder, count))
                         print(f"{points} points, {count} threads, {side}: {found[-1]}", flush=True)
@@ -241,7 +243,7 @@ def on_gpu(size: str, repeats: int) -> dict[str, Any]:
     }
     result: dict[str, Any] = {"points": points, "classes": classes, "reference": wanted}
     for name, run in inputs.items():
-        run()  # kernels loaded
+        run()  # loads the kernels
         seconds, differences, peaks = [], [], []
         for _ in range(repeats):
             torch.cuda.synchronize()

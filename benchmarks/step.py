@@ -1,14 +1,14 @@
-"""One training step of Proxy-ISA, VCPA and CCP, against the same step of Proxy-Anchor in the same run.
+"""Compares a training step of Proxy-ISA, VCPA and CCP with the same step of Proxy-Anchor, in the same run.
 
     python benchmarks/step.py                    small sizes on the CPU, one thread; some minutes
     python benchmarks/step.py --device cuda      ResNet-50, 224 pixels, batch 180; about a minute
 
-A step is the trainer's own: forward under its autocast, backward, clipping, optimiser, commit. Images lie on the device
-already, the network has random weights. The sides take turns, round by round; times are medians of the rounds: wall
-clock on a GPU, CPU time of the process on a CPU. Each method is in its costly phase: Proxy-ISA with memory and filter
-on and 55,000 rows in the queue, VCPA with ten Newton steps, CCP after its first picks. What CCP does between its
-problems is timed apart: picking from a pool of given embeddings, and picking with the pass that embeds the pool.
-Writes results/step-cpu.json or results/step-cuda.json beside this file.
+A step is that of the trainer: forward pass under its autocast, backward pass, clipping, optimiser, commit. The images
+are already on the device, and the network has random weights. The sides take turns, round by round. Times are medians
+over the rounds: wall-clock time on a GPU, CPU time of the process on a CPU. Each method is in its most expensive phase:
+Proxy-ISA with memory and filter on and 55,000 rows in the queue, VCPA with ten Newton steps, CCP after its first picks.
+The work of CCP between its problems is timed separately: picking from a pool of given embeddings, and picking including
+the pass that embeds the pool. The results are written to results/step-cpu.json or results/step-cuda.json.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 
 TARGETS = {"proxy-isa": 1.05, "vcpa": 1.10, "ccp": 1.08}
-"""times a step of Proxy-Anchor, at most; the papers' own figures: VCPA 1.38, CCP 1.08"""
+"""targets: the largest ratio of a step's time to that of Proxy-Anchor; the papers report 1.38 (VCPA) and 1.08 (CCP)"""
 MEMORY = 55_000
 SEATS, POOL = 8, 12
 BETWEEN = 25
-"""steps from one evaluation of CCP to the next"""
+"""steps between two evaluations of CCP"""
 TOGETHER = 256
-"""images of a pool that are embedded at once, as in a run"""
+"""images of a pool that are embedded in one batch, as in a run"""
 
 
 class Side(NamedTuple):
-    """A method with its arguments, and the sides whose step it is measured against."""
+    """A method with its arguments, and the sides that its step is compared with."""
 
     method: str
     arguments: dict[str, Any]
@@ -61,7 +61,7 @@ SIDES = {
     "proxy-isa": Side("proxy-isa", {"memory": MEMORY}, ("proxy-anchor",)),
     "vcpa": Side("vcpa", {"newton_steps": 10}, ("proxy-anchor",)),
     PAIRS: Side(PAIRS, {}),
-    # One evaluation without a better score ends a problem, so that picking can be asked for.
+    # With patience 1, one evaluation without a better score ends a problem, which starts the picking.
     "ccp": Side("ccp", {"base": PAIRS, "per_class": SEATS, "pool": POOL, "patience": 1}, ("proxy-anchor", PAIRS)),
     "ccp of proxy-anchor": Side(
         "ccp", {"base": "proxy-anchor", "per_class": SEATS, "pool": POOL, "patience": 1}, ("proxy-anchor",)
@@ -70,7 +70,7 @@ SIDES = {
 
 
 class Setting(NamedTuple):
-    """What all sides of a comparison share."""
+    """The settings that all sides of a comparison share."""
 
     backbone: str
     size: int
@@ -81,7 +81,7 @@ class Setting(NamedTuple):
     frozen_bn: bool = True
     pooling: str = "avg+max"
     steps: int = 8
-    """in a round"""
+    """steps in a round"""
 
 
 TWO = ("proxy-anchor", "proxy-isa")
@@ -98,7 +98,7 @@ SETTINGS = {
 
 
 class Given:
-    """A feed of batches that are there already."""
+    """A feed of given batches."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
@@ -111,7 +111,7 @@ class Given:
 
 
 class Running:
-    """One side, ready to step."""
+    """One side of the comparison: a trainer with its batches."""
 
     def __init__(self, side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path) -> None:
         torch.manual_seed(0)
@@ -132,13 +132,13 @@ class Running:
         )
         encoder = make_encoder(recipe)
         for module in encoder.modules():
-            # Branches that begin at zero and stay there would leave most of the network without gradients.
+            # Residual branches whose last BatchNorm starts at zero would leave most of the network without gradients.
             if isinstance(module, nn.BatchNorm2d) and not bool(module.weight.any()):
                 nn.init.constant_(module.weight, 0.25)
         self.learner = make_learner(RunContext(recipe, device, ProcessGroup(), Silent(), {}), encoder, setting.classes)
         criterion = self.learner.criterion
         self.trainer = Trainer(self.learner, Given(batches), recipe.train, folder, Silent(), device=device)
-        self.trainer.epoch = 10  # any in which memory and filter of Proxy-ISA are on
+        self.trainer.epoch = 10  # an epoch in which memory and filter of Proxy-ISA are on
         self.trainer._begin_epoch()
         self._batches = itertools.cycle(batches)
         if side.method == "proxy-isa":
@@ -153,7 +153,7 @@ class Running:
         self.trainer._step([next(self._batches)])
 
     def check(self) -> None:
-        """That what was timed is what was meant."""
+        """Check that the timed steps were complete: none skipped, a full memory, an active proximal term."""
         criterion = self.learner.criterion
         assert self.trainer.skipped == 0
         assert criterion.step == self.trainer.step > 0
@@ -162,7 +162,7 @@ class Running:
         assert criterion.name != "ccp" or float(criterion.terms["proximal"]) > 0
 
     def held_mb(self) -> float:
-        """What the side keeps between steps, gradients apart: weights, moments, memories."""
+        """Return the MB that the side holds between steps, without gradients: weights, moments, memories."""
         own = [*self.learner.parameters(), *self.learner.buffers()]
         state = self.trainer.optimizer.state.values()
         own += [value for each in state for value in each.values() if isinstance(value, Tensor)]
@@ -170,7 +170,7 @@ class Running:
 
 
 def grouped(classes: int, count: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`count` random embeddings of each class."""
+    """Return `count` random embeddings of each class, and their labels."""
     labels = torch.arange(classes, device=device).repeat_interleave(count)
     return torch.randn(len(labels), dim, device=device), labels
 
@@ -180,7 +180,7 @@ def pictures(count: int, setting: Setting, device: torch.device) -> Tensor:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, once all that was asked for is done: of the CPU's work, or of the wall where a GPU works."""
+    """Return the seconds of a clock: CPU time, or on a GPU wall-clock time after synchronising."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -195,7 +195,7 @@ def spent_ms(act: Callable[[], object], device: torch.device, times: int = 1) ->
 
 
 def extra_mb(act: Callable[[], object], device: torch.device) -> float:
-    """The most memory that was taken at any moment beyond what was held before."""
+    """Return the peak of the memory during `act`, in MB above what was held before."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
@@ -212,7 +212,7 @@ def extra_mb(act: Callable[[], object], device: torch.device) -> float:
 
 
 def kernels(act: Callable[[], object], device: torch.device) -> int | None:
-    """How many kernels and copies run on the GPU; None on a CPU, or where the profiler cannot see them."""
+    """Count the kernels and copies on the GPU; None on a CPU, or if the profiler cannot see them."""
     if device.type != "cuda":
         return None
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -224,7 +224,7 @@ def kernels(act: Callable[[], object], device: torch.device) -> int | None:
 
 
 def projections(running: Running, setting: Setting, device: torch.device, repeats: int) -> dict[str, Any]:
-    """What it costs CCP to pick new proxies: from embeddings that are given, and with the pass that makes them."""
+    """Time the picks of CCP: from given embeddings, and including the pass that computes the embeddings."""
     encoder, criterion = running.learner.encoder, running.learner.criterion
     given = grouped(setting.classes, POOL, setting.dim, device)
     images = pictures(TOGETHER, setting, device)
@@ -238,7 +238,7 @@ def projections(running: Running, setting: Setting, device: torch.device, repeat
         return vectors, given[1]
 
     def once(pool: Callable[[int], tuple[Tensor, Tensor]]) -> float:
-        criterion.boundary(1.0, pool)  # better than the problem was: nothing is picked
+        criterion.boundary(1.0, pool)  # a better score, so nothing is picked
         before = criterion.figures()["problem"]
         spent = spent_ms(lambda: criterion.boundary(0.0, pool), device)
         assert criterion.figures()["problem"] == before + 1
@@ -250,7 +250,7 @@ def projections(running: Running, setting: Setting, device: torch.device, repeat
         f"with the embedding of {len(given[1])} images": (embedded, 1 if device.type == "cpu" else repeats),
     }
     if device.type == "cuda":
-        once(embedded)  # kernels loaded
+        once(embedded)  # loads the kernels
     return {name: statistics.median(once(pool) for _ in range(times)) for name, (pool, times) in ways.items()}
 
 
@@ -311,12 +311,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=None, help="default: 7 on a GPU, 9 on a CPU")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU, with --device cpu")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads, with --device cpu")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # as a run has it
+        torch.set_float32_matmul_precision("high")  # as in a run
     else:
         torch.set_num_threads(options.threads)
     rounds = options.rounds or (7 if device.type == "cuda" else 9)

@@ -1,17 +1,21 @@
-"""One training step of every tuning of a vision transformer, against full fine-tuning in the same run: time and memory.
+"""Compares the time and memory of a training step of every tuning of a vision transformer with full fine-tuning.
 
-    python benchmarks/tuning.py                    a tiny ViT on the CPU: does it run
+    python benchmarks/tuning.py                    a tiny ViT on the CPU, to check that the benchmark runs
     python benchmarks/tuning.py --device cuda      ViT-S/16, 224 pixels, batches of 32, 64 and 256, bfloat16
 
-A step is the trainer's own: forward under its autocast, backward, optimiser, commit, with images on the device and
-random weights. Every side runs as it is ("eager") and with `train.compile` ("recorded": torch.compile, and CUDA graphs
-that start all kernels of a pass together); some also with torch.compile alone ("compiled"). Every side is a process of
-its own: they make themselves ready side by side, and then step one at a time, in turns, round by round. Times are
-medians of the rounds; memory is the most that was reserved on the device, beside it for what is not recorded the most
-that was in use: once from the first step on, with what compiling and trying kernels takes, and once "settled", in later
-steps, after what the first left over was given back. "mlp again" computes the hidden layers of the MLPs again in the
-backward pass, "checkpointing" all but the tokens between blocks. Then, memory alone, VPTSP with few and with many
-classes. Writes results/tuning-cpu.json or results/tuning-cuda.json beside this file, anew after each batch size.
+A step is that of the trainer: forward pass under its autocast, backward pass, optimiser, commit. The images are on the
+device, and the weights are random. Every side runs without compilation ("eager") and with `train.compile` ("recorded":
+torch.compile, and CUDA graphs that launch all kernels of a pass together); some sides also run with torch.compile alone
+("compiled"). "mlp again" recomputes the hidden layers of the MLPs in the backward pass; "checkpointing" recomputes
+everything but the tokens between blocks.
+
+Each side runs in a separate process. The processes prepare their sides at the same time and then run their steps one at
+a time, in turns, round by round. Times are medians over the rounds. Memory is the peak of the memory reserved on the
+device and, for sides that are not recorded, also the peak of the memory in use. Both are measured twice: from the first
+step on, including compilation and the trial of kernels, and in later steps ("settled"), after unused memory was freed.
+In addition, the memory of VPTSP is measured with few and with many classes.
+
+The results are written to results/tuning-cpu.json or results/tuning-cuda.json, again after each batch size.
 """
 
 from __future__ import annotations
@@ -58,11 +62,11 @@ SIDES: dict[str, tuple[str, Any, dict[str, Any], bool | str]] = {
 }
 """method, tuning, arguments of the method, checkpointing"""
 MANY = 11_318
-"""classes of Stanford Online Products"""
+"""number of training classes of Stanford Online Products"""
 
 
 class Setting(NamedTuple):
-    """What all sides of a comparison share."""
+    """The settings that all sides of a comparison share."""
 
     backbone: str
     size: int
@@ -70,7 +74,7 @@ class Setting(NamedTuple):
     classes: int
     batches: tuple[int, ...]
     steps: int
-    """in a round"""
+    """steps in a round"""
 
 
 SETTINGS = {
@@ -87,7 +91,7 @@ ALONE = (FULL, "vpt", "vptsp-g", "vptsp-g, mlp again", "vptsp-g, checkpointing")
 
 
 class Running:
-    """One side, ready to step."""
+    """One side of the comparison: a trainer with its batches."""
 
     def __init__(self, side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path) -> None:
         torch.manual_seed(0)
@@ -125,7 +129,7 @@ class Running:
 def made(
     side: Side, setting: Setting, batches: list[Batch], device: torch.device, folder: Path
 ) -> tuple[Running, dict[str, float]]:
-    """A side after its first steps, and the most memory in MB that it took, weights and optimiser state and all."""
+    """Return a side after its first steps, and its peak memory in MB, including weights and optimiser state."""
     if device.type != "cuda":
         running = Running(side, setting, batches, device, folder)
         running.step()
@@ -148,7 +152,7 @@ def made(
 
 
 def some_batches(setting: Setting, batch: int, device: torch.device) -> list[Batch]:
-    """Two batches on the device, with two images of a class, as VPTSP has them; labels in main memory, as in a run."""
+    """Return two batches with two images per class, as for VPTSP: images on the device, labels in main memory."""
     torch.manual_seed(0)
     shape = (batch, 3, setting.size, setting.size)
     labels = [(torch.arange(batch) + shift) // 2 % setting.classes for shift in (0, batch // 2)]
@@ -156,7 +160,11 @@ def some_batches(setting: Setting, batch: int, device: torch.device) -> list[Bat
 
 
 def serve(line: Connection, side: Side, setting: Setting, device: torch.device) -> None:
-    """The process of one side. Asked for a batch size it gets ready and tells its memory; asked for steps, their ms."""
+    """Run the process of one side.
+
+    A request with a batch size prepares the side and is answered with its memory. Any other request runs the steps of a
+    round and is answered with their time in ms. The request None ends the process.
+    """
     settle(device)
     running: Running | None = None
     with tempfile.TemporaryDirectory() as folder:
@@ -177,12 +185,12 @@ def serve(line: Connection, side: Side, setting: Setting, device: torch.device) 
                 running = None
                 line.send({"failed": traceback.format_exc(limit=-3)})
             if side[1] != "recorded":
-                release(device)  # its memory is the next one's
+                release(device)  # so that the next side can use the memory
 
 
 def settle(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # as a run has it
+        torch.set_float32_matmul_precision("high")  # as in a run
     else:
         torch.set_num_threads(1)
 
@@ -194,7 +202,7 @@ def release(device: torch.device) -> None:
 
 
 def answered(line: Connection) -> dict[str, Any]:
-    """What a side says; that it is gone, where it is."""
+    """Return the answer of a side, or a failure if its process has died."""
     try:
         return line.recv()
     except EOFError:
@@ -202,7 +210,11 @@ def answered(line: Connection) -> dict[str, Any]:
 
 
 def ready(lines: dict[Side, Connection], batch: int) -> dict[Side, dict[str, Any]]:
-    """Memory of each side. What is compiled compiles side by side; the others, which are fast, have room one by one."""
+    """Prepare all sides and return their memory.
+
+    Sides that are compiled are prepared at the same time. Eager sides, which are fast, are prepared one by one, because
+    they need the memory of the device.
+    """
     asked = sorted(lines, key=lambda side: side[1] == "eager")
     found = {}
     for side in asked:
@@ -213,7 +225,7 @@ def ready(lines: dict[Side, Connection], batch: int) -> dict[Side, dict[str, Any
 
 
 def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str, Any]:
-    """Times and memory of all sides at one batch size, and how they stand to full fine-tuning."""
+    """Measure all sides at one batch size, and compute their ratios to full fine-tuning."""
     memory = ready(lines, batch)
     for side, found in memory.items():
         print(f"batch {batch}, {', '.join(side)}: ready, {json.dumps(found)}", flush=True)
@@ -254,10 +266,10 @@ def compared(lines: dict[Side, Connection], batch: int, rounds: int) -> dict[str
 
 
 def by_classes(setting: Setting, device: torch.device, folder: Path) -> dict[str, Any]:
-    """What VPTSP takes of the device for few and for many classes, and what the difference is made of."""
+    """Measure the memory of VPTSP for few and for many classes, and explain the difference."""
     few, many, batch = setting.classes, MANY, setting.batches[len(setting.batches) // 2]
     memory = {}
-    for classes in (few, few, many):  # what libraries keep for themselves once they were used is the first one's
+    for classes in (few, few, many):  # the first run also pays for the libraries' own memory, so `few` runs twice
         sized = setting._replace(classes=classes)
         running, taken = made(("vptsp-g", "eager"), sized, some_batches(sized, batch, device), device, folder)
         memory[classes] = taken.get("in use_mb", taken["memory_mb"])
@@ -284,9 +296,11 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=None, help="instead of 32, 64 and 256")
-    parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="full always is one")
+    parser.add_argument(
+        "--sides", nargs="*", choices=list(SIDES), default=list(SIDES), help="default: all; full is always included"
+    )
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
-    parser.add_argument("--add", action="store_true", help="keep what that file has of other batches and sides")
+    parser.add_argument("--add", action="store_true", help="keep the results of other batches and sides in that file")
     options = parser.parse_args()
     device, setting = torch.device(options.device), SETTINGS[options.device]
     settle(device)
@@ -303,7 +317,7 @@ def main() -> None:
     def write() -> None:
         out.write_text(json.dumps(record, indent=2) + "\n")
 
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # in each of many processes
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # threads of each of the many processes
     context, lines, processes = get_context("spawn"), {}, []
     for side in sides:
         lines[side], theirs = context.Pipe()
@@ -317,13 +331,13 @@ def main() -> None:
     known = json.loads(out.read_text()) if options.add and out.exists() else {}
     record["by batch"] = known.get("by batch", {})
     batches = options.batches or setting.batches
-    beside: dict[str, Any] = {}
+    full_by_batch: dict[str, Any] = {}
     named = list(dict.fromkeys(side for side, _ in sides))
-    record["runs"] = [*known.get("runs", []), {"batches": batches, "sides": named, FULL: beside}]
+    record["runs"] = [*known.get("runs", []), {"batches": batches, "sides": named, FULL: full_by_batch}]
     for batch in batches:
         found, before = compared(lines, batch, options.rounds), record["by batch"].get(str(batch), {})
         full = {side: each for side, each in found.items() if side.startswith(f"{FULL}, ")}
-        beside[str(batch)] = full  # the ratios of a side are to full fine-tuning in its own run
+        full_by_batch[str(batch)] = full  # the ratios of a side refer to full fine-tuning in the same run
         if before and len(named) < len(SIDES):
             found = {side: each for side, each in found.items() if side not in full}
         record["by batch"][str(batch)] = before | found

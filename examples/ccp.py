@@ -1,7 +1,7 @@
 """CCP in your own training loop: `python examples/ccp.py`.
 
 CCP compares a batch with a few proxies of each class. When the score on held-out classes stops improving, it picks new
-proxies among training images that the old proxies cover badly, and training continues. CCP needs two calls more than
+proxies among training images that the old proxies cover badly, and training continues. CCP needs two more calls than
 other methods: `bind(net)` before the first step, and `boundary(score, pool)` before the first step and after each
 evaluation. The data are drawn characters: half of them are never seen in training, every fifth of the others is held
 out and decides when to pick, and the rest is trained on.
@@ -16,7 +16,7 @@ import proxymetric as pm
 
 DIM = 64
 CLASSES, IMAGES_PER_CLASS = 8, 4
-"""of a batch"""
+"""in a batch"""
 
 
 def network() -> nn.Module:

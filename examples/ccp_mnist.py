@@ -75,11 +75,11 @@ def three_parts(data: str, count: int, held_out: int) -> dict[str, Images]:
     if test is None and data == "digits":
         test = np.random.default_rng(0).random(len(images)) < 1 / 3
     if test is None or len(images.classes) != 10:
-        raise ValueError(f"--data: {data} opens as {images.name}; expected a folder of MNIST's files")
-    rows, test_rows = (np.random.default_rng(0).permutation(np.flatnonzero(side)) for side in (~test, test))
+        raise ValueError(f"--data: got {data}, which opens as {images.name}, expected a folder with MNIST's files")
+    rows, test_rows = (np.random.default_rng(0).permutation(np.flatnonzero(mask)) for mask in (~test, test))
     held_out = min(held_out, len(rows) // 3)
-    chosen = {"train": rows[held_out:][:count], "validation": rows[:held_out], "test": test_rows[:held_out]}
-    return {name: _read(images.subset(part)) for name, part in chosen.items()}
+    parts = {"train": rows[held_out:][:count], "validation": rows[:held_out], "test": test_rows[:held_out]}
+    return {name: _read(images.subset(part)) for name, part in parts.items()}
 
 
 def _read(images: ImageSet) -> Images:
@@ -157,14 +157,14 @@ def alternate(
 
     def record(title: str, side: Training, converged: Tensor, picked: Tensor | None) -> None:
         stage = side.stage(title, test, converged, picked)
-        boxes = torch.from_numpy(stage.proxies)
+        proxies = torch.from_numpy(stage.proxies)
         row = {
             "stage": title,
             "step": side.criterion.step,
             "covering_radius": stage.radius,
             "MAP@R": stage.score,
             "inter_class_distance": inter_class_distance(stage.points, stage.labels, distance="euclidean"),
-            "proxies_to_their_mean": float((boxes - boxes.mean(1, keepdim=True)).norm(dim=2).mean()),
+            "proxies_to_their_mean": float((proxies - proxies.mean(1, keepdim=True)).norm(dim=2).mean()),
         }
         stages.append(stage)
         rows.append({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()})

@@ -46,8 +46,8 @@ def train(net: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
     criterion = pm.method("proxy-isa", classes=classes, dim=DIM, memory=len(images), steps_per_epoch=steps)
     groups = [
         {"params": net.parameters(), "lr": 2e-3},
-        *criterion.param_groups(lr=2e-2),
-    ]  # a higher rate for the proxies
+        *criterion.param_groups(lr=2e-2),  # a higher learning rate for the proxies
+    ]
     optimizer = torch.optim.AdamW(groups, weight_decay=1e-4)
     for epoch in range(epochs):
         net.train()

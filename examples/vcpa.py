@@ -72,8 +72,8 @@ def main() -> None:
     print(f"MAP@R on unseen classes: {before:.3f} before, {score(net, *unseen[:2]):.3f} after")
     uncertainty = criterion.uncertainty()
     order = uncertainty.argsort().tolist()
-    for which, classes in (("most", order[:5]), ("least", order[:-6:-1])):
-        print(f"{which} certain:", ", ".join(f"{names[c]} ({uncertainty[c]:.2f})" for c in classes))
+    for degree, classes in (("most", order[:5]), ("least", order[:-6:-1])):
+        print(f"{degree} certain:", ", ".join(f"{names[c]} ({uncertainty[c]:.2f})" for c in classes))
 
 
 if __name__ == "__main__":

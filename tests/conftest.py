@@ -1,4 +1,4 @@
-"""One thread, a cache of its own, and small pictures for the whole session."""
+"""One thread, a separate feature cache, and small pictures for the whole session."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-# Also of processes that tests start. Sums over threads depend on their number, and bits are compared here.
+# Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports it
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes of their own run one after another, so that the cores are enough for each."""
+    """Run tests that start processes one after another, so that each has enough cores."""
     for item in items:
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.xdist_group("processes"))
@@ -43,8 +43,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def same_kernels() -> Iterator[None]:
-    """A product in bfloat16 on a CPU that has none makes torch change its kernels for all that follows in the process,
-    also in float32: it must not follow in the next test, which may compare bits with another process."""
+    """Restore torch's kernels after each test.
+
+    On a CPU without bfloat16, a product in bfloat16 makes torch change its kernels for the rest of the process, also in
+    float32. The next test may compare bits with another process, so it must start with the original kernels.
+    """
     before = torch.backends.mkldnn.enabled
     yield
     torch.backends.mkldnn.enabled = before
@@ -84,5 +87,5 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the report out: drawn after training, it takes most of a tiny run's time, and it has tests of its own."""
+    """Skip the report: it takes most of the time of a tiny run, and it has separate tests."""
     monkeypatch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)

@@ -81,7 +81,7 @@ def test_a_discarded_step_and_one_without_gradients_leave_nothing() -> None:
 
 
 def moving(commits: bool, discards: bool = False, accumulate: int = 1) -> list[str]:
-    """The warnings of a loop that steps three times."""
+    """Return the warnings of a loop of three steps."""
     torch.manual_seed(0)
     criterion, net = pm.method("proxy-anchor", classes=CLASSES, dim=DIM), nn.Linear(2, DIM)
     criterion.bind(net)
@@ -207,7 +207,7 @@ def test_everything_that_is_given_arrives() -> None:
 
 
 class WithNetwork(Compare):
-    """Proxies, a network of its own, and something that is not trained."""
+    """An objective with proxies, its own network, and a parameter that is not trained."""
 
     def __init__(self) -> None:
         super().__init__(ProxyAnchor(), LearnedProxies(CLASSES, DIM))
@@ -275,7 +275,7 @@ def test_forgetting_commit_is_seen_without_parameters_too(name, arguments):
 
 @pytest.mark.parametrize("name", pm.methods())
 def test_forgetting_commit_is_seen_at_the_second_step_of_any_method(name) -> None:
-    """Also where nothing is bound and the method has no parameters: a step of the user's network shows it."""
+    """This holds even if nothing is bound and the method has no parameters: a step of the user's network shows it."""
     torch.manual_seed(0)
     net = Encoder()
     criterion = pm.method(name, classes=5, dim=6, steps_per_epoch=2)
@@ -304,7 +304,7 @@ def test_forgetting_commit_is_seen_at_the_second_step_of_any_method(name) -> Non
 
 
 def test_a_copy_has_nothing_pending() -> None:
-    """proxy-isa: a commit of the copy counted samples in the original."""
+    """Regression test: a commit of a copied proxy-isa counted samples in the original."""
     criterion = pm.method("proxy-isa", classes=CLASSES, dim=DIM, steps_per_epoch=1)
     criterion(*batch())
     twin = copy.deepcopy(criterion)

@@ -30,9 +30,9 @@ LAYERS: dict[str, set[str]] = {
     "precision": set(),
     "protocol": set(),
     "files": set(),
-    "tensor_files": set(),
     "device": set(),
     "core": set(),
+    "tensor_files": {"core"},
     "ops": {"core", "checks"},
     "losses": {"core", "ops", "checks"},
     "sources": {"core", "ops", "checks", "precision"},
@@ -92,7 +92,7 @@ def ours(file: Path) -> set[str]:
 
 
 def test_imports_point_one_way():
-    """From the top of the layers down, and every part of the package has its place in them."""
+    """Imports go from higher layers to lower ones, and every part of the package belongs to a layer."""
     assert {unit(file) for file in MODULES} == LAYERS.keys()
     places = list(LAYERS)
     for part, below in LAYERS.items():
@@ -116,7 +116,7 @@ def test_imports_point_one_way():
 
 
 def test_the_rule_about_imports_sees_what_it_should(tmp_path):
-    """Also imports inside functions, of a whole package, and of a name from it."""
+    """It sees imports inside functions, of a whole package, and of a name from a package."""
     file = tmp_path / "probe.py"
     inside = "    from proxymetric.training import train\n    from proxymetric import cli\n"
     file.write_text(f"import rich.table\ndef f():\n{inside}")
@@ -155,7 +155,7 @@ def test_every_public_name_is_explained(name, value):
 
 @pytest.mark.parametrize("name", pm.losses.__all__)
 def test_every_loss_teaches(name):
-    """An equation, each number and name it takes, where it comes from, and an example (which `pytest src` runs)."""
+    """A loss has an equation, a description of each argument, a reference, and an example (which `pytest src` runs)."""
     loss = getattr(pm.losses, name)
     text = inspect.getdoc(loss)
     equations = [equation for equation in re.findall(r"``(.+?)``", text, re.DOTALL) if re.search(r"[-+/]", equation)]

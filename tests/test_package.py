@@ -16,7 +16,7 @@ BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, unpacked: what an installation puts beside the packages that it depends on."""
+    """The unpacked wheel: the files that an installation puts next to the packages it depends on."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, capture_output=True, text=True)

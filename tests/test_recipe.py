@@ -1,4 +1,4 @@
-"""Recipes: what passes, what is refused and in which words, and who wins."""
+"""Recipes: what is accepted, what is refused with which message, and which setting overrides which."""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from safetensors.torch import save_file
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.search import Index
-from proxymetric.tensor_files import Damaged, checksum, read_tensors, write_tensors
+from proxymetric.tensor_files import Damaged, checksum, read_header, read_tensors, write_tensors
 
 TENSORS = {
     "float": torch.randn(3, 5),
@@ -45,7 +48,7 @@ def test_a_changed_byte_anywhere_is_noticed(tmp_path, seed):
         tensors, _ = read_tensors(file)
     except Damaged:
         return
-    # What is left is the name of the checksum and the padding of the header: the tensors are those that were written.
+    # The remaining bytes are the name of the checksum and the padding of the header; the tensors are unchanged.
     assert checksum(tensors) == checksum(before[0])
 
 
@@ -71,3 +74,33 @@ def test_readers_name_the_file(tmp_path, read):
         read(file)
     with pytest.raises(ValueError, match=r"gone\.safetensors.*No such file"):
         read(Path(tmp_path / "gone.safetensors"))
+
+
+def test_an_interrupt_never_makes_a_whole_file_look_damaged(tmp_path):
+    file = tmp_path / "many.safetensors"
+    write_tensors(file, {f"tensor{k}": torch.ones(3) for k in range(2000)}, {"made by": "a test"})
+    draw, ends = random.Random(0), Counter[str]()
+    started = time.perf_counter()
+    read_tensors(file)
+    seconds = time.perf_counter() - started
+    # Background shells ignore SIGINT, so a handler is set here.
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGALRM: lambda number, frame: signal.raise_signal(signal.SIGINT),
+    }
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0001, seconds))
+                assert read_header(file)["made by"] == "a test"
+                assert len(read_tensors(file)[0]) == 2000
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                ends["read"] += 1
+            except KeyboardInterrupt:
+                ends["interrupted"] += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    assert ends["interrupted"] > 20, ends

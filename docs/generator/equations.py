@@ -21,8 +21,9 @@ TOKEN = re.compile(
 )
 EQUATION = re.compile(r"^``([^`]+)``([^\n`]*)$", re.MULTILINE)
 """an equation of a docstring: one or more lines between double backticks"""
-UNITS_PER_EM = 0.055
+EM_PER_UNIT = 0.055
 FONT_SIZE = 20
+"""size of the drawn letters in units of the SVG"""
 
 
 def tex(text: str) -> str:
@@ -96,7 +97,7 @@ def svg(text: str) -> str:
     label = html.escape(" ".join(text.split()), quote=True)
     return (
         f'<svg class="equation" role="img" aria-label="{label}" viewBox="{box}" '
-        f'style="width: {UNITS_PER_EM * (width + 2):.2f}em" xmlns="http://www.w3.org/2000/svg">'
+        f'style="width: {EM_PER_UNIT * (width + 2):.2f}em" xmlns="http://www.w3.org/2000/svg">'
         f'<path fill="currentColor" d="{drawing}"/></svg>'
     )
 

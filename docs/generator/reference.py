@@ -52,9 +52,9 @@ def part_page(name: str) -> str:
     if not hasattr(module, "__path__"):
         return title + _directive(module.__name__, toplevel=True)
     intro = (module.__doc__ or "").strip()
-    listed = getattr(module, "__all__", None)
-    if listed:
-        names = [f"{module.__name__}.{member}" for member in listed]
+    public_names = getattr(module, "__all__", None)
+    if public_names:
+        names = [f"{module.__name__}.{member}" for member in public_names]
         return f"{title}{intro}\n\n" + "\n".join(_directive(member) for member in names)
     files = sorted(path.stem for path in (PACKAGE / name).glob("*.py") if not path.stem.startswith("_"))
     blocks = [f"## {file}\n\n" + _directive(f"{module.__name__}.{file}", toplevel=True, level=3) for file in files]

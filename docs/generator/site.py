@@ -36,21 +36,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         if (ROOT / place).is_file():
             _pictures[f"images/{Path(place).name}"] = (ROOT / place).read_bytes()
     assert config.nav is not None
-    config.nav = _expanded(config.nav)
+    config.nav = _expand(config.nav)
     return config
 
 
-def _expanded(nav: list[Any]) -> list[Any]:
+def _expand(nav: list[Any]) -> list[Any]:
     """The navigation, with an entry such as `methods/*` replaced by the generated pages of that folder."""
     entries: list[Any] = []
     for entry in nav:
         if isinstance(entry, str) and entry.endswith("/*"):
-            known = {page for page in _pages if page.startswith(entry[:-1]) and not page.endswith("index.md")}
-            entries += [page for page in _pages if page in known]
+            generated_pages = {page for page in _pages if page.startswith(entry[:-1]) and not page.endswith("index.md")}
+            entries += [page for page in _pages if page in generated_pages]
         elif isinstance(entry, dict):
-            entries.append(
-                {title: _expanded(part) if isinstance(part, list) else part for title, part in entry.items()}
-            )
+            entries.append({title: _expand(part) if isinstance(part, list) else part for title, part in entry.items()})
         else:
             entries.append(entry)
     return entries

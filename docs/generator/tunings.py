@@ -32,7 +32,7 @@ def parameters_table() -> str:
     rows = []
     classifier = timm.get_pretrained_cfg("vit_small_patch16_224.augreg_in21k").num_classes
     for label, method, tuning, paper in TABLE_1:
-        parts, width = _trained(method, tuning)
+        parts, width = _count_trained(method, tuning)
         total = sum(parts.values())
         # The released code keeps and counts the bias of the backbone's classifier, although the classifier is not used.
         unused = classifier * (width + 1 if "backbone" in parts else 1 if "biases" in parts else 0)
@@ -45,7 +45,7 @@ def parameters_table() -> str:
     return table(columns, rows)
 
 
-def _trained(method: str, tuning: str | dict) -> tuple[dict[str, int], int]:
+def _count_trained(method: str, tuning: str | dict) -> tuple[dict[str, int], int]:
     """How many parameters of each part of encoder and criterion are trained, and the width of the encoder's tokens."""
     import torch
 
@@ -222,11 +222,11 @@ def tuning_table() -> str:
 def _recomputing(by_batch: dict) -> str:
     """The memory and time of a recorded step that computes the hidden layers of the MLPs twice."""
     pairs = [(sides["vptsp-g, recorded"], sides["vptsp-g, mlp again, recorded"]) for sides in by_batch.values()]
-    saved = [100 * (1 - again["memory_mb"] / plain["memory_mb"]) for plain, again in pairs]
-    longer = [100 * (again["step_ms"] / plain["step_ms"] - 1) for plain, again in pairs]
+    memory_savings = [100 * (1 - again["memory_mb"] / plain["memory_mb"]) for plain, again in pairs]
+    extra_times = [100 * (again["step_ms"] / plain["step_ms"] - 1) for plain, again in pairs]
     return (
-        f"`mlp again` saves {min(saved):.0f} to {max(saved):.0f} % of the memory that a recorded step reserves, and "
-        f"takes up to {max(longer):.0f} % more time."
+        f"`mlp again` saves {min(memory_savings):.0f} to {max(memory_savings):.0f} % of the memory that a recorded "
+        f"step reserves, and takes up to {max(extra_times):.0f} % more time."
     )
 
 

@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from proxymetric.core.signals import interrupt_after
+
 CHECKSUM = "crc32"
 """key of the checksum in the header of a file"""
 
@@ -70,7 +72,8 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
     folder = target.with_name(f"{target.name}.tensors")
     try:
         folder.mkdir(exist_ok=True)
-        save_file(contiguous, str(folder / target.name), header | {CHECKSUM: checksum(contiguous, header)})
+        with interrupt_after():
+            save_file(contiguous, str(folder / target.name), header | {CHECKSUM: checksum(contiguous, header)})
         os.replace(folder / target.name, target)
     except SafetensorError as error:
         raise OSError(str(error)) from error
@@ -95,7 +98,7 @@ def read_header(path: str | Path) -> dict[str, str]:
         'hand'
     """
     try:
-        with safe_open(str(path), "pt") as opened:
+        with interrupt_after(), safe_open(str(path), "pt") as opened:
             return dict(opened.metadata() or {})
     except (SafetensorError, ValueError, OSError):
         return {}
@@ -130,7 +133,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with open(path, "rb"):
         pass  # raises the error of the file system; safetensors reports every error as a missing file
     try:
-        with safe_open(str(path), "pt") as opened:
+        with interrupt_after(), safe_open(str(path), "pt") as opened:
             header = dict(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
     except (SafetensorError, ValueError, OSError) as error:

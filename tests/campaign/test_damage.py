@@ -90,7 +90,9 @@ def answer_of(verb: str, run: Path, photos: Path, out: Path) -> object:
         return Index.load(out / "vectors.safetensors").vectors.numpy().tobytes()
     if verb == "report":
         return (run / "report.html").stat().st_size > 1000
-    return [line for line in answer.out.splitlines() if any(character.isdigit() for character in line)][-8:]
+    # Without result.json a run is rightly said to be not finished; its scores must be the same.
+    lines = [line for line in answer.out.splitlines() if not line.startswith(f"{run} is not finished")]
+    return [line for line in lines if any(character.isdigit() for character in line)][-8:]
 
 
 @pytest.fixture(scope="module")

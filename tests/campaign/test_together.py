@@ -54,7 +54,7 @@ def test_two_processes_kills_and_a_full_disk(photos, tmp_path, no_page):
         elif act < 0.5 and victim.running():
             limit = draw.choice([1_000, 50_000, 1_000_000])
             with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (limit, limit))
+                resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         for process in [each for each in processes if not each.running()]:
             processes.remove(process)
             judge(process)

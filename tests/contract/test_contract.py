@@ -49,7 +49,7 @@ VARIANTS |= {
 
 
 QUICK_SHARE = 4
-"""one of so many pairs of a variant and a check runs in `make test`; all pairs run with the slow tests"""
+"""`make test` runs one of this many pairs of a variant and a check; the slow tests run all pairs"""
 CASES = [
     pytest.param(variant, check, id=f"{variant}-{check}", marks=[] if is_quick else [pytest.mark.slow])
     for row, variant in enumerate(VARIANTS)
@@ -65,7 +65,7 @@ def test_method_keeps_the_contract(variant: str, check: str) -> None:
 
 
 class Leaky(Compare):
-    """Remembers in forward instead of in commit."""
+    """Changes its memory in forward instead of in commit."""
 
     def forward(self, ctx):
         outcome = super().forward(ctx)
@@ -94,7 +94,7 @@ def marked(queries, labels, refs, weight=None):
 
 
 def unmarked(queries, labels, refs, weight=None):
-    """The same loss, which does not say so."""
+    """The same loss, whose row does not declare it."""
     s = queries @ refs.normalised(queries).T
     return (s.exp().detach() * s).mean()
 

@@ -1,4 +1,4 @@
-"""What a criterion accepts as embeddings and labels, and what becomes of embeddings that are not finite."""
+"""What a criterion accepts as embeddings and labels, and how it treats embeddings that are not finite."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 C, D, B = 11, 6, 9
 LABELS = torch.tensor([0, 5, 5, 10, 3, 0, 7, 3, 3])
-"""of some classes several, of others none"""
+"""some classes occur several times, others never"""
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "proxy-anchor": ("proxy-anchor", {}),
     "proxy-anchor, all classes": ("proxy-anchor", {"positive_norm": "all"}),
@@ -71,7 +71,7 @@ def one_of_several(rank: int, size: int, folder: str) -> None:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """What two and three processes found, for all methods."""
+    """The results of two and of three processes, for all methods."""
     size, folder = request.param, tmp_path_factory.mktemp("parts")
     together(size, one_of_several, size, str(folder))
     return size, folder

@@ -118,7 +118,7 @@ def test_uncertainty_of_one_draw_is_refused() -> None:
 
 
 def test_a_loss_that_is_not_a_scalar_is_refused():
-    """Summed as it is, it would be B times too large, and no gradient check would notice."""
+    """The sum of a (B,) loss would be B times too large, and no gradient check would notice."""
 
     def per_sample(queries, labels, refs, weight=None):
         return queries.sum(1)

@@ -1,4 +1,4 @@
-"""The optional protocols: a criterion finds a source that needs a second pass, and asks nothing of the others."""
+"""The optional protocols: a criterion finds a source that needs a second pass; other sources need nothing."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_a_step_of_the_network_is_noticed_once() -> None:
     optimizer, detector = torch.optim.SGD(net.parameters(), lr=0.1), StepDetector()
     assert detector.stepped([], net(ONES)) is None, "nothing to compare with yet"
     net(ONES).sum().backward()
-    assert detector.stepped([], net(ONES)) is False, "a backward pass is no step"
+    assert detector.stepped([], net(ONES)) is False, "a backward pass is not a step"
     optimizer.step()
     assert detector.stepped([], net(ONES)) is True
     assert detector.stepped([], net(ONES)) is False

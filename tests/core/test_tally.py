@@ -1,4 +1,4 @@
-"""What a method counts between two evaluations: each figure against a direct computation, and when it begins anew."""
+"""What a method counts between two evaluations: each figure against a direct computation, and when it restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLASSES, DIM = 6, 8
 
 
 def batches(count: int, size: int = 10) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples around two points for each class; the last class never comes."""
+    """Samples around two points for each class; the last class never occurs."""
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn(CLASSES, 2, DIM, generator=generator)
     for _ in range(count):
@@ -45,7 +45,7 @@ def stepped(criterion: Criterion, x: Tensor, y: Tensor, optimizer: torch.optim.O
     criterion.commit(lr=0.1)
 
 
-# When counting begins anew
+# When counts restart
 
 
 def test_numbers_stay_until_the_step_after_an_evaluation() -> None:
@@ -74,7 +74,7 @@ def counting(figure: str, seed: int = 0) -> Criterion:
     name, arguments = COUNTING[figure]
     torch.manual_seed(seed)
     criterion = pm.method(name, classes=CLASSES, dim=DIM, steps_per_epoch=4, **arguments)
-    criterion.needs = criterion.needs - {"images", "encoder"}  # proxies from embeddings want neither
+    criterion.needs = criterion.needs - {"images", "encoder"}  # proxies from embeddings need neither
     return criterion
 
 
@@ -149,7 +149,7 @@ def test_evaluations_and_figures_change_no_step(figure: str) -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Notes the operations for which a GPU is waited: those that bring a number, or a size, to the host."""
+    """Records the operations that synchronise with a GPU: those that copy a number, or a size, to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,14 +174,14 @@ def test_counting_does_not_synchronise_with_the_gpu() -> None:
         for _ in range(2):
             use.mark(use.nearest(energy.queries, y, rows, of, unit))
             counts.add(samples=len(y), hits=(y == 0).sum())
-            source.tally.add(**source._counted(energy, [torch.rand(4, DIM), torch.rand(2, DIM)]))
+            source.tally.add(**source._batch_counts(energy, [torch.rand(4, DIM), torch.rand(2, DIM)]))
             use.close()
             counts.close()
         assert waits.found == []
         use.figures()
         counts.total("hits")
         y[y > 1].nonzero()
-    assert {"_local_scalar_dense", "index", "nonzero"} <= set(waits.found), "it notes what it should"
+    assert {"_local_scalar_dense", "index", "nonzero"} <= set(waits.found), "it records what it should"
     assert source.tally.total("steps") == 12
 
 
@@ -189,7 +189,7 @@ def test_counting_does_not_synchronise_with_the_gpu() -> None:
 
 
 def in_use(criterion: Criterion, steps: list[tuple[Tensor, Tensor]], normal: Any = unit) -> float:
-    """Step, and count by hand: of each class the proxies that are nearest for one sample at least."""
+    """Take steps and count by hand: the proxies of each class that are nearest for at least one sample."""
     used: dict[int, set[int]] = {}
     (compare,) = (module for module in criterion.modules() if isinstance(module, pm.core.pieces.Compare))
     optimizer = torch.optim.SGD(groups, lr=0.5) if (groups := criterion.param_groups(lr=0.5)) else None
@@ -229,7 +229,7 @@ def test_proxies_in_use_are_counted_by_class(name: str, arguments: dict[str, Any
 
 
 def test_proxies_in_use_are_nearest_as_they_are_compared() -> None:
-    """Under CCP vectors inside the ball keep their length, and a short proxy is far from a long sample."""
+    """With CCP, vectors inside the ball keep their length, so that a short proxy is far from a long sample."""
     torch.manual_seed(0)
     criterion = pm.method("ccp", classes=CLASSES, dim=DIM, base="mpa", per_class=4, pool=4, lam=0.0).bind(Toy())
     pool = torch.randn(CLASSES * 4, DIM), torch.arange(CLASSES).repeat(4)

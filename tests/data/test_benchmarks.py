@@ -31,7 +31,7 @@ def shown(images: ImageSet, root: Path) -> list[str]:
 
 
 def opened(source: Path, layout: str) -> ImageSet:
-    """`source` by itself and by name, which must be the same."""
+    """Open `source` with the layout detected and with the layout named; both must give the same set."""
     found, named = open_data(source), open_data(source, layout=layout)
     assert found.name == named.name == layout
     assert found.identity() == named.identity()
@@ -335,7 +335,7 @@ def test_a_folder_with_several_benchmarks_asks_which(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", BENCHMARKS)
 def test_peoples_own_folders_are_no_benchmark(tmp_path: Path, layout: str) -> None:
-    """Not even with a class folder of a benchmark's name."""
+    """A user's folder is not taken for a benchmark, even if a class folder has the name of a benchmark."""
     name = BENCHMARKS[layout].folder_names[0]
     write(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "train/1.jpg", "test/1.jpg")
     assert open_data(tmp_path).test_classes == ()

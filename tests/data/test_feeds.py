@@ -1,4 +1,4 @@
-"""Feeds: the same batches whatever the workers, the cache and the past; bad files named and left out."""
+"""Feeds: batches do not depend on workers, cache and earlier epochs; unreadable files are named and left out."""
 
 import io
 import multiprocessing

@@ -61,7 +61,7 @@ def test_look_alikes_are_not_both_there(default):
 
 
 def test_no_two_classes_share_a_drawing(default):
-    """Measured on the plain drawings of matplotlib's own renderer, which the set is not made with."""
+    """The check uses drawings of matplotlib's own renderer; the set is drawn with another one."""
     import matplotlib
     from matplotlib.ft2font import FT2Font
     from PIL import Image

@@ -1,4 +1,4 @@
-"""Data that comes divided: folders train/, val/, test/, query/, gallery/, and the column `split` of a CSV."""
+"""Data that comes with a split: folders train/, val/, test/, query/, gallery/, and the column `split` of a CSV."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_other_folders_beside_a_split_are_named(tmp_path):
     write(tmp_path, "train/a", "train/b", "test/c", "test/d", "iconic/a", "iconic/b")
     images = open_data(tmp_path)
     assert len(images) == 8
-    assert "left out, because they are no part of the split: iconic" in notes(images)
+    assert "left out, because they are not part of the split: iconic" in notes(images)
 
 
 def test_nested_classes_get_a_sentence_and_a_layout(tmp_path):

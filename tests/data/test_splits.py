@@ -1,4 +1,4 @@
-"""Class-disjoint splits and the batches that samplers make."""
+"""Class-disjoint splits, and batches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Views, against torchvision's transforms and against themselves on another path."""
+"""Views, compared with torchvision's transforms, and views of single images compared with those of a buffer."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_eval_view_is_torchvisions_resize_and_centre_crop(width, height, interpo
     theirs = transforms.Compose([transforms.Resize(72, mode), transforms.CenterCrop(64)])(image)
     ours = EvalView(64, resize=72, interpolation=interpolation)(image)
     assert ours.dtype == torch.uint8
-    # one pixel to the side makes 8 grey levels and more
+    # a shift by one pixel makes 8 grey levels and more
     assert np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)).mean() < 0.1
 
 
@@ -156,7 +156,9 @@ def test_named_views_make_views_of_one_size(name, size):
 def test_named_views_are_the_papers():
     from torchvision import transforms
 
-    crop = transforms.RandomResizedCrop(224)  # what Proxy-Anchor's and VPTSP's code ask for, without arguments
+    crop = transforms.RandomResizedCrop(
+        224
+    )  # the transform in the code of Proxy-Anchor and VPTSP, with its default arguments
     for name, kind in (("proxy-anchor", "bilinear"), ("vptsp", "bicubic")):
         view = TrainView(**named_view(name)["train"])
         assert (view.scale, view.crop, view.flip, view.resize) == (crop.scale, "random-resized", True, None)

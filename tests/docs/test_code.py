@@ -34,7 +34,7 @@ def blocks(language: str, text: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every `proxymetric VERB ...` of a shell text, continued lines joined."""
+    """Return the words of every `proxymetric VERB ...` in a shell text; continued lines are joined."""
     lines = text.replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
     return [line[line.index("proxymetric") + 1 :] for line in words if "proxymetric" in line]
@@ -61,7 +61,7 @@ def test_the_readme_is_short():
 
 @pytest.fixture(scope="module")
 def demo(photos, tmp_path_factory) -> Path:
-    """A folder where `make demo` has been, with a tiny run."""
+    """A folder with a tiny run in the place of that of `make demo`."""
     folder = tmp_path_factory.mktemp("demo")
     size = ("--size", 32, "--set", "view.resize=32", "--no-report")
     answer = proxymetric("train", "--data", photos, *TINY, *size, "--out", folder / "runs" / "demo")
@@ -74,7 +74,7 @@ WITH_PYTHON = [page for page in PAGES if page != TUTORIAL and blocks("python", p
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
 def test_the_python_of_a_page_runs(page, demo, tmp_path, monkeypatch):
-    """In one namespace for each page, where `make demo` has been."""
+    """The code runs in one namespace for each page, in a folder with the run of `make demo`."""
     text = page.read_text(encoding="utf-8")
     if "runs/demo" in text:
         shutil.copytree(demo / "runs", tmp_path / "runs")

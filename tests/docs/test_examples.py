@@ -1,4 +1,4 @@
-"""Every example runs as a person runs it, does what it says, and refuses what is not there with a sentence."""
+"""Every example runs from the command line, does what it says, and refuses missing files with a clear error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MORE = {"ccp": ("--patience", 1)}
 
 
 def example(name: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run `python examples/NAME.py WORDS` elsewhere than in the repository's root."""
+    """Run `python examples/NAME.py WORDS` outside of the repository's root."""
     command = [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / f"{name}.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=EXAMPLES, check=False)
 

@@ -1,4 +1,4 @@
-"""What is generated is what would be generated now, and the site has pages for all methods, studies and packages."""
+"""The generated parts are up to date, and the site has pages for all methods, studies and packages."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_study_names_recipes_and_baselines_that_exist(path):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_claim_is_at_most_a_digit_off_the_printed_difference(path):
-    # Papers name a baseline of their own; where that row's printed figure is another source's, the two may differ more.
+    # A paper names its own baseline; if the figure of that row is from another source, the two may differ more.
     elsewhere = {
         ("vcpa", "proxy-anchor"),
         ("mpa", "proxy-anchor"),

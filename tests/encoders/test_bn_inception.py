@@ -1,6 +1,6 @@
 """BN-Inception: the names, shapes and numbers of the usual port, RGB in, and weights from a file.
 
-Numbers marked "port" were computed with pretrainedmodels 0.7.4 on the tensors of `drawn`; in the same sitting the two
+Numbers marked "port" were computed with pretrainedmodels 0.7.4 on the tensors of `drawn`; in the same session the two
 networks gave bit-equal maps, in float32 and float64, at 224, 227 and 256 pixels.
 """
 
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """A tensor for each name, random statistics too, such that maps neither vanish nor grow without bound."""
+    """Draw a tensor for each name, including statistics, such that maps neither vanish nor grow without bound."""
     random = np.random.default_rng(7)
     tensors = {}
     for name, shape in sorted(shapes.items()):
@@ -147,7 +147,7 @@ def test_frozen_normalisation_stands_still_while_the_rest_trains() -> None:
 
 
 def test_weights_from_a_file_in_the_ports_form(tmp_path: Path) -> None:
-    """With a classifier, without counters, and BatchNorm's vectors as (1, C): as the public file was made."""
+    """The file is like the public one: it has a classifier, no counters, and the vectors of BatchNorm as (1, C)."""
     tensors = drawn(shapes_of(BNInception()))
     old = {name: value[None] if "_bn." in name else value for name, value in tensors.items()}
     old["last_linear.weight"], old["last_linear.bias"] = torch.zeros(1000, 1024), torch.zeros(1000)

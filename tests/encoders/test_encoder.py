@@ -17,7 +17,7 @@ from proxymetric.encoders import Pooling, build, parameter_counts
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from threads, and lose much where the cores are busy."""
+    """Use one thread: small networks gain nothing from more, and are much slower if the cores are busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def pictures(count: int = 2, size: int = 32, seed: int = 0) -> torch.Tensor:
 
 
 def stir(encoder: nn.Module) -> None:
-    """Put every parameter and statistic away from its initial value, so that nothing is equal by being fresh."""
+    """Change every parameter and statistic, so that two encoders are not equal just because both are new."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, value in encoder.state_dict().items():
@@ -279,7 +279,7 @@ def test_mistakes_get_a_sentence(options: dict, sentence: str) -> None:
 
 
 def test_weights_that_cannot_be_fetched_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Port 9 of this very machine stands for a hub without a connection.
+    # Port 9 of this machine stands for a hub that cannot be reached.
     from huggingface_hub import constants
 
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):

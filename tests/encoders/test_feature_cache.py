@@ -1,4 +1,4 @@
-"""Cached features: equal to a straight pass, written once, and going on after a kill."""
+"""Cached features: they equal those of a plain pass, are written once, and are completed after a kill."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while features are computed: what was computed is kept, and the same command goes on."""
+"""Ctrl-C and SIGTERM while features are computed: what was computed is kept, and the same command continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training_runs import TINY
 
 @pytest.fixture
 def default_handlers() -> Iterator[None]:
-    """Those of a person's terminal: a shell that starts tests in the background lets them ignore SIGINT."""
+    """Restore the handlers of a terminal: a shell that starts tests in the background makes them ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What steps in 16 bits keep for their backward pass: less, and as exact as what autocast keeps."""
+"""16-bit steps keep less for the backward pass than autocast does, and their gradients are as exact."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ CONVERTED = torch.ops.prims.convert_element_type.default
 def afresh(same_kernels: None) -> Iterator[None]:
     torch.compiler.reset()
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        torch.backends.mkldnn.enabled = (
-            False  # as torch itself has it after its first product in bfloat16, with a warning
-        )
+        # torch does the same, with a warning, after its first product in bfloat16.
+        torch.backends.mkldnn.enabled = False
     yield
     torch.compiler.reset()
 
 
 def slopes(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
-    """What comes out, and its gradients by the input and all that the module trains."""
+    """Return the output, and its gradients for the input and all trained parameters of the module."""
     x = x.clone().requires_grad_()
     wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
     y = function(x)
@@ -62,19 +61,19 @@ def test_a_norm_and_its_gradients(trained: str) -> None:
 
     found = slopes(norm, run, x.float(), back.float())
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=1e-5)
-    step = math.sqrt(WIDTH) / 65534  # to which u is known, of the 35 tokens that are summed
+    step = math.sqrt(WIDTH) / 65534  # the precision of u; 35 tokens are summed
     for got, want in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2 * math.sqrt(35) * step)
 
 
 def test_a_token_of_which_one_number_is_all() -> None:
-    """Its unit is sqrt(D) long: what 16 bits must hold at most."""
+    """Its standardised value is sqrt(D), the largest that 16 bits must hold."""
     norm, x, back = nn.LayerNorm(WIDTH, eps=0), torch.zeros(2, WIDTH), torch.ones(2, WIDTH)
     x[0, 3], x[1, 5] = 1e6, -1e6
     y = norm(x)
     assert (y.abs().amax(1) > 0.9 * math.sqrt(WIDTH)).all()
     found = slopes(norm, lambda x: low_memory.Norm.apply(x, norm.weight, norm.bias, 0, torch.float32), x, back)
-    torch.testing.assert_close(found[2], y.sum(0), rtol=1e-4, atol=1e-4)  # of the weight: u itself
+    torch.testing.assert_close(found[2], y.sum(0), rtol=1e-4, atol=1e-4)  # the gradient of the weight is u itself
 
 
 def test_a_gelu_and_its_slope() -> None:
@@ -88,7 +87,7 @@ def test_a_gelu_and_its_slope() -> None:
 
 
 def step(encoder: Encoder, kind: torch.dtype | None = torch.bfloat16) -> list[Tensor]:
-    """Gradients of all that is trained and of class prompts, of a pass of two towers; and its features."""
+    """Return the features of a pass of two towers, and the gradients of class prompts and trained parameters."""
     rows = drawn(3, 3, 4, encoder.width).to(encoder.mean.dtype).requires_grad_()
     with torch.autocast("cpu", kind, enabled=kind is not None):
         found = torch.cat(encoder.features_twice(pictures(4), ClassPrompts(rows, torch.tensor([2, 0, 2, 1]), [3, 1])))
@@ -99,15 +98,15 @@ def step(encoder: Encoder, kind: torch.dtype | None = torch.bfloat16) -> list[Te
 
 
 def error(got: list[Tensor], exact: list[Tensor]) -> float:
-    """How far all gradients lie from the exact ones, in lengths of these."""
+    """Return the distance of all gradients from the exact ones, relative to the length of the exact ones."""
     away, long = (torch.cat([each.flatten() for each in all_[1:]]) for all_ in (got, exact))
     return float((away - long).norm() / long.norm())
 
 
 def divided(joint: fx.GraphModule, given: Any, **rest: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The passes there and back of what torch's compiler made simpler, as it divides them.
+    """Return the forward and the backward graph, simplified and partitioned as by torch's compiler.
 
-    Before 2.13 it also left a number as it is that is shortened and made long again, in whatever version this is.
+    torch before 2.13 also drops a conversion to 16 bits and back; here this is done with every version.
     """
     joint_graph_passes(joint)
     for node in joint.graph.find_nodes(op="call_function", target=CONVERTED):
@@ -119,7 +118,7 @@ def divided(joint: fx.GraphModule, given: Any, **rest: Any) -> tuple[fx.GraphMod
 
 
 def pressed(encoder: Encoder) -> Encoder:
-    """Its passes are traced, made simpler and divided as for torch's compiler, and then run by torch's own kernels."""
+    """Trace, simplify and partition the passes of `encoder` as torch's compiler does, but run torch's kernels."""
     torch.compiler.reset()
     ways = {"fw_compiler": nop, "bw_compiler": nop, "decompositions": select_decomp_table, "partition_fn": divided}
     encoder._compiled = torch.compile(encoder._pooled, backend=aot_autograd(**ways), fullgraph=True)
@@ -127,13 +126,13 @@ def pressed(encoder: Encoder) -> Encoder:
 
 
 def kept(encoder: Encoder) -> tuple[list[Tensor], int]:
-    """`step`, and the bytes of activations that were kept for its backward pass."""
+    """Return the result of `step`, and the bytes of activations that were kept for the backward pass."""
     result, found = held(encoder)
     return result, sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values())
 
 
 def held(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
-    """`step`, and what was kept."""
+    """Return the result of `step`, and the tensors that were kept for the backward pass."""
     weights = {p.numel() for p in encoder.parameters()}
     found: list[Tensor] = []
 
@@ -149,7 +148,7 @@ def held(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.mark.parametrize(("tuning", "share"), [("full", 0.85), ("vpt+bitfit", 0.8)])
 def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the mean of four encoders: of one the rounding that autocast alone makes may happen to cancel."""
+    """The mean of four encoders is compared: in a single one, the rounding errors of autocast may cancel by chance."""
     two_blocks(monkeypatch)
     encoders = []
     for seed in range(4):
@@ -171,7 +170,7 @@ def test_a_step_keeps_less_and_is_as_exact(tuning: str, share: float, monkeypatc
 
 
 def loaded(encoder: Encoder, other: Encoder) -> Encoder:
-    """With the weights of another, so that it need not be traced anew."""
+    """Copy the weights of another encoder, so that `encoder` need not be traced again."""
     encoder.load_state_dict(other.state_dict())
     return encoder
 
@@ -218,7 +217,7 @@ def test_a_sum_and_its_norm_to_the_last_bit(trained: str, kind: torch.dtype) -> 
     grads = [torch.autograd.grad(both, wanted, backs) for both in (found, (total, norm(total)))]
     for got, want in zip(*grads, strict=True):
         assert got.dtype == want.dtype
-        # The sum over rows, of a bias whose weight is frozen, has an order of its own.
+        # If the weight is frozen, the gradient of the bias is summed over rows in another order.
         exact = {"rtol": 1e-6, "atol": 1e-6} if trained == "bias" and got.ndim == 1 else {"rtol": 0, "atol": 0}
         torch.testing.assert_close(got, want, **exact)
 
@@ -241,7 +240,7 @@ def test_where_the_sum_is_no_more_to_keep_than_its_parts() -> None:
 def test_what_is_not_compiled_keeps_no_sums(
     tuning: str, checkpointing: bool | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But what they are made of, in 16 bits. Of the last of three blocks only one token is computed."""
+    """It keeps the summands instead, in 16 bits. In the last of three blocks, only one token is computed."""
     two_blocks(monkeypatch, depth=3)
     encoder = build(**TINY_VIT, tuning=tuning, checkpointing=checkpointing)
     stir(encoder.tuning)
@@ -251,7 +250,7 @@ def test_what_is_not_compiled_keeps_no_sums(
     modules, bytes_of_modules = kept(encoder)
     for got, want in zip(found, modules, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    blocks = 2 if "bitfit" in tuning else 1  # nothing is trained before the first but the bias of the patches
+    blocks = 2 if "bitfit" in tuning else 1  # before the first block, only the bias of the patches is trained
     rows, tokens = 8, 5
     assert bytes_of_modules - bytes_kept == 2 * blocks * rows * tokens * encoder.width
 
@@ -271,7 +270,7 @@ def test_a_step_that_is_not_compiled_runs_the_modules(monkeypatch: pytest.Monkey
 
 
 def test_a_compiled_step_with_checkpointing_keeps_the_tokens_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And runs the modules: of functions like `Norm`, torch 2.11 on a GPU keeps the insides, which others may not."""
+    """It runs the modules, because torch 2.11 on a GPU keeps the tensors inside functions such as `Norm`."""
     two_blocks(monkeypatch, depth=3)
     encoder = build(**TINY_VIT, tuning="vpt+bitfit", checkpointing=True)
     exact, wanted = step(copy.deepcopy(encoder).double(), None), step(encoder)

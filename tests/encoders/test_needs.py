@@ -1,4 +1,4 @@
-"""Weights that say what they need: read from the header, applied, checked against the recipe, and told."""
+"""Requirements in the header of a weights file: they are read, applied, checked against the recipe, and reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_stride_moves_to_the_first_convolution_and_back():
     one, other = ours.features(images), theirs.features(images)
     assert one.shape == other.shape
     assert not torch.allclose(one, other)
-    # By hand: the first block of a stage sees every second place of its input, then a 3x3 without stride.
+    # By hand: the 1x1 convolution of a stage's first block reads every second position; its 3x3 has no stride.
     block, x = ours.backbone.layer2[0], torch.rand(1, ours.backbone.layer2[0].conv1.in_channels, 8, 8)
     halved = torch.nn.functional.conv2d(x[:, :, ::2, ::2], block.conv1.weight)
     middle = torch.nn.functional.conv2d(torch.relu(block.bn1(halved)), block.conv2.weight, padding=1)
@@ -105,7 +105,7 @@ def test_normalisation_and_size_give_way_to_the_recipe(tmp_path: Path):
     ("header", "message"),
     [
         ("{", "expected JSON"),
-        ([1], r"got \[1\] under 'proxymetric', expected a table"),
+        ([1], r"got \[1\] under 'proxymetric', expected a JSON object"),
         ({"patch": 16}, "got 'patch', expected one of backbone, stride"),
         ({"stride": "2x2"}, "stride: got '2x2', expected '1x1' or '3x3'"),
         ({"bn_eps": 0}, "bn_eps: got 0, expected a number above 0"),

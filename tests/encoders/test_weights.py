@@ -16,7 +16,7 @@ import timm  # isort: skip  (needs a torchvision that imports)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from threads, and lose much where the cores are busy."""
+    """Use one thread: small networks gain nothing from more, and are much slower if the cores are busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -99,7 +99,9 @@ def test_position_embeddings_follow_the_image_size(tmp_path: Path) -> None:
     torch.manual_seed(3)
     given = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=7, img_size=96).pos_embed
     assert encoder.backbone.pos_embed.shape == (1, 17, 192)
-    assert torch.equal(encoder.backbone.pos_embed[:, 0], given[:, 0])  # the class token's is not a place
+    assert torch.equal(
+        encoder.backbone.pos_embed[:, 0], given[:, 0]
+    )  # the class token's embedding is not a position in the grid
 
 
 class Trap:
@@ -117,7 +119,7 @@ def test_pickles_are_refused_unopened(tmp_path: Path, suffix: str) -> None:
         build("small", dim=8, size=32, weights=file)
     assert not Trap.opened
     pickle.loads(file.read_bytes())
-    assert Trap.opened  # the trap works: had anyone opened the file, we would know
+    assert Trap.opened  # the trap works: opening the pickle would have been noticed
     Trap.opened = False
 
 

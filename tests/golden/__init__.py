@@ -1,1 +1,1 @@
-"""What a short run of every method ended with, as it was before the tree was laid out anew."""
+"""The tensors at the end of a short run of every method, from before the packages were rearranged."""

@@ -1,7 +1,7 @@
-"""Short runs of every method on glyphs, and what is kept of them: run as a program, it writes `golden.json` anew.
+"""Short runs of every method on glyphs, and what is stored of them; as a program, it rewrites `golden.json`.
 
-Names and numbers must survive every change of layout and words. Only a change that is meant to alter numbers may write
-them anew, and must say so.
+Names and numbers must not change when files are moved or texts are edited. Only a change that is meant to alter
+numbers may rewrite the file, and its message must say so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _kept(value: torch.Tensor) -> list[Any]:
 
 
 def machine() -> dict[str, str]:
-    """Whose rounding the numbers have."""
+    """The processor and the version of torch, on which the rounding of the numbers depends."""
     return {"processor": platform.machine(), "torch": torch.__version__.split("+")[0]}
 
 

@@ -27,7 +27,7 @@ def test_every_stored_variant_is_still_trained():
 
 @pytest.mark.parametrize("variant", GOLDEN["variants"])
 def test_a_short_run_ends_as_it_did(variant: str):
-    # Another processor or torch rounds otherwise, and Adam turns a gradient near 0 into a whole step.
+    # Another processor or version of torch rounds differently, and Adam turns a gradient near 0 into a whole step.
     exact = GOLDEN["machine"] == machine()
     close = 1e-6 if exact else 5e-3
     now, then = ended(variant), GOLDEN["variants"][variant]

@@ -36,10 +36,10 @@ def problem(seed: int, per_class: int = 1) -> tuple[np.ndarray, np.ndarray, np.n
     return p[y * per_class] * 0.5 + rng.normal(size=(B, D)), y, p
 
 
-# name, options, proxies per class, the same thing as the oracle says it
+# name, options, proxies per class, and the same loss of the oracle
 PROXY = [
     ("proxy-nca", {"scale": 3.0}, 1, lambda x, y, p: oracle.proxy_nca(x, y, p, scale=3.0)),
-    # The oracle's temperature stands under squared distances, ours under cosines.
+    # The oracle's temperature divides squared distances, ours divides cosines.
     ("proxy-nca++", {"temperature": 0.1}, 1, lambda x, y, p: oracle.proxy_nca_pp(x, y, p, temperature=0.2)),
     ("proxy-nca++", {}, 1, lambda x, y, p: oracle.proxy_nca_pp(x, y, p, temperature=1 / 9)),
     ("norm-softmax", {"scale": 8.0}, 1, lambda x, y, p: oracle.norm_softmax(x, y, p, 8.0)),
@@ -103,7 +103,7 @@ def tensors(*arrays):
 
 
 def agrees(loss, arrays, leaves, reference):
-    """Value and gradient, the gradient by the oracle's finite differences."""
+    """Compare value and gradient; the gradient of the oracle is by finite differences."""
     np.testing.assert_allclose(loss.item(), reference(*arrays), rtol=1e-10)
     loss.backward()
     for leaf, expected in zip(leaves, oracle.gradient(reference, list(arrays)), strict=True):
@@ -158,7 +158,7 @@ def test_circle_has_the_value_of_eq_6_and_its_gradient_with_the_factors_frozen(s
     assert in_batch.item() == pytest.approx(oracle.circle(x, y, 5.0, 0.3), rel=1e-10)
     agrees(in_batch, (x,), (tx,), circle_held_at(x, y))
     (slope,) = oracle.gradient(lambda x: oracle.circle(x, y, 5.0, 0.3), [x])
-    assert not np.allclose(tx.grad.numpy(), slope, rtol=0.05), "the gradient of the value is another"
+    assert not np.allclose(tx.grad.numpy(), slope, rtol=0.05), "the gradient of the value is different"
 
     tx, tp = tensors(x, p)
     refs = References(unit(tp), torch.from_numpy(labels))
@@ -271,7 +271,7 @@ def test_a_loss_that_needs_classes_refuses_an_unstructured_source():
 def test_a_pair_loss_refuses_a_weighting_by_name():
     rule = StepFunction(torch.zeros(C, 1), torch.ones(C, 2))
     refs = References(torch.eye(C), torch.arange(C))
-    with pytest.raises(ValueError, match="got one for Triplet, which has no exponent"):
+    with pytest.raises(ValueError, match="got a weighting for Triplet, which has no exponent"):
         Triplet()(torch.eye(C), torch.arange(C), refs, PairWeights(rule, rule))
 
 
@@ -311,7 +311,7 @@ def test_similarity_is_checked(kind):
 
 
 class TestPeer:
-    """pytorch-metric-learning says the same, where it has the same loss."""
+    """pytorch-metric-learning agrees where it has the same loss."""
 
     @pytest.fixture
     def peer(self):
@@ -379,7 +379,7 @@ def test_proxies_of_16_bits_that_lie_close_have_finite_losses_and_gradients(name
         assert loss.isfinite()
         assert x.grad.isfinite().all()
         assert vectors.grad.isfinite().all()
-    assert beyond, "the case is that of the rounding"
+    assert beyond, "the case has products above 1"
 
 
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Margins, scales and temperatures out of any sensible range are refused, or warned about, by name."""
+"""Margins, scales and temperatures outside a sensible range raise an error or a warning that names the argument."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ CLASSES, DIM, PER_CLASS = 6, 32, 4
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["soft-triple", "mpa", "mpa-dw", "mpa-ap"])
 def test_close_proxies_have_a_finite_spread_and_gradient(name, dtype) -> None:
-    """In bfloat16 the products of nearly equal unit vectors round to more than 1, the root had a negative argument.
+    """In bfloat16, products of nearly equal unit vectors round to more than 1: the root would have a negative argument.
 
-    20 seeds, with distances from none to a few steps of the type's rounding.
+    There are 20 seeds, with distances from 0 to a few rounding steps of the type.
     """
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)

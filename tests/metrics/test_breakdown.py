@@ -1,4 +1,4 @@
-"""Where a score comes from and how sure it is."""
+"""The parts of a score, and its uncertainty."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from proxymetric.metrics import breakdown, estimate, evaluate, interval, rank
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small problems: more threads only wait for each other."""
+    """Use one thread: for small problems, more threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +69,7 @@ def test_like_the_oracle(points: dict, parted: bool) -> None:
 
 
 def test_what_is_shown_is_ranked_exactly_also_where_scores_need_not_be() -> None:
-    """Ties between results of one class change no score, but the order that is shown."""
+    """Ties between results of one class do not change scores, but they change the order of the results."""
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(30, 5, generator=generator)[torch.randint(30, (500,), generator=generator)]
     labels = torch.arange(500) % 2
@@ -149,7 +149,7 @@ def test_estimates_are_the_scores_with_intervals(points: dict) -> None:
         ({"values": []}, "values: got shape"),
         ({"values": [1.0]}, "values: got one, expected at least two"),
         ({"groups": [1, 1, 1]}, "groups: got one, expected at least two"),
-        ({"groups": [1, 2]}, "groups: got 2 for 3 values"),
+        ({"groups": [1, 2]}, "groups: got 2 groups, expected 3, one for each value"),
         ({"level": 1.0}, "level: got 1.0"),
         ({"repeats": 0}, "repeats: got 0"),
     ],

@@ -27,7 +27,7 @@ from proxymetric.metrics.knn.distances import Euclidean
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small problems: more threads only wait for each other."""
+    """Use one thread: for small problems, more threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -83,7 +83,7 @@ def test_inertia_is_what_the_clusters_have_in_the_units_of_the_vectors() -> None
 
 
 def test_more_clusters_than_rounds_of_seeding() -> None:
-    """500 well separated clusters: seeding by rounds must put nearly every centre into one of its own."""
+    """500 well separated clusters: seeding by rounds must put nearly every centre into a different cluster."""
     vectors, labels = blobs(500, 4, 0.05)
     assert nmi(vectors, labels) > 0.98
     once = kmeans(vectors, 500)

@@ -1,4 +1,4 @@
-"""What people hand in: types, mistakes, precision, memory."""
+"""Inputs of the metrics: types, mistakes, precision, memory."""
 
 import subprocess
 import sys
@@ -53,13 +53,13 @@ def test_no_names() -> None:
         ({"embeddings": VECTORS[:, :0]}, r"embeddings: got shape \(4, 0\), expected at least one item"),
         ({"embeddings": VECTORS > 0}, "embeddings: got torch.bool"),
         ({"embeddings": "photos"}, "embeddings: got str"),
-        ({"labels": [0, 0, 1]}, "labels: got 3 for 4 embeddings"),
+        ({"labels": [0, 0, 1]}, "labels: got 3 labels, expected 4, one for each row of embeddings"),
         ({"labels": [[0, 0, 1, 1]]}, r"labels: got shape \(1, 4\), expected one axis"),
-        ({"labels": []}, "labels: got none"),
+        ({"labels": []}, "labels: got no labels"),
         ({"labels": [0.0, 0.0, 1.0, 1.0]}, "labels: got torch.float64, expected whole numbers"),
         ({"labels": ["a", "a", "b", 1]}, "labels: got list, expected an array of whole numbers"),
         ({"labels": ["a", "a", None, None]}, "labels: got list, expected an array of whole numbers"),
-        ({"labels": ["a", "a", "b"]}, "labels: got 3 for 4 embeddings"),
+        ({"labels": ["a", "a", "b"]}, "labels: got 3 labels, expected 4, one for each row of embeddings"),
         ({"labels": list("aabb"), "gallery": VECTORS, "gallery_labels": LABELS}, "labels: got text and numbers"),
         ({"embeddings": VECTORS.to_sparse()}, r"embeddings: got a sparse tensor, expected .*: embeddings.to_dense\(\)"),
         ({"labels": torch.tensor(LABELS).to_sparse()}, "labels: got a sparse tensor"),
@@ -72,7 +72,10 @@ def test_no_names() -> None:
         ({"labels": [0, 1, 2, 3]}, "labels: got 4 queries without a relevant item"),
         ({"gallery": VECTORS}, "gallery_labels: got None"),
         ({"gallery_labels": LABELS}, "gallery: got None"),
-        ({"gallery": VECTORS, "gallery_labels": [0]}, "gallery_labels: got 1 for 4 gallery"),
+        (
+            {"gallery": VECTORS, "gallery_labels": [0]},
+            "gallery_labels: got 1 labels, expected 4, one for each row of gallery",
+        ),
         ({"gallery": torch.ones(1, 3), "gallery_labels": [0]}, "gallery: got 3 dimensions, expected the 2"),
         ({"gallery": VECTORS, "gallery_labels": [7] * 4}, "labels: got 4 queries without"),
         ({"distance": "cosin"}, "distance: got 'cosin', expected one of cosine, euclidean; did you mean 'cosine'"),
@@ -155,7 +158,7 @@ def test_embeddings_with_a_gradient_and_under_autocast() -> None:
 
 
 def test_autocast_does_not_reach_the_scores() -> None:
-    """Two items that bfloat16 cannot tell apart."""
+    """The two items are equal in bfloat16."""
     gallery = torch.tensor([[1.0, 0.0100], [1.0, 0.0]])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = rank(torch.tensor([[1.0, 0.0]]), [0], 1, gallery=gallery, gallery_labels=[0, 0])

@@ -35,7 +35,7 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small problems: more threads only wait for each other."""
+    """Use one thread: for small problems, more threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -22,12 +22,12 @@ from proxymetric.ops import IMPLS, NONE, Line, Similarity, chosen, mean_over_bat
 from proxymetric.papers import options
 
 BUDGET = 2.0
-"""times the error of plain sums in float32 against float64, as root mean square, that chunked ones may have"""
+"""root mean square error against float64 that chunked sums in float32 may have, as a multiple of that of plain sums"""
 REDUCTIONS = ("mean_over_batch", "over_classes")
 
 
 class RandomProblem:
-    """Random queries and references, and a reduction of them to one number that depends on all that it gives."""
+    """Random queries and references, and a reduction of them to one number that depends on all results."""
 
     def __init__(self, seed: int, batch: int, classes: int, per_class: int, dim: int, **choice: Any) -> None:
         self.choice = choice
@@ -74,7 +74,7 @@ class RandomProblem:
         given: torch.dtype | None = None,
         **how: Any,
     ) -> dict[str, Tensor]:
-        """Parts, and gradients of a number compute of the finite ones, in float64; inputs rounded to `given` first."""
+        """Results, and gradients of a sum of the finite ones, in float64; the inputs are first rounded to `given`."""
         x, p = (each.to(given or dtype).to(dtype, copy=True).requires_grad_() for each in (self.x, self.p))
         found = self.compute(reduction, x, p, impl, **how)
         parts = [part.where(part != NONE, 0.0) for part in found[:2]]
@@ -86,9 +86,9 @@ class RandomProblem:
 
 
 def close(got: dict[str, Tensor], wanted: dict[str, Tensor], problem: RandomProblem) -> None:
-    """Equal but for rounding in float64, that of the numbers on the way: of exponents, and of slopes over lengths.
+    """Check that results are equal except for rounding in float64 of exponents, and of slopes divided by lengths.
 
-    What is off in an exponent, by its own size, all of its exponential is off by.
+    An absolute error of an exponent is a relative error of its exponential.
     """
     assert got.keys() == wanted.keys()
     scale = 1 + problem.choice.get("scale", 8.0)
@@ -128,7 +128,7 @@ def test_classes_are_the_plain_definition(shape, kind, reduction, rows, keep):
 @settings(max_examples=100, deadline=None)
 @given(shapes, st.booleans(), st.sampled_from(REDUCTIONS), st.integers(1, 20), st.booleans())
 def test_loose_rows_are_the_plain_definition(shape, same, reduction, rows, keep):
-    """Rows of any classes in any order, several of one or none; and rows that are the query itself."""
+    """Rows in any order of classes, with several rows or none of a class; and rows that are the query itself."""
     problem = RandomProblem(**shape, loose=True, same=same)
     wanted = problem.results(reduction, "plain")
     close(problem.results(reduction, "chunked", rows=rows, budget=2**30 if keep else 0), wanted, problem)
@@ -164,7 +164,7 @@ def test_single_precision_is_as_exact_as_plain(batch, classes, per_class, dim, s
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_half_precision_is_summed_in_single(impl, reduction, dtype):
-    """Sums as exact as float32's; gradients as exact as the type can say."""
+    """Sums are as exact as in float32, gradients as exact as their type allows."""
     problem = RandomProblem(0, 33, 257, 2, 65, kind="soft", scale=32.0)
     wanted = problem.results(reduction, "plain", given=dtype)
     x, p = (each.to(dtype).requires_grad_() for each in (problem.x, problem.p))
@@ -182,7 +182,7 @@ def test_half_precision_is_summed_in_single(impl, reduction, dtype):
 
 
 def test_small_gradients_of_half_precision_wait_for_the_loss_scale():
-    """Between forward and backward they are held in float32: float16 knows nothing below 6e-8."""
+    """They stay in float32 between the forward and the backward pass: float16 rounds numbers below 6e-8 to 0."""
     problem = RandomProblem(0, 4, 3, 1, 8, scale=1.0, counts=(1e6, 1e6))
     x, p = problem.x.half(), problem.p.half().requires_grad_()
     parts = problem.compute("mean_over_batch", x, p, "chunked")
@@ -226,7 +226,7 @@ def test_only_what_wants_a_gradient_gets_one(which, reduction):
 def uses_twice_and_goes_back_again(
     problem: RandomProblem, impl: str, reduction: str, budget: int, kind: torch.dtype
 ) -> None:
-    """Gradients by way of a result that is used twice, and by going back again, are plain's."""
+    """Gradients of a result that is used twice, and of repeated backward passes, equal those of plain."""
     grads = []
     for each in ("plain", impl):
         x, p = (given.to(kind, copy=True).requires_grad_() for given in (problem.x, problem.p))
@@ -235,7 +235,7 @@ def uses_twice_and_goes_back_again(
         total = up * up + 0.5 * down + torch.sin(down)
         total.backward(retain_graph=True)
         first = p.grad.clone()
-        (3 * down).backward(retain_graph=True)  # from another place, and so with another gradient coming in
+        (3 * down).backward(retain_graph=True)  # another incoming gradient
         total.backward()
         grads += [(first, x.grad, p.grad)]
         with pytest.raises(RuntimeError, match="second time"):
@@ -314,7 +314,7 @@ def test_labels_of_any_whole_type_mean_the_same(reduction):
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products, and sees how large what is compute gets."""
+    """Counts matrix products, and records the sizes of new tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ class Products(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.count += func.overloadpacket.__name__ in ("mm", "addmm", "addmm_", "bmm", "matmul")
         outputs = [each for each in (out if isinstance(out, tuple | list) else [out]) if isinstance(each, Tensor)]
-        # A view, and what is written into memory that was there, takes none.
+        # Views and tensors written into existing memory are not new.
         held = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
         self.sizes += [each.numel() for each in outputs if each.untyped_storage().data_ptr() not in held]
         return out
@@ -335,7 +335,7 @@ class Products(TorchDispatchMode):
 
 
 LARGE = {"batch": 16, "classes": 640, "per_class": 1, "dim": 4}
-"""in chunks of 64 rows: ten"""
+"""ten chunks of 64 rows"""
 
 
 def costs(reduction: str, budget: int, **choice: Any) -> tuple[Products, Products]:
@@ -364,7 +364,7 @@ def test_a_budget_decides_what_is_computed_again():
 @pytest.mark.parametrize("normalise", [None, *NORMALISATIONS])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_nothing_is_made_of_the_size_of_all_pairs_but_the_gradient(reduction, normalise):
-    """LARGE has more pairs than numbers in its rows; and of the latter's size there is one thing: their gradient."""
+    """LARGE has more pairs than numbers in its rows; only the gradient is as large as the rows."""
     rows, pairs = LARGE["classes"] * LARGE["dim"], LARGE["classes"] * LARGE["batch"]
     forward, backward = costs(reduction, 0, normalise=normalise)
     sizes = forward.sizes + backward.sizes
@@ -373,11 +373,11 @@ def test_nothing_is_made_of_the_size_of_all_pairs_but_the_gradient(reduction, no
     plain = RandomProblem(0, **LARGE, normalise="l2")
     with Products() as seen:
         plain.compute(reduction, plain.x, plain.p, "plain")
-    assert seen.largest == pairs, "what is looked for can be seen"
+    assert seen.largest == pairs, "such a tensor would be seen"
 
 
 def test_a_loss_that_nobody_goes_back_through_leaves_nothing():
-    """The gradient compute ahead goes with the result, not when a collector of cycles comes by."""
+    """The gradient that was computed early is freed with the result, without the garbage collector."""
     problem = RandomProblem(0, **LARGE, counts=(1.0, 1.0))
     gc.disable()
     try:
@@ -430,7 +430,7 @@ def test_every_proxy_method_gives_the_same_in_chunks(name, budget):
 
 @pytest.mark.parametrize("name", PROXIES)
 def test_every_proxy_method_goes_through_the_reductions(name):
-    """No matrix of all pairs. The regulariser is left out: it compares proxies, all at once."""
+    """No method makes a matrix of all pairs. The regulariser is left out: it compares all proxies at once."""
     method = criterion(name, tau=0.0)
     x = torch.randn(LARGE["batch"] * 4, LARGE["dim"], dtype=torch.float64).requires_grad_()
     y = torch.randint(LARGE["classes"] // 2, (LARGE["batch"] * 4,))
@@ -481,7 +481,7 @@ def test_settings_nest_and_end_where_they_began():
 
 
 def test_auto_computes_large_ones_in_chunks():
-    """What a setting names is what runs: seen by the products of the forward pass."""
+    """The implementation that the setting names is the one that runs: its products of the forward pass are counted."""
 
     @contextmanager
     def default() -> Iterator[None]:

@@ -32,20 +32,20 @@ from proxymetric.ops.triton import reductions as triton_reductions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = {torch.float16: 4.0, torch.bfloat16: 4.0 if DEVICE == "cuda" else 8.0}
-"""times the error of plain gradients of narrow types, as root mean square, that these may have: the shares they are
-compute of, and the rows, are rounded on the way, not the result alone; and the interpreter cuts bfloat16 off"""
+"""root mean square error that gradients of narrow types may have, as a multiple of that of plain gradients: shares and
+rows are rounded, not only the result, and the interpreter truncates bfloat16"""
 REDUCTIONS = ("mean_over_batch", "over_classes")
 DRAWS = 16 if DEVICE == "cuda" else 4
-"""of a problem: errors of few small ones are a matter of luck"""
+"""random draws of a problem: the errors of a few small problems depend on chance"""
 MANY = 4 * DRAWS
-"""the same where a scale is so large that all errors are those of the few pairs that are not far apart"""
+"""random draws for a scale so large that all errors come from the few pairs that are close"""
 AWKWARD = [(1, 1, 1, 2), (7, 1, 1, 3), (1, 40, 1, 17), (33, 41, 1, 65), (7, 5, 3, 31), (3, 2, 10, 128)]
 """batch, classes, per class, dim"""
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one after the other. Three sums side by side are as good as hundreds."""
+    """The interpreter runs programs one after the other, and three parallel sums test the same as hundreds."""
     monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 3 * 32)
 
 
@@ -58,14 +58,14 @@ class ProblemOnDevice(RandomProblem):
         same = None if self.refs.same is None else self.refs.same.to(DEVICE)
         self.refs = self.refs._replace(vectors=self.p, labels=self.refs.labels.to(DEVICE), same=same)
         if self.weight is not None:
-            # In float32: one of float64 would make plain's exponents, too.
+            # In float32: weights in float64 would make the exponents of plain float64, too.
             self.weight = PairWeights(
                 *(StepFunction(*(each.to(DEVICE).float() for each in rule)) for rule in self.weight)
             )
 
 
 class Errors:
-    """Squares of the errors of several all_results, name by name, against float64."""
+    """Squared errors of several results against float64, summed by name."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, float]] = {}
@@ -81,7 +81,7 @@ class Errors:
                 self.sizes[name] = self.sizes.get(name, 0.0) + float(each[finite].square().sum())
 
     def check(self, eps: float = 2**-23, gradients: float = BUDGET) -> None:
-        """One rounding of the result itself is free."""
+        """Check the errors; one rounding of the result itself is allowed."""
         for name, size in self.sizes.items():
             times, free = (gradients, eps) if name.startswith("in ") else (BUDGET, 2**-23)
             plain, ours = (self.of[impl][name] ** 0.5 for impl in ("plain", "triton"))
@@ -91,7 +91,7 @@ class Errors:
 def compare(
     reduction: str, *shape: int, draws: int = DRAWS, rows: int = 24, budget: int = 2**30, **choice: Any
 ) -> None:
-    """Errors against float64 within the budget, over several draws of one shape in float32."""
+    """Check that errors against float64 are within the budget, over several draws of one shape in float32."""
     errors = Errors()
     for seed in range(draws):
         problem = ProblemOnDevice(seed, *shape, **choice)
@@ -115,7 +115,7 @@ def test_single_precision_is_as_exact_as_plain(shape, scale, reduction):
     + [(normalise, kind, False) for normalise in (None, "ball") for kind in ("soft", None)],
 )
 def test_all_that_a_loss_may_ask_for(normalise, kind, weighted, reduction):
-    """K rows that make a class or are columns each, with rules of weights, and classes that no query is of."""
+    """K rows that are one column or K columns, with rules of weights, and classes without a query."""
     choice = {"present": 4, "counts": (3.0, 7.0) if weighted else (None, None)}
     compare(reduction, 5, 6, 3, 7, kind=kind, normalise=normalise, weighted=weighted, rows=12, **choice)
 
@@ -124,7 +124,7 @@ def test_all_that_a_loss_may_ask_for(normalise, kind, weighted, reduction):
 @pytest.mark.parametrize(("per_class", "kind"), [(1, None), (3, "soft"), (3, "mean"), (10, "soft")])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_last_bit_of_a_large_exponent(weighted, per_class, kind, reduction):
-    """The way there and back have the same: else a share that is 1 would be off by a last bit times the scale."""
+    """Both passes round alike: otherwise a share of 1 would be off by a last bit times the scale."""
     compare(reduction, 7, 5, per_class, 31, kind=kind, scale=3e3, weighted=weighted, draws=MANY)
 
 
@@ -132,7 +132,7 @@ def test_a_last_bit_of_a_large_exponent(weighted, per_class, kind, reduction):
 @pytest.mark.parametrize("per_class", [1, 3])
 @pytest.mark.parametrize("present", [1, 6])
 def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
-    """Programs that hold less than a batch go over it in blocks; one class or all in the batch."""
+    """Programs that hold less than a batch read it in blocks; the batch has one class or all classes."""
     monkeypatch.setattr(chunk_pass, "MAX_NUMBERS_WHOLE_BATCH", 8)
     monkeypatch.setattr(chunk_pass, "NUMBERS_PER_TILE", 16 * per_class)
     kind = "soft" if per_class > 1 else None
@@ -141,7 +141,7 @@ def test_a_batch_in_several_blocks(present, per_class, reduction, monkeypatch):
 
 @pytest.mark.parametrize(("per_class", "kind"), [(1, None), (10, "soft"), (3, None)])
 def test_many_queries_of_a_class_in_many_dimensions(per_class, kind):
-    """More than a program of one class holds at once, of both; several columns of a class add up in its queries."""
+    """More queries and dimensions than a program of one class holds at once; several columns add up in the queries."""
     compare("mean_over_batch", 40 if per_class < 10 else 9, 5, per_class, 300, kind=kind, draws=2, rows=1000)
 
 
@@ -153,7 +153,7 @@ def test_sums_over_more_columns_than_a_program_goes_over(counts, monkeypatch):
 
 
 def test_means_may_be_changed_in_place():
-    """A loss that adds one to the other does not know how they were compute."""
+    """A loss may add one mean to the other in place, however they were computed."""
     problem, grads = ProblemOnDevice(0, 5, 7, 1, 3), []
     for impl in ("plain", "triton"):
         x = problem.x.float().requires_grad_()
@@ -168,7 +168,7 @@ def test_means_may_be_changed_in_place():
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_batch_is_sorted_by_class(dtype):
-    """More labels than a program places, most of them several times; every other number of a larger tensor."""
+    """More labels than one program sorts, most of them several times; every second element of a larger tensor."""
     labels = torch.randint(40, (300,), dtype=dtype, device=DEVICE)[::2]
     found = batch_classes.sort_batch(labels)
     wanted, order = labels.long().sort(stable=True)
@@ -187,7 +187,7 @@ def test_over_classes_kept_or_computed_again(budget):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(33, 41, 1, 65), (7, 5, 3, 31), (70, 150, 1, 130)])
 def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(shape, dtype, reduction):
-    """Values as exact as float32's, for the products of narrow numbers are exact; gradients within `NARROW`."""
+    """Values are as exact as in float32: products of narrow numbers are exact. Gradients are within `NARROW`."""
     errors = Errors()
     for seed in range(3):
         problem = ProblemOnDevice(seed, *shape, kind="soft", scale=32.0)
@@ -217,7 +217,7 @@ def test_mixed_types_are_multiplied_in_the_wider(types, reduction):
         torch.testing.assert_close(one, other)
     for kind, one, other in zip(types, grads, wide_grads, strict=True):
         assert one.dtype == kind
-        # Twice rounded to its type: with the pairs of two classes, and with those of one on top.
+        # Rounded twice to its type: with the pairs of other classes, and after the pairs of its own class are added.
         near = 2 * torch.finfo(kind).eps * float(other.abs().max())
         torch.testing.assert_close(one, other.to(kind), rtol=0, atol=near)
 
@@ -255,7 +255,7 @@ def test_of_several_largest_rows_each_has_an_equal_share(reduction):
 
 
 def test_a_sum_that_one_does_not_show_counts():
-    """`log(1 + 1e-9)` is 1e-9, not what is left of 1 + 1e-9 in float32."""
+    """`log(1 + 1e-9)` is 1e-9, although 1 + 1e-9 is 1 in float32."""
     problem = ProblemOnDevice(0, 5, 4, 1, 6)
     given = (problem.x.float(), problem.labels, problem.refs._replace(vectors=problem.p.float()))
     lines, counts = (Line(1.0, -20.0), Line(1.0, -21.0)), {"positive_count": 1.0, "negative_count": 1.0}
@@ -267,7 +267,7 @@ def test_a_sum_that_one_does_not_show_counts():
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0.0)
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # float16 cannot hold the gradient in such a row, plain's neither
+@pytest.mark.filterwarnings("ignore:overflow")  # float16 cannot represent the gradient in such a row, in plain either
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_zero_rows_of_half_precision_leave_finite_gradients_in_the_queries(reduction):
     problem = ProblemOnDevice(0, 5, 4, 1, 2)
@@ -319,7 +319,7 @@ def test_rows_changed_before_the_backward_pass_are_noticed(reduction):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_labels_in_any_order_and_of_any_whole_type(reduction):
-    """Classes need not lie in order, nor be all of them: a process may hold a part."""
+    """Classes may be in any order, and some may be missing: a process may hold a part of them."""
     problem = ProblemOnDevice(0, 8, 9, 2, 5, kind="soft")
     order = torch.randperm(9)[:6].to(DEVICE)
     problem.refs = problem.refs._replace(labels=order.repeat_interleave(2))
@@ -333,7 +333,7 @@ def test_labels_in_any_order_and_of_any_whole_type(reduction):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_divided_references_are_put_together_as_before(reduction, tmp_path):
-    """A process that holds all classes has what one without others has."""
+    """A single process that holds all classes of a shard gets the same results as without a shard."""
     problem = ProblemOnDevice(0, 8, 9, 1, 5)
     wanted = problem.results(reduction, "triton", torch.float32, rows=4)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -361,8 +361,8 @@ def test_unsupported_problems_are_computed_in_chunks(choice, reduction):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_kernels_are_what_runs(reduction, monkeypatch):
-    """Else every other test here could pass without them."""
-    launch.interpreting()  # looks at a kernel, once: not at what stands for it below
+    """Otherwise every other test here could pass without the kernels."""
+    launch.interpreting()  # cached now, while the kernels are the real ones
     seen = []
     for name in kernels.__all__:
         kernel = getattr(kernels, name)
@@ -377,7 +377,7 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
     for dtype, end in ((torch.float32, "row_gradients"), (torch.bfloat16, "fused_row_gradients")):
         seen.clear()
         ProblemOnDevice(0, 5, 7, 1, 3).results(reduction, "triton", dtype, rows=4)
-        # Seven classes are two chunks; those of a batch of five are two, too.
+        # Seven classes are two chunks; the five classes of the batch are two chunks, too.
         means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
         # Gradients in the rows of the batch's classes are float32.
         own = ["shares", "row_gradients"] * 2
@@ -402,7 +402,7 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="they were compiled for every other test")
 def test_kernels_compile():
-    """The interpreter takes for Python what a compiler does not take."""
+    """The interpreter accepts Python code that the compiler does not accept."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).parent.parent / "support" / "triton_compiles.py"
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
@@ -423,7 +423,7 @@ def test_it_is_named_and_chosen(monkeypatch):
 
 @pytest.mark.parametrize("which", ["labels", "references", "weights"])
 def test_tensors_of_several_devices_are_refused(which):
-    """Kernels are given addresses. On a GPU the other device is the CPU."""
+    """Kernels get addresses. If the tests run on a GPU, the other device is the CPU."""
     problem, other = ProblemOnDevice(0, 5, 7, 1, 3, weighted=True), "cpu" if DEVICE == "cuda" else "meta"
     if which == "labels":
         problem.labels = problem.labels.to(other)

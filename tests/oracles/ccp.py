@@ -1,4 +1,4 @@
-"""CCP (Gurbuz, Can, Alatan, 2022) in plain float64 NumPy, written from its text: its loss, its picking, its stops.
+"""CCP (Gurbuz, Can, Alatan, 2022) in plain float64 NumPy, written from its text: its loss, picks and stops.
 
 Legend: B queries, C classes, K proxies per class, D dim, F features. Algorithms 1 and 2 are the paper's; the
 contrastive loss is its C2, each half averaged over its own non-zero terms.
@@ -12,12 +12,12 @@ from oracles.losses import Array, Labels
 
 
 def normal(v: Array) -> Array:
-    """Section IV-D, row by row: v / max(||v||, 1), so that a short vector stays what it is."""
+    """Section IV-D, row by row: v / max(||v||, 1), so that a vector shorter than 1 does not change."""
     return np.stack([row / max(math.sqrt(float(row @ row)), 1.0) for row in v]) if len(v) else v.copy()
 
 
 def _normal_slope(v: Array, grad: Array) -> Array:
-    """From the slope in ``normal(v)`` to that in ``v``: (I - u u')/||v|| of it outside the unit ball, itself inside."""
+    """The slope in ``v`` from that in ``normal(v)``: times (I - u u')/||v|| outside the unit ball, the same inside."""
     out = grad.copy()
     for i, row in enumerate(v):
         length = math.sqrt(float(row @ row))
@@ -28,9 +28,9 @@ def _normal_slope(v: Array, grad: Array) -> Array:
 
 
 def k_center(pool: Array, converged: Array, picks: int) -> list[int]:
-    """Algorithm 2 for one class: each time the pool's member farthest from its nearest converged or picked vector.
+    """Algorithm 2 for one class: always pick the member farthest from its nearest converged or picked vector.
 
-    A member is picked twice only when all have been picked; as all then lie at distance 0, that is the first one.
+    A member is picked twice only when all have been picked; all distances are then 0, and the first is picked.
     """
     centres = list(converged)
     chosen: list[int] = []
@@ -93,9 +93,9 @@ def step(
 
 
 class Problems:
-    """When one inner problem ends: after ``patience`` evaluations in a row that did not better its best by 1e-5.
+    """When one inner problem ends: after ``patience`` evaluations in a row without a gain of 1e-5.
 
-    A gain of no more than 1e-5 neither resets the wait nor raises the best that later scores have to beat.
+    A gain of at most 1e-5 neither resets the wait nor raises the best score.
     """
 
     def __init__(self, patience: int = 3) -> None:
@@ -104,7 +104,7 @@ class Problems:
         self.waited = 0
 
     def evaluated(self, score: float) -> bool:
-        """Note one evaluation; True when the problem has converged, and all is set for the next."""
+        """Record an evaluation; return True if the problem has converged, after a reset for the next problem."""
         if score > self.best + 1e-5:
             self.best, self.waited = score, 0
         else:

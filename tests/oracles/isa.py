@@ -1,7 +1,7 @@
 """One training step of Proxy-ISA (Li et al., MMAsia 2022) in plain float64 NumPy, written from the paper's text.
 
 Legend: B queries, C classes, K proxies per class, D dim, T the queue's size. Equation numbers and Algorithm 1 are the
-paper's. All vectors come raw; similarities are cosines. Weights are constants to the gradient.
+paper's. Vectors are not normalised; similarities are cosines. Weights are constants in the gradient.
 """
 
 import math
@@ -15,7 +15,7 @@ from oracles.losses import Array, Labels, class_similarity, cosines, unit
 
 @dataclass
 class State:
-    """What a step leaves to the next; ``effective`` is Eq. 8 of ``count``, ``hardness`` is S_learned of Eq. 10."""
+    """The state between two steps; ``effective`` is Eq. 8 of ``count``, ``hardness`` is S_learned of Eq. 10."""
 
     count: Labels  # (C,) samples of the class seen so far, outliers left out
     effective: Array  # (C,) E
@@ -108,7 +108,7 @@ def _remember(
     memory_on: bool,
     filter_on: bool,
 ) -> State:
-    """The rest of Algorithm 1 after the loss; ``compare`` gives rows their similarity to each class, (n, C)."""
+    """The rest of Algorithm 1 after the loss; ``compare`` returns similarities of rows to classes, (n, C)."""
     similarity = compare(embeddings)
     counted = []
     for i, own in enumerate(labels):
@@ -206,9 +206,9 @@ def step_multi(
     memory_on: bool,
     filter_on: bool,
 ) -> tuple[float, State]:
-    """The same for (C * K, D) proxies, class after class: the soft class similarity of MPA's Eq. 1 stands for s.
+    """The same for (C * K, D) proxies, class after class: s is the soft class similarity of MPA's Eq. 1.
 
-    It does so in the weights, in the loss (MPA's Eq. 6, without its regulariser) and in the hardness.
+    It replaces the cosine in the weights, in the loss (MPA's Eq. 6, without its regulariser) and in the hardness.
     """
 
     def compare(rows: Array) -> Array:

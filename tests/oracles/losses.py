@@ -1,9 +1,9 @@
-"""Losses in plain float64 NumPy, written from the papers' equations and from nothing else, to check the real ones by.
+"""Losses in plain float64 NumPy, written only from the equations of the papers, as a check of the package.
 
 Legend: B queries, C classes, K proxies per class, R reference rows, D dim. ``x`` (B, D) queries and ``y`` (B,) their
-classes; ``p`` (C, D) proxies, or (C * K, D) with the K rows of a class side by side. All vectors come raw and are
-brought to unit length here. ``refs=(r, ry)`` compares with labelled rows instead of the batch; no row of it is ever
-taken for the query itself. The exponents met in tests stay far below 709, so sums of ``exp`` are written as printed.
+classes; ``p`` (C, D) proxies, or (C * K, D) with the K rows of a class side by side. Vectors of any
+length are normalised here. ``refs=(r, ry)`` compares with labelled rows instead of the batch; no row counts as the
+query itself. The exponents in tests stay far below 709, so sums of ``exp`` are written as in the papers.
 
 The equation numbers of SoftTriple and the MPA family are those of the MPA paper (Saeki, Kawahara, Aman, 2023).
 """
@@ -67,7 +67,7 @@ def proxy_nca(x: Array, y: Labels, p: Array, scale: float = 1.0) -> float:
 
 
 def proxy_nca_pp(x: Array, y: Labels, p: Array, temperature: float = 1 / 9) -> float:
-    """-log of the softmax of -||x - p||^2 / T over all proxies, the own one included: Teh 2020."""
+    """-log of the softmax of -||x - p||^2 / T over all proxies, that of the own class included: Teh 2020."""
     squared = distances(x, p) ** 2
     total = 0.0
     for i, own in enumerate(y):
@@ -169,7 +169,7 @@ def spread(p: Array, K: int) -> float:
 
 
 def soft_triple_of(S: Array, y: Labels, scale: float, margin: float, reduction: str = "mean") -> float:
-    """Eq. 2, softmax with the margin taken off the own class, summed as in Eq. 4 or averaged over the queries."""
+    """Eq. 2, softmax with the margin subtracted for the own class, summed as in Eq. 4 or averaged over the queries."""
     total = 0.0
     for i, own in enumerate(y):
         plus = math.exp(scale * (S[i, own] - margin))
@@ -407,7 +407,7 @@ def mpa_dw_similarity_gradient(S: Array, y: Labels, scale: float, margin: float)
 
 
 def mpa_ap_similarity_gradient(S: Array, y: Labels, scale: float, margin: float) -> Array:
-    """Eq. 18, which is in S' of Eq. 15, carried over to S: the own class turns its sign, dS'/dS = -1."""
+    """Eq. 18, which is in S' of Eq. 15, converted to S: the sign of the own class changes, dS'/dS = -1."""
     B, C = S.shape
     out = np.zeros((B, C))
     for i, own in enumerate(y):
@@ -419,10 +419,10 @@ def mpa_ap_similarity_gradient(S: Array, y: Labels, scale: float, margin: float)
 
 
 def soft_triple_similarity_gradient(S: Array, y: Labels, scale: float, margin: float, reduction: str = "mean") -> Array:
-    """Eq. 5 mended: both signs are turned, 1 / sum(1 / l_R+) stands for sum(l_R+), l_R-(c', c) for l_R(c, c').
+    """Eq. 5 corrected: both signs change, 1 / sum(1 / l_R+) replaces sum(l_R+), l_R-(c', c) replaces l_R(c, c').
 
     As printed it is the slope of the log-likelihood, its first case holds for two classes only, and its second has
-    the arguments of the ratio the wrong way round.
+    the arguments of the ratio in the wrong order.
     """
     B, C = S.shape
     out = np.zeros((B, C))

@@ -1,6 +1,6 @@
 """Retrieval metrics by loops over their definitions; scores in rational arithmetic. Shares no code with the package.
 
-Scores count as equal when they are so after rounding to 72 binary places (cosine) or digits (squared distance).
+Scores count as equal if they are equal after rounding to 72 binary places (cosine) or digits (squared distance).
 """
 
 import math
@@ -13,7 +13,7 @@ PLACES = 2**72
 
 
 def similarity(query: np.ndarray, item: np.ndarray, distance: str) -> Fraction:
-    """Larger is nearer."""
+    """The similarity of two vectors; larger is nearer."""
     q, g = ([Fraction(float(x)) for x in vector] for vector in (query, item))
     if distance == "euclidean":
         squared = sum(((a - b) ** 2 for a, b in zip(q, g)), Fraction(0))
@@ -46,7 +46,7 @@ def results(
 
 
 def one(name: str, hits: list[bool], relevant: int) -> float:
-    """One metric of one query, hits of its whole list."""
+    """One metric of one query, from the hits in its whole list of results."""
     kind, cutoff = name.split("@")
     k = relevant if cutoff == "R" else int(cutoff)
     first = [bool(hit) for hit in hits[:k]]
@@ -73,7 +73,7 @@ def all_queries(
     labels: np.ndarray,
     gallery_labels: np.ndarray | None = None,
 ) -> tuple[dict[str, list[float]], int]:
-    """Each metric for each query that has something to find, and how many have not; `lists` as `results` gives them."""
+    """Each metric for each query with a relevant item, and the number of other queries; `lists` come from `results`."""
     item_labels = labels if gallery_labels is None else gallery_labels
     values: dict[str, list[float]] = {name: [] for name in names}
     left_out = 0

@@ -86,7 +86,7 @@ def hand_step(memory_on: bool = True, filter_on: bool = True) -> tuple[float, is
     y, p = np.array([0, 0, 1, 0, 1]), np.array([[2.0, 0], [0, 1]])
     loss, _, _, after = isa.step(state, x, y, p, **rule, memory_on=memory_on, filter_on=filter_on)
     assert state.count.tolist() == [2, 0]
-    assert len(state.labels) == 2, "the state given stays as it was"
+    assert len(state.labels) == 2, "the input state does not change"
     return loss, after
 
 
@@ -169,7 +169,7 @@ def test_isa_of_several_proxies() -> None:
     x, y, p = batch()
     state = worn(4, 3)
     one, _, _, after = isa.step(state, x, y, p, memory_on=True, filter_on=True)
-    for K in (1, 2):  # copies of a proxy are as good as one
+    for K in (1, 2):  # copies of a proxy give the same result
         many, then = isa.step_multi(state, x, y, p.repeat(K, 0), per_class=K, memory_on=True, filter_on=True)
         assert many == pytest.approx(one, rel=1e-12)
         assert then.count.tolist() == after.count.tolist()

@@ -1,13 +1,13 @@
 """A vision transformer with prompts, adapters and low-rank layers in plain NumPy, written from the papers' text.
 
-Loops over images, heads and tokens, in float64. Weights come by timm's names: `patch_embed.proj.weight`, `cls_token`,
+Loops over images, heads and tokens, in float64. Weights have timm's names: `patch_embed.proj.weight`, `cls_token`,
 `pos_embed`, `blocks.0.norm1.weight`, `blocks.0.attn.qkv.weight`, `blocks.0.mlp.fc1.weight`, `norm.weight`.
 Legend: T tokens, D width, d bottleneck, r rank, n prompts.
 
 - ViT: Dosovitskiy et al. 2020. Each block: x + attention(norm(x)), then x + mlp(norm(x)).
 - prompts: Jia et al. 2022, VPT-deep, `[x'_cls, x'_1, .., [ ]] = BLK([t_1 .. t_n, x_cls, x_1, ..])` (Eq. 1 of VPTSP):
-  what comes out at the prompts' places is thrown away, and the next block gets prompts of its own.
-- adapter: Chen et al. 2022 (AdaptFormer): `s * (relu(x W_down) W_up)`, beside the MLP or behind it.
+  the outputs at the positions of the prompts are dropped, and the next block has its own prompts.
+- adapter: Chen et al. 2022 (AdaptFormer): `s * (relu(x W_down) W_up)`, parallel to the MLP or after it.
 - low rank: Hu et al. 2021: `W x + alpha / r * B A x`.
 """
 
@@ -38,7 +38,7 @@ class Bottleneck:
     post: tuple[Array, Array] | None = None
 
     def change(self, token: Array) -> Array:
-        """What it adds for one token."""
+        """The vector that the adapter adds for one token."""
         x = token if self.pre is None else normed(token, *self.pre, eps=1e-5)
         hidden = [max(0.0, float(row @ x + shift)) for row, shift in zip(self.down, self.down_bias)]
         out = self.scale * (self.up @ np.array(hidden) + self.up_bias)
@@ -47,7 +47,7 @@ class Bottleneck:
 
 @dataclass
 class Delta:
-    """What one layer's weight is changed by: alpha / r * B A."""
+    """The change of one layer's weight: alpha / r * B A."""
 
     a: Array  # (r, in)
     b: Array  # (out, r)
@@ -141,9 +141,9 @@ def vit(
     qkv: Sequence[Delta | None] = (),
     proj: Sequence[Delta | None] = (),
 ) -> Array:
-    """All tokens (B, T, D) behind the final norm: class token, then patches.
+    """All tokens (B, T, D) after the final norm: class token, then patches.
 
-    prompts: of each block, (n, D) for all images alike or (B, n, D); None or a missing entry: no prompts there.
+    prompts: of each block, (n, D), the same for all images, or (B, n, D); None or a missing entry: no prompts there.
     adapters, qkv, proj: of each block likewise.
     """
     depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})

@@ -1,7 +1,7 @@
 """One training step of VCPA (Kim, Guerrero, Pham, Pavlovic, 2022) in plain float64 NumPy, written from its text.
 
 Legend: B queries, C classes, D dim, M Newton steps. Equation numbers and Algorithm 1 are the paper's; its loss is
-taken times tau, as its footnote 3 does: tau * KL + L_PA, with both halves of L_PA over C (Eq. 4).
+multiplied by tau, as in its footnote 3: tau * KL + L_PA, with both halves of L_PA divided by C (Eq. 4).
 """
 
 import numpy as np
@@ -48,7 +48,7 @@ def newton_step(
     floor: float = 1e-5,
     halving: bool = False,
 ) -> tuple[Array, Array]:
-    """Eq. 13 with Eqs. 21, 22 and 26-29 times tau; both halves of q move from where they stood, all (C, D)."""
+    """Eq. 13 with Eqs. 21, 22 and 26-29 times tau; mu and sigma move from their old values, all (C, D)."""
     g, curvature = gradient_and_curvature(mu + sigma * noise, embeddings, labels, scale=scale, margin=margin)
     curvature = np.maximum(curvature, 0.0)  # a variance, which rounding may turn negative
 
@@ -78,7 +78,7 @@ def step(
 ) -> tuple[float, Array, Array, Array]:
     """Algorithm 1 for one batch: loss, its slope in the raw embeddings (B, D), and the new mu and sigma (C, D).
 
-    ``noises`` (M + 1, C, D): one for each Newton step, the last for the loss that the network moves on. ``prior`` is
+    ``noises`` (M + 1, C, D): one for each Newton step, the last for the loss that trains the network. ``prior`` is
     q of the batch before, by default the (mu, sigma) that this one starts from.
     """
     prior_mu, prior_sigma = (mu, sigma) if prior is None else prior

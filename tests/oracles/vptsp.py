@@ -1,7 +1,7 @@
 """The semantic proxies of VPTSP (Ren, Chen, Wang, Hua, 2024) in plain float64 NumPy loops, written from its text.
 
-Legend: B samples, C classes, D dim. ``features`` (B, F) are what the proxy tower's frozen blocks give; equation numbers
-are the paper's. A "state" is what is kept of a class: its proxy (D,), and for the LSTM its cell (D,) behind it.
+Legend: B samples, C classes, D dim. ``features`` (B, F) are the outputs of the second pass; equation numbers are
+the paper's. A "state" is what is stored for a class: its proxy (D,), followed by its cell (D,) for the LSTM.
 Weights are a mapping from the paper's names to arrays.
 """
 
@@ -26,7 +26,7 @@ def sigmoid(v: Array) -> Array:
 
 
 def head(features: Array, w: Weights, eps: float = 1e-5) -> Array:
-    """The proxy tower's own head: LayerNorm (gain, shift), then Linear (W, b): (B, F) -> (B, D)."""
+    """The head of the second pass: LayerNorm (gain, shift), then Linear (W, b): (B, F) -> (B, D)."""
     rows = []
     for f in features:
         centred = f - f.mean()
@@ -55,7 +55,7 @@ def rnn(P: Array, p: Array, w: Weights) -> Array:
 
 
 def lstm(state: Array, p: Array, w: Weights) -> Array:
-    """Table 7's LSTM; the state is the proxy with the cell behind it, (2 D,)."""
+    """Table 7's LSTM; the state is the proxy followed by the cell, (2 D,)."""
     D = len(p)
     P, cell = state[:D], state[D:]
     i = sigmoid(w["Wi"] @ p + w["Ui"] @ P + w["bi"])
@@ -67,7 +67,7 @@ def lstm(state: Array, p: Array, w: Weights) -> Array:
 
 
 def attention(P: Array, samples: Array, w: Weights) -> Array:
-    """Table 7's cross-attention: the proxy asks, its class's samples in this batch (n, D) answer."""
+    """Table 7's cross-attention: the proxy is the query; keys and values are the class's samples (n, D)."""
     q = w["Wq"] @ P
     odds = np.array([math.exp(float(q @ (w["Wk"] @ p)) / math.sqrt(len(P))) for p in samples])
     total = np.zeros_like(P)
@@ -81,7 +81,7 @@ def accumulate(
 ) -> Array:
     """The new states (C, ...): each sample moves the state of its class, one after the other, in this order.
 
-    ``samples`` (B, D) are raw and brought to unit length first. normal() of the proxy, the first D of a state, stands
+    ``samples`` (B, D) are normalised first. normal() is applied to the proxy, the first D of a state,
     after each step (the paper) or, with ``every="batch"``, once after the last of the class (the released code).
     """
     D = samples.shape[1]
@@ -100,7 +100,7 @@ def accumulate(
 
 
 def accumulate_sets(stored: Array, samples: Array, labels: Labels, step: Step) -> Array:
-    """As `accumulate` where a step sees all samples of its class at once, (n, D)."""
+    """As `accumulate`, for a step that takes all samples of its class at once, (n, D)."""
     new = stored.copy()
     for c in sorted(set(labels.tolist())):
         members = np.array([normal(samples[i]) for i in range(len(labels)) if labels[i] == c])
@@ -114,7 +114,7 @@ def ema_of_mean(P: Array, members: Array, *, lam: float) -> Array:
 
 
 def mix(P: Array, O: Array, a: float, *, normalise_free: bool = False) -> Array:  # noqa: E741 - the paper's letter
-    """Eq. 8: (C, D) output proxies from accumulated and free ones, the latter as long as they are or at unit length."""
+    """Eq. 8: (C, D) output proxies from accumulated and free ones, which keep their length or are normalised."""
     free = [normal(o) if normalise_free else o for o in O]
     return np.array([normal((1 - a) * P[c] + a * free[c]) for c in range(len(P))])
 

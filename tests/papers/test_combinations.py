@@ -1,4 +1,4 @@
-"""Methods put together that were not invented for each other: they run, learn, resume, or refuse with a sentence."""
+"""Combinations of methods that no paper describes: they run, learn and resume, or raise a clear error."""
 
 import copy
 from pathlib import Path
@@ -67,7 +67,7 @@ COMBINATIONS |= {
 
 
 class Loop:
-    """A training loop of somebody's own around a small network."""
+    """A user's training loop around a small network."""
 
     def __init__(self, name: str, arguments: dict[str, Any], seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -83,13 +83,13 @@ class Loop:
         return centres[labels] + 0.6 * torch.randn(size, PIXELS, generator=generator), labels
 
     def evaluate(self, number: int) -> None:
-        """Scores that go down and up, so that a problem of CCP ends now and then."""
+        """Evaluate with scores that go down and up, so that problems of CCP end."""
         with torch.no_grad():
             x, y = self.batch(number, 80)
             self.criterion.boundary([0.3, 0.2, 0.4][number // 6 % 3], (self.encoder(x), y))
 
     def go(self, steps: range) -> list[Tensor]:
-        """The losses of these steps, the main term of each first."""
+        """Take these steps; return their losses, the main term of each first."""
         values = []
         for number in steps:
             if number % 6 == 0 and "pool" in self.criterion.needs:
@@ -137,7 +137,7 @@ def test_it_learns_and_resumes_to_the_bit(combination: str) -> None:
     [
         ("proxy-isa", {"base": "contrastive"}, "base: got 'contrastive', which has no proxies"),
         ("proxy-isa", {"base": "multi-similarity"}, "base: got 'multi-similarity', which has no proxies"),
-        ("proxy-isa", {"base": "arcface"}, "weighting: got one for ArcFace, whose exponent"),
+        ("proxy-isa", {"base": "arcface"}, "weighting: got a weighting for ArcFace, whose exponent"),
         ("proxy-isa", {"base": "proxy-isa"}, "base: got 'proxy-isa', whose pairs are weighted already"),
         ("proxy-isa", {"base": "xbm"}, "base: got 'xbm', which is built around another method; expected"),
         ("proxy-isa", {"base": {"k": 1}}, "expected a method's name, or a table with the key method"),
@@ -259,13 +259,13 @@ def test_moco_is_the_base_on_the_batch_and_a_list_of_what_a_slow_copy_saw() -> N
 
 
 def test_gaussian_proxies_settle_by_the_ball_under_ccp() -> None:
-    """Newton's steps see the vectors as CCP compares them."""
+    """Newton steps use the normalisation of CCP."""
     loop = Loop("ccp", CCP | {"base": VCPA})
     loop.evaluate(0)
     (source,) = (module for module in loop.criterion.modules() if isinstance(module, VariationalProxies))
     seen = []
-    energies = source._settled
-    source._settled = lambda before, energy: seen.append(energy) or energies(before, energy)  # type: ignore
+    energies = source._settle
+    source._settle = lambda q_before, energy: seen.append(energy) or energies(q_before, energy)  # type: ignore
     x, y = loop.batch(0)
     embeddings = loop.encoder(x)
     loop.criterion(embeddings, y)
@@ -295,7 +295,7 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
 
 
 def draw(rank: int, folder: Path) -> None:
-    """The noise of one of two processes whose random states differ."""
+    """Write the noise of one of two processes; their random states differ."""
     torch.manual_seed(rank)
     save_file({"noise": VariationalProxies(2, 3)._noise()}, folder / str(rank))
 
@@ -307,7 +307,7 @@ def test_processes_draw_the_same_noise_whatever_their_random_states(tmp_path: Pa
 
 
 def test_a_criterion_in_a_loop_of_ones_own_needs_no_more_than_it_says() -> None:
-    """Proxy-ISA and VCPA: embeddings, labels, commit, and how long an epoch is."""
+    """Proxy-ISA and VCPA need embeddings, labels, commit, and the number of steps in an epoch."""
     for name in ("proxy-isa", "vcpa"):
         criterion: Criterion = pm.method(name, classes=3, dim=4, steps_per_epoch=1)
         for _ in range(4):

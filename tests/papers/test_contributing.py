@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md is true: each addition is a file and a line, and the library knows it afterwards."""
+"""The edits of CONTRIBUTING.md work: each addition is a file and a line, and the library then knows it."""
 
 from __future__ import annotations
 

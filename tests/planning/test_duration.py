@@ -1,4 +1,4 @@
-"""The plan of a loss: how long a step takes, from what was measured."""
+"""The plan of a loss: the time of a step, from measured rates."""
 
 from __future__ import annotations
 

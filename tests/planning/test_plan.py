@@ -1,4 +1,4 @@
-"""The plan of a loss: its sums by hand and against what is allocated, its advice followed."""
+"""The plan of a loss: its numbers computed by hand and compared with allocated memory, and its advice followed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from proxymetric.planning import (
     traffic,
     workload,
 )
-from proxymetric.planning.workload import BUDGET, IMPLEMENTATIONS, OPTIMIZERS
+from proxymetric.planning.workload import BUDGET_BYTES, IMPLEMENTATIONS, OPTIMIZERS
 from proxymetric.sources import proxies
 from terminal import proxymetric
 
 
 def asked(*words: object) -> dict[str, Any]:
-    """What `proxymetric plan WORDS --json` says."""
+    """Return the output of `proxymetric plan WORDS --json`."""
     answer = proxymetric("plan", *words, "--json")
     assert answer.code == 0, answer
     return json.loads(answer.out)
@@ -55,7 +55,7 @@ def test_one_device_by_hand():
         "optimizer state": 2 * 1000 * 8 * 4,
         "embeddings": 2 * 4 * 8 * 4,
         "gathered embeddings": 0,
-        # One chunk holds all; the batch's own rows and the two gradients of the embeddings are apart.
+        # One chunk holds all proxies; the rows of the batch and two gradients of the embeddings are counted separately.
         "similarities": 4 * (4 * 1000 * 4 + 9 * 1000 + 4 * 8 + 2 * 4 * 8),
     }
 
@@ -111,7 +111,7 @@ def test_auto_is_triton_on_a_gpu_and_chunked_on_a_cpu():
 @pytest.mark.parametrize("method", planned_methods())
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_products_by_reduction_and_budget(method, implementation):
-    most = BUDGET // (4 * 4096)
+    most = BUDGET_BYTES // (4 * 4096)
     for classes, fits in ((most, True), (most + 1, False)):
         work = Workload(classes, dim=64, batch=4096, method=method, implementation=implementation)
         again = kind_of(method).over == "classes" and implementation != "plain" and not fits
@@ -147,7 +147,7 @@ def test_what_devices_send_each_other():
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_is_planned_or_refused_with_the_reason_in_its_row(name):
-    """That the loss sums as the row says, the contract checks ("reduction")."""
+    """The contract test "reduction" checks that the loss sums as its row states."""
     row = CATALOGUE[name].about
     if row.sums_over is not None:
         assert Workload(1000, 8, 4, method=name).kind.over == row.sums_over
@@ -190,7 +190,7 @@ def test_chunks_and_budget_are_those_of_the_reductions():
     assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, Settings().budget) == (
         memory.PAIRS_PER_GPU_CHUNK,
         memory.NUMBERS_PER_CPU_CHUNK,
-        BUDGET,
+        BUDGET_BYTES,
     )
     assert (chunk_pass.MAX_PAIRS_PER_CHUNK, 4 * chunk_pass.MAX_RUNNING_SUMS, chunk_pass.MAX_FUSED_BATCH) == (
         memory.PAIRS_PER_GPU_CHUNK,
@@ -206,8 +206,8 @@ def test_chunks_and_budget_are_those_of_the_reductions():
 
 
 def peak(step: Callable[[], None]) -> int:
-    """The most bytes that a step has allocated at one time."""
-    # What others left behind must not be freed meanwhile: that would count against the step.
+    """Return the peak of the bytes that a step has allocated."""
+    # Garbage of earlier code must not be freed during the step, because that would lower the peak.
     gc.collect()
     gc.disable()
     try:
@@ -224,8 +224,8 @@ def peak(step: Callable[[], None]) -> int:
     return highest
 
 
-def measured(work: Workload, budget: int = BUDGET) -> float:
-    """The memory of a step over what the plan says of it."""
+def measured(work: Workload, budget: int = BUDGET_BYTES) -> float:
+    """Return the memory of a step divided by that of the plan."""
     told = {"per_class": work.per_class, "tau": 0.0} if work.kind.grouped else {}
     criterion = pm.method(work.method, classes=work.classes, dim=work.dim, **told)
     x, y = torch.randn(work.batch, work.dim, requires_grad=True), torch.randint(work.classes, (work.batch,))
@@ -251,26 +251,26 @@ def test_plain_allocates_what_the_plan_says(method, per_class, dim):
     assert 0.75 < measured(work) <= 1
 
 
-@pytest.mark.parametrize("budget", [0, BUDGET])
+@pytest.mark.parametrize("budget", [0, BUDGET_BYTES])
 @pytest.mark.parametrize(
     ("method", "per_class", "dim", "batch"),
     [("proxy-anchor", 1, 8, 64), ("proxy-anchor", 1, 256, 8), ("norm-softmax", 1, 32, 64), ("soft-triple", 4, 32, 64)],
 )
 def test_chunked_allocates_what_the_plan_says(method, per_class, dim, batch, budget, monkeypatch):
-    monkeypatch.setattr(workload, "BUDGET", budget)
+    monkeypatch.setattr(workload, "BUDGET_BYTES", budget)
     work = Workload(60_000 // per_class, dim, batch, per_class=per_class, method=method, on_cpu=True)
     assert work.cached == (kind_of(method).over == "classes" and budget > 0)
     assert 0.75 < measured(work, budget) <= 1
 
 
 def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:
-    """In place of `launch`: rows that exist and lengths above zero; all else is what the memory held."""
+    """Replaces `launch`: writes rows that exist and lengths above zero, and leaves all other memory as it is."""
     for tensor in tensors:
         if name == "rows_of_batch" or (name in ("row_norms", "norms_and_columns") and tensor is tensors[1]):
             tensor.fill_(name != "rows_of_batch")
 
 
-@pytest.mark.parametrize("budget", [0, BUDGET])
+@pytest.mark.parametrize("budget", [0, BUDGET_BYTES])
 @pytest.mark.parametrize(
     ("method", "per_class", "classes"),
     [("proxy-anchor", 1, 4000), ("norm-softmax", 1, 4000), ("soft-triple", 5, 800), ("mpa", 5, 800)],
@@ -285,7 +285,7 @@ def test_triton_allocates_what_the_plan_says(method, per_class, classes, budget,
     monkeypatch.setattr(chunk_pass, "MAX_RUNNING_SUMS", 2**6)
     monkeypatch.setattr(memory, "RUNNING_SUM_NUMBERS", 2**8)
     monkeypatch.setattr(memory, "WORKSPACE_BYTES", 0)
-    monkeypatch.setattr(workload, "BUDGET", budget)
+    monkeypatch.setattr(workload, "BUDGET_BYTES", budget)
     work = Workload(classes, 64, 32, per_class=per_class, method=method, implementation="triton")
     assert work.cached == (kind_of(method).over == "classes" and budget > 0)
     assert 0.8 < measured(work, budget) <= 1

@@ -33,7 +33,7 @@ def samples(seed: int, size: int, classes: int = C) -> tuple[Tensor, Tensor]:
 
 
 class Toy:
-    """A linear encoder under CCP in float64, its optimiser, and a pool that tells what it gave."""
+    """A linear encoder under CCP in float64, its optimiser, and a pool that records what it returned."""
 
     def __init__(self, seed: int = 0, bound: bool = True, **arguments: object) -> None:
         torch.manual_seed(seed)
@@ -85,7 +85,7 @@ class Toy:
 
 
 def groups(toy: Toy, count: int) -> Iterator[np.ndarray]:
-    """What the pool gave, class by class in its order, repeated up to `count`."""
+    """What the pool returned, by class and in its order, repeated up to `count`."""
     assert toy.given is not None
     vectors, labels = (t.numpy() for t in toy.given)
     for c in range(C):
@@ -143,7 +143,7 @@ def test_proximal_term_is_plain_autograds() -> None:
     torch.manual_seed(0)
     parameters = [torch.randn(shape).double().requires_grad_() for shape in ((3, 4), (5,), (), (2, 1, 2))]
     anchors = [torch.randn_like(p) for p in parameters]
-    anchors[1] = parameters[1].detach().clone()  # where nothing moved the gradient is 0
+    anchors[1] = parameters[1].detach().clone()  # no movement, so the gradient is 0
     expected = 0.7 / 2 * sum((p - a).square().sum() for p, a in zip(parameters, anchors, strict=True))
     actual = proximal(parameters, anchors, 0.7)
     torch.testing.assert_close(actual, expected)
@@ -199,7 +199,7 @@ def test_projections_are_a_plain_loop(anchor: str, roll_back: bool, start: str) 
         best = (-np.inf, theta, rho)
         given, _ = toy.given
         toy.asked.pop()
-        assert torch.equal(toy.pool(5)[0], given), "the pool was embedded by the network as it goes on"
+        assert torch.equal(toy.pool(5)[0], given), "the pool was embedded by the network that is trained further"
     assert projected > 2
 
 
@@ -254,7 +254,7 @@ def test_small_classes_repeat_and_missing_ones_keep_their_proxies() -> None:
 
 
 def test_all_training_embeddings_serve_as_a_pool() -> None:
-    """Two tensors instead of a function: as many random ones of each class as are expected, anew each time."""
+    """Two tensors instead of a function: each call draws as many random embeddings of each class as it needs."""
     toy = Toy(pool=1, start="zero")
     x, y = samples(5, 40)
     assert pool_from(x[:18], y[:18])(5)[1].bincount().tolist() == y[:18].bincount().clamp(max=5).tolist()
@@ -321,7 +321,7 @@ def test_gaussian_proxies_are_wide_again_after_a_pick() -> None:
 
 
 def test_resumes_to_the_bit_in_the_third_projection() -> None:
-    """Encoder, criterion and optimiser are saved; the new objects meet each other before they load."""
+    """Encoder, criterion and optimiser are saved; the new criterion is bound before the state is loaded."""
 
     def made(seed: int) -> Toy:
         toy = Toy(seed, anchor="best", in_batch=0.1, memory=20, memory_start=3)
@@ -339,7 +339,7 @@ def test_resumes_to_the_bit_in_the_third_projection() -> None:
     def samples_of(toy: Toy, number: int) -> tuple[Tensor, Tensor]:
         x, y = samples(number, 60)
         with torch.no_grad():
-            return toy.encoder(x), y  # drawn from by torch's own random state
+            return toy.encoder(x), y  # the random state of torch decides what is drawn
 
     straight = made(0)
     straight.criterion.boundary(0.0, samples_of(straight, 0))

@@ -1,4 +1,4 @@
-"""Proxies of some classes at a time: random others beside the batch's, and one number of optimiser state for a row."""
+"""Proxies of a few classes per step: those of the batch and random others; one number of optimiser state per row."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_a_share_of_the_other_classes_is_drawn_anew_at_each_step() -> None:
     times, sizes = torch.zeros(C), []
     for _ in range(400):
         labels = seen(source)
-        assert torch.isin(LABELS, labels).all(), "the batch's own are always there"
+        assert torch.isin(LABELS, labels).all(), "the classes of the batch are always included"
         times[labels] += 1
         sizes.append(len(labels))
-    # 100 draws of 400 with replacement find 400 (1 - (1 - 1/400)^100) = 88.5 classes; three are there anyway.
+    # 100 draws of 400 with replacement find 400 (1 - (1 - 1/400)^100) = 88.5 classes; three are in the batch.
     assert sum(sizes) / 400 == pytest.approx(88.5 + 3 * (1 - 0.221), abs=1)
     others = torch.ones(C, dtype=torch.bool)
     others[LABELS] = False
@@ -50,7 +50,7 @@ def test_a_share_of_the_other_classes_is_drawn_anew_at_each_step() -> None:
     assert times[others].min() > 40, "every class has its turn"
     assert times[others].max() < 150
     with torch.no_grad():
-        assert seen(source).unique().tolist() == [3, 7, 399], "nothing is drawn where nothing is learned"
+        assert seen(source).unique().tolist() == [3, 7, 399], "nothing is drawn without training"
 
 
 def test_only_what_was_drawn_moves_and_all_of_it() -> None:
@@ -87,7 +87,7 @@ def test_row_wise_adagrad_by_hand() -> None:
 
 
 def test_row_wise_adagrad_is_adagrad_where_a_row_is_one_number() -> None:
-    """torch's own, dense, on rows that are all touched."""
+    """Compare with torch's dense Adagrad on rows that all have a gradient."""
     torch.manual_seed(0)
     start = torch.randn(5, 1, dtype=torch.float64)
     table, dense = RowTable(start, optimizer="rowwise-adagrad", eps=1e-10), torch.nn.Parameter(start.clone())
@@ -114,7 +114,7 @@ def test_state_is_as_large_as_the_optimiser_wants(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_beside_another_optimiser_both_step_as_they_would_alone(kind: type[torch.optim.Optimizer]) -> None:
-    """Rows as `RowTable` moves them, the network as `kind` alone moves it, and state that is saved and loaded."""
+    """Rows move as in `RowTable`, the network moves as with `kind` alone, and the state can be saved and loaded."""
     torch.manual_seed(0)
     start = torch.randn(6, 4), torch.randn(3, 3)
     rows, weight, alone = (torch.nn.Parameter(each.clone()) for each in (*start, start[1]))
@@ -152,7 +152,7 @@ def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
-    """One of two workers is killed in the second epoch; the run ends as if nothing had happened."""
+    """One of two workers is killed in the second epoch; the result is that of an undisturbed run."""
     settings = STILL | ROWS | {"train__epochs": 6, "train__save_every": 1, "data__validation": 0.0}
     out = tmp_path / "lost"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=2"]

@@ -14,7 +14,7 @@ from proxymetric.sources import RowTable
 from training_runs import LEARNING, run
 
 TOUCHED = [[0, 2], [2, 5], [2], [0, 5], [2, 0, 5]]
-"""which rows each step takes; 1, 3 and 4 are never taken"""
+"""the rows that each step takes; rows 1, 3 and 4 are never taken"""
 KINDS = {
     "adamw": ({"optimizer": "adamw"}, lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.0)),
     "adamw, decay": (
@@ -35,7 +35,7 @@ def pull(rows: Tensor, goal: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_steps_as_with_an_optimiser_of_its_own(kind: str) -> None:
-    """One torch optimiser for each row, which steps when its row is taken and does not know of the others."""
+    """Compare with one torch optimiser for each row, which steps when its row is taken."""
     torch.manual_seed(0)
     arguments, make = KINDS[kind]
     values, goal = torch.randn(6, 3), torch.randn(6, 3)
@@ -108,7 +108,7 @@ def test_no_rows_and_rows_of_a_transposed_table() -> None:
     table = RowTable(torch.arange(6.0).view(2, 3).T, host=True)
     assert table.take(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
     assert table.take(torch.tensor([2])).tolist() == [[2.0, 5.0]]
-    assert table.values.is_contiguous(), "else all of it would be copied to read a row"
+    assert table.values.is_contiguous(), "otherwise the whole table would be copied to read a row"
 
 
 def test_rows_lie_in_host_memory_whatever_the_default_device() -> None:
@@ -195,7 +195,7 @@ def test_rows_taken_twice_move_once_by_the_summed_gradient() -> None:
     table.step(1.0)
     assert table.values.flatten().tolist() == [-1.0, -11.0, -10.0, 0.0]
     assert table.steps.tolist() == [1, 1, 1, 0]
-    # Clipped after the sum: 1 - 3 is within reach, 1 + 3 is not.
+    # Clipped after the sum: 1 - 3 is within the limit, 1 + 3 is not.
     table = RowTable(torch.zeros(2, 1), optimizer="sgd", momentum=0.0)
     for factor in (torch.tensor([[1.0], [1.0]]), torch.tensor([[-3.0], [3.0]])):
         (factor * table.take(torch.tensor([0, 1]))).sum().backward()
@@ -216,7 +216,7 @@ def test_nothing_is_left_after_discard_or_without_gradients() -> None:
 
 
 def rows_of_one_step(factor: float = 1.0, **commit: float) -> Tensor:
-    """How far `commit` moves the rows; factor: what a scheduler multiplies the optimiser's rates with."""
+    """How far `commit` moves the rows; a scheduler multiplies the learning rates by `factor`."""
     torch.manual_seed(0)
     criterion, net = pm.method("norm-softmax", classes=4, dim=3, touched="batch"), torch.nn.Linear(3, 3)
     groups = criterion.param_groups(lr=0.5)
@@ -268,14 +268,14 @@ def test_a_run_whose_rows_step_themselves_learns(letters: Path, tmp_path: Path, 
 
 
 def test_rows_follow_the_schedule_and_the_clip_of_the_run(photos: Path, tmp_path: Path, no_page: None) -> None:
-    """A rate that has decayed to almost nothing moves no row any more; what Adam averages was clipped."""
+    """A learning rate that has decayed to almost 0 moves no row, and Adam averages clipped gradients."""
     gone = {"train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-20, "loss__touched": "batch"}
     one = run(photos, tmp_path / "one", train__epochs=1, **gone)
     two = run(photos, tmp_path / "two", train__epochs=2, **gone)
     table = "criterion.objective.source.table."
     first, second = (Checkpoint.read(r.folder / "last.safetensors").tensors for r in (one, two))
     assert torch.equal(first[table + "values"], second[table + "values"])
-    assert first[table + "steps"].sum() < second[table + "steps"].sum(), "it stepped all the same"
+    assert first[table + "steps"].sum() < second[table + "steps"].sum(), "it stepped nevertheless"
     assert first[table + "average"].abs().max() > 1e-3
     clipped = run(photos, tmp_path / "clipped", loss__touched="batch", train__clip_value=1e-4, train__epochs=1)
     average = Checkpoint.read(clipped.folder / "last.safetensors").tensors[table + "average"]

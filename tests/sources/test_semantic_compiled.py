@@ -1,4 +1,4 @@
-"""Compiled and recorded steps of two looks in one pass, and class prompts that travel to a GPU and back."""
+"""Compiled and recorded steps of two passes in one run, and class prompts that are copied to a GPU and back."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_copy_runs_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Compiled:
-    """Stands for `torch.compile`, with a backend that needs no compiler; what was asked for, and calls of it."""
+    """Replaces `torch.compile` by a backend that needs no compiler; records its arguments and its calls."""
 
     def __init__(self) -> None:
         self.modes: list[str | None] = []
@@ -165,7 +165,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class There:
-    """A learner on the GPU with an optimiser; host: its class prompts lie in host memory."""
+    """A learner on the GPU with an optimiser; with `host`, its class prompts lie in host memory."""
 
     def __init__(self, kind: str, host: bool) -> None:
         encoder = small()
@@ -202,7 +202,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_rows_that_travel_are_those_that_stay(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, also when they are asked for, or copied, while they are on their way."""
+    """Bit for bit, also if rows are taken, or the module is copied, before the copies have finished."""
     two_blocks(monkeypatch)
     host, there = There(kind, True), There(kind, False)
     assert [part.table.values.device.type for part in (host, there)] == ["cpu", "cuda"]

@@ -71,9 +71,9 @@ def test_the_batchs_order_means_nothing_where_the_keys_go_with_the_samples() -> 
 
 
 def draw(rank: int, folder: Path) -> None:
-    """What one of two processes draws whose random states differ."""
+    """Write what one of two processes draws; their random states differ."""
     torch.manual_seed(rank)
-    save_file({"keys": SemanticProxies(2, 3, source="encoder")._drawn(5)}, folder / str(rank))
+    save_file({"keys": SemanticProxies(2, 3, source="encoder")._random(5)}, folder / str(rank))
 
 
 def test_processes_draw_the_same_order_whatever_their_random_states(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_trained_counts_as_the_papers_configuration_says() -> None:
     assert source.free.numel() == 38_400
     assert source.prompts.values.numel() == 1_382_400
     assert sum(p.numel() for p in criterion.parameters()) == 885_888 + 148_608 + 38_400
-    # First values as released: xavier of (100, 3, 384) and of (100, 384) / 8.
+    # Initial values as in the released code: xavier of (100, 3, 384) and of (100, 384) / 8.
     assert float(source.prompts.values.std()) == pytest.approx(math.sqrt(2 / (103 * 384)), rel=0.01)
     assert float(source.free.detach().norm(dim=1).mean()) == pytest.approx(0.157, rel=0.02)
     torch.testing.assert_close(source.stored.norm(dim=1), torch.ones(100))
@@ -110,7 +110,7 @@ def test_what_is_trained_counts_as_the_papers_configuration_says() -> None:
     assert not linear.bias.any()
     bound = math.sqrt(6 / (384 + 384))
     assert 0.99 * bound < float(source.cell.of_sample.weight.detach().abs().max()) <= bound, (
-        "by each matrix, not by all three"
+        "each matrix is initialised separately"
     )
     assert pm.method("vptsp-m", classes=100, dim=384).objective.source.cell.lam == 0.8
 
@@ -142,7 +142,7 @@ def test_groups_and_rates() -> None:
         criterion.commit(lr=0.1)
 
 
-# The bank
+# The table of class prompts
 
 
 def test_the_bank_stays_in_host_memory_wherever_the_method_goes() -> None:
@@ -158,7 +158,7 @@ def test_the_bank_stays_in_host_memory_wherever_the_method_goes() -> None:
 
 
 class Dense(nn.Module):
-    """All class prompts as one parameter where the model is, with an optimiser that leaves absent classes alone."""
+    """All class prompts as one parameter on the device, with an optimiser that does not move absent classes."""
 
     def __init__(self, table: RowTable) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Dense(nn.Module):
 
     @torch.no_grad()
     def step(self, labels: Tensor, kind: str, lr: float, decay: float) -> None:
-        """Every class is moved, then those that are not in the batch are put back."""
+        """Move every class, then restore the classes that are not in the batch."""
         values, grad = self.values.data, self.values.grad
         here = torch.isin(torch.arange(len(values)), labels)
         old = [values.clone(), self.state["average"], self.state["square"], self.steps]
@@ -194,7 +194,7 @@ class Dense(nn.Module):
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device(kind: str, monkeypatch) -> None:
-    """Two whole trainings in float32, one with the bank, one with `Dense` in its place."""
+    """Two whole trainings in float32: one with the table, one with `Dense` in its place."""
 
     def make() -> tuple[Criterion, SemanticProxies, Toy, torch.optim.Optimizer]:
         criterion, source, toy = build(step=1, prompts=3)
@@ -227,7 +227,7 @@ def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device
         assert torch.equal(bank[1].prompts.average, whole.state["average"])
         assert torch.equal(bank[1].prompts.steps, whole.steps.long())
         assert torch.equal(bank[1].stored, dense[1].stored)
-    assert not table.steps.any(), "the dense one did not use its bank"
+    assert not table.steps.any(), "the dense run did not use its table"
     moved = (bank[1].prompts.values - table.values).abs().amax((1, 2))
     assert (moved[:-1] > 1e-5).all()
     assert moved[-1] == 0
@@ -237,7 +237,7 @@ def test_rows_in_host_memory_move_bit_for_bit_as_all_of_them_would_on_the_device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_on_a_gpu_only_the_batchs_rows_are_there(kind: str) -> None:
-    """Rows that travel and step there are those of a table that lies there, bit for bit."""
+    """Rows that are copied to the GPU and step there equal those of a table on the GPU, bit for bit."""
     values = torch.randn(1000, 4, 8)
     host, there = RowTable(values, optimizer=kind, host=True).cuda(), RowTable(values, optimizer=kind).cuda()
     assert host.values.device.type == "cpu"
@@ -246,7 +246,7 @@ def test_on_a_gpu_only_the_batchs_rows_are_there(kind: str) -> None:
         for table in (host, there):
             (table.take(index, torch.device("cuda")) ** 3).sum().backward()
             table.step(1e-2)
-        ours, theirs = host.state_dict(), there.state_dict()  # rows on their way have arrived there
+        ours, theirs = host.state_dict(), there.state_dict()  # waits for the copies
         for name in ("values", "average", "square", "steps"):
             assert torch.equal(ours[name], theirs[name].cpu()), name
 
@@ -326,7 +326,7 @@ def test_a_run_goes_on_bit_for_bit(kind: str, photos: Path, tmp_path: Path, no_p
 
 
 def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path: Path, no_page: None) -> None:
-    """A network that does not move beside free proxies that do; and class prompts follow the schedule."""
+    """The network does not move, the free proxies do; and class prompts follow the schedule."""
     settings = VIT | {"method": "vptsp-g", "train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-20}
 
     def after(name: str, **more: Any) -> dict[str, Tensor]:
@@ -341,7 +341,7 @@ def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path
     assert torch.equal(one["prompts.values"], two["prompts.values"])
     assert one["prompts.steps"].sum() < two["prompts.steps"].sum()
     other = after("other", train__lr=0.0, train__proxy_lr=0.0, train__epochs=1)
-    assert torch.equal(other["prompts.values"], still["prompts.values"]), "as they were first drawn"
+    assert torch.equal(other["prompts.values"], still["prompts.values"]), "the initial values"
     assert not torch.equal(other["free"], still["free"])
 
 

@@ -1,4 +1,4 @@
-"""VPTSP: cells and whole steps against the oracle, the order of samples, what the tower sees, and its ablations."""
+"""VPTSP: cells and whole steps against the oracle, the order of samples, inputs of the second pass, ablations."""
 
 import copy
 import math
@@ -90,12 +90,12 @@ def test_every_reading_of_the_paper_is_the_oracles(reading: str) -> None:
 
 
 def agrees_with_the_oracle(name: str, **arguments: Any) -> None:
-    """Value, memory, and the gradients in all that is trained but the class prompts."""
+    """Compare value, memory, and the gradients of everything that is trained except the class prompts."""
     criterion, source, toy = build(name, a=0.4, **arguments)
     every, norm = source.normalise_every, criterion.objective.loss.positive_norm
     states = array(source.stored)
     for number in range(3):
-        labels = [LABELS, [2, 2, 2, 1, 0, 2], [4]][number]  # later classes that were unseen so far
+        labels = [LABELS, [2, 2, 2, 1, 0, 2], [4]][number]  # later batches have new classes
         x, y, images = batch(number, labels)
         keys = torch.rand(len(labels), generator=torch.Generator().manual_seed(number))
         left = give(source, keys)
@@ -194,7 +194,7 @@ def test_an_optimiser_made_before_the_head_is_refused() -> None:
 
 
 def test_what_is_compared_is_the_mix() -> None:
-    """Eq. 8 with what is stored, in eval mode, where the encoder is not asked and nothing is random."""
+    """In eval mode, Eq. 8 uses the stored states: the encoder does not run and nothing is random."""
     for a in (0.0, 0.3, 1.0):
         criterion, source, _ = build(a=a)
         x, y, images = batch(0)
@@ -230,7 +230,7 @@ def test_the_length_of_free_proxies_matters_unless_they_are_normalised(length: f
 
 
 def test_free_proxies_start_as_released_and_can_start_so_without_semantic_ones() -> None:
-    """Xavier-uniform of (C, D), an eighth of it."""
+    """Xavier-uniform of (C, D), divided by 8."""
     for name, other in (("vptsp-m", {}), ("vptsp-g", {}), ("proxy-anchor", {"init": "xavier/8"})):
         torch.manual_seed(3)
         source = pm.method(name, classes=C, dim=D, **other).objective.source
@@ -264,7 +264,7 @@ def test_a_skipped_step_and_several_passes_before_one_commit() -> None:
     criterion.commit()
     assert same(kept, snapshot(criterion))
     assert source.prompts.leaves() == []
-    # Classes 3 and 0, then 0 and 1: class 0 as the second pass left it, from what was stored before both.
+    # Classes 3 and 0, then 0 and 1: class 0 is stored as in the second pass, which started from the state before both.
     first, second = batch(1, [3, 0]), batch(2, [0, 1])
     for x, y, images in (first, second):
         criterion(x, y, images=images).backward()
@@ -280,7 +280,7 @@ def test_a_skipped_step_and_several_passes_before_one_commit() -> None:
 
 @pytest.mark.parametrize(("name", "parts"), [("gru", 1), ("lstm", 2)])
 def test_dropout_is_on_the_states_that_move(name: str, parts: int) -> None:
-    """Numbers below the rate go to 0, the others grow, before normal(); the LSTM's cell is spared."""
+    """Values whose random number is below the rate become 0, others grow, before normal(); the LSTM's cell stays."""
     criterion, source, toy = build(name, dropout=0.25)
     x, y, images = batch(0, [3, 0])
     masks = torch.rand(2, parts * D, generator=torch.Generator().manual_seed(3))
@@ -291,7 +291,7 @@ def test_dropout_is_on_the_states_that_move(name: str, parts: int) -> None:
     criterion(x, y, images=images)
     assert not left
     criterion.commit(lr=0.0, network_lr=0.0)
-    for mask, label, sample in zip(masks.numpy(), (0, 3), (1, 0)):  # one sample of each: classes by their numbers
+    for mask, label, sample in zip(masks.numpy(), (0, 3), (1, 0)):  # one sample of each class, in their order
         expected = step(before[label], oracle.normal(seen[sample]))
         expected[:D] = oracle.normal(expected[:D] * (mask[:D] >= 0.25) / 0.75)
         np.testing.assert_allclose(array(source.stored)[label], expected, rtol=1e-6)
@@ -342,7 +342,7 @@ def test_the_encoders_own_prompts_are_there_only_when_asked(class_prompts: str) 
     x, y, images = batch(0)
     criterion(x, y, images=images).backward()
     assert (toy.own.grad is not None) == (class_prompts == "with_shared")
-    assert toy.blocks[0].bias.grad.abs().sum() > 0, "what both towers share learns from both"
+    assert toy.blocks[0].bias.grad.abs().sum() > 0, "parameters of both passes get gradients from both"
 
 
 @pytest.mark.parametrize("class_prompts", ["only", "with_shared"])
@@ -367,7 +367,7 @@ def test_proxies_from_samples_without_prompts(class_prompts: str) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder", "fixed_encoder"])
 def test_proxies_from_the_encoder_itself_with_and_without_gradient(kind: str) -> None:
-    """Table 5, "Encoder" and "Fixed Encoder": one value, and gradients with and without the way through the proxies."""
+    """Table 5, "Encoder" and "Fixed Encoder": the same value, with and without gradients through the proxies."""
     criterion, source, _ = build(a=0.0, source=kind)
     assert source.head is None
     x, y, _ = batch(0)
@@ -391,8 +391,8 @@ def test_proxies_from_the_encoder_itself_with_and_without_gradient(kind: str) ->
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ("vptsp-g", {"accumulate": "ema"}, "accumulate: got 'ema', which vptsp-m has; expected one of gru, "),
-        ("vptsp-m", {"accumulate": "gru"}, "accumulate: got 'gru', which vptsp-g has; expected one of ema, ema-mean"),
+        ("vptsp-g", {"accumulate": "ema"}, "accumulate: got 'ema', a cell of vptsp-m; expected one of gru, "),
+        ("vptsp-m", {"accumulate": "gru"}, "accumulate: got 'gru', a cell of vptsp-g; expected one of ema, ema-mean"),
         ("vptsp-g", {"accumulate": "grU"}, "accumulate: got 'grU', expected one of gru, gru-tanh"),
         ("vptsp-g", {"a": 1.5}, "a: got 1.5, expected at most 1"),
         ("vptsp-g", {"dropout": 1.0}, "dropout: got 1.0, expected less than 1"),

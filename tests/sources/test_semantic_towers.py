@@ -1,4 +1,4 @@
-"""Two looks at a batch in one pass: towers, the last block, steps of a learner, and of two processes."""
+"""Two forward passes in one run of the blocks: features, the last block, steps of a learner and of two processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VPT: dict[str, Any] = {"prompts": 3, "step": 1}
 
 
 def vit(kind: str, tuning: str, monkeypatch: pytest.MonkeyPatch, blocks: int = 3, **options: Any) -> Encoder:
-    """One of timm's kinds, narrow and of few blocks, in double precision, its own prompts 3, 2, 1."""
+    """A narrow timm ViT of few blocks in double precision, with 3, 2 and 1 prompts of its own."""
     name, size, more = TIMMS[kind]
     with monkeypatch.context() as patch:
         two_blocks(patch, depth=blocks, embed_dim=32, num_heads=2, **more)
@@ -59,7 +59,7 @@ def inputs(module: nn.Module) -> list[torch.Size]:
 
 
 def slopes(encoder: nn.Module, outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> dict[str, Tensor]:
-    """Gradients of a random sum of all outputs in all that is trained and in `leaves`."""
+    """Gradients of a random sum of all outputs in all trained parameters and in `leaves`."""
     total = sum((actual * drawn(50 + i, *actual.shape).to(actual)).sum() for i, actual in enumerate(outputs))
     named: dict[str, Tensor] = {
         name: p for name, p in encoder.named_parameters() if p.requires_grad and not name.startswith("head.")
@@ -75,11 +75,11 @@ def alike(actual: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: A
         torch.testing.assert_close(actual[name], want, **tolerance, msg=f"{name}: {{}}".format)
 
 
-# Both towers at once
+# Both passes at once
 
 
 def given(form: str, width: int) -> tuple[Any, list[Tensor | None], list[Tensor]]:
-    """Prompts for three blocks as `features_twice` takes them, block by block by hand, and their leaves."""
+    """Prompts for three blocks: as `features_twice` takes them, as a list for each block, and their leaves."""
     if form.startswith("by class"):
         counts = [3, 1, 0] if form.endswith("fewer") else [0, 2, 2]
         rows, place = drawn(3, 3, 4, width).requires_grad_(), torch.tensor([2, 0, 2, 1])
@@ -94,7 +94,7 @@ def given(form: str, width: int) -> tuple[Any, list[Tensor | None], list[Tensor]
 
 
 def plainly(encoder: Encoder, images: Tensor, prompts: list[Tensor | None] | None, shared: bool = False) -> Tensor:
-    """One look: whole blocks over prompts and tokens, what became of the prompts dropped behind each."""
+    """One pass: whole blocks over prompts and tokens; the outputs of the prompts are dropped after each block."""
     net: Any = encoder.backbone
     tokens = first_tokens(net, encoder.normalise(images))
     for i, block in enumerate(net.blocks):
@@ -160,7 +160,7 @@ POOLED = [
 def test_of_the_last_block_only_what_is_pooled(
     kind: str, pooling: str, short: bool, tuning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The features are those of all tokens; the MLP of the last block sees one where no other counts."""
+    """The features equal those of all tokens, but the MLP of the last block gets one token if only that is pooled."""
     encoder = vit(kind, tuning, monkeypatch, blocks=2, pooling=pooling)
     x, each = pictures(B, encoder.size), [inputs(block.mlp) for block in encoder.backbone.blocks]
     prompts = [drawn(3, B, 2, 32), drawn(4, B, 1, 32)]
@@ -168,7 +168,7 @@ def test_of_the_last_block_only_what_is_pooled(
         tokens = first_tokens(encoder.backbone, encoder.normalise(x))
         expected = encoder.pool(last_tokens(encoder.backbone, tokens, encoder.tuning, towers))
         whole = (len(towers) * B, *tokens.shape[1:])
-        assert [shapes[-1] for shapes in each] == [whole, whole], "prompts are no part of it"
+        assert [shapes[-1] for shapes in each] == [whole, whole], "prompts are not among the tokens"
         actual = encoder.features(x) if len(towers) == 1 else torch.cat(encoder.features_twice(x, prompts, True))
         torch.testing.assert_close(actual, expected, **EXACT)
         alike(slopes(encoder, (actual,), []), slopes(encoder, (expected,), []), **EXACT)
@@ -192,13 +192,13 @@ def free() -> Objective:
 
 def learner_of(criterion: Criterion, **options: Any) -> Learner:
     learner = Learner(small(**options).double(), criterion.double()).train()
-    for table in criterion.row_tables():  # Adam makes much of gradients that are nothing but rounding
+    for table in criterion.row_tables():  # Adam would turn gradients that are only rounding into whole steps
         table.follow("sgd", (0.9, 0.999), 0.01, 0.9)
     return learner
 
 
 def stepped(learner: Learner, number: int, at_once: bool = True) -> dict[str, Tensor]:
-    """One step: loss, all gradients, and what is remembered after it."""
+    """One step: the loss, all gradients, and the memory after it."""
     torch.manual_seed(number)
     x, y, criterion = pictures(len(LABELS)).roll(number, 0), LABELS, learner.criterion
     learner.zero_grad()
@@ -220,7 +220,7 @@ def stepped(learner: Learner, number: int, at_once: bool = True) -> dict[str, Te
 
 
 def same_steps(learner: Learner, passes: tuple[int, int]) -> None:
-    """Two steps at once are the same steps look by look; passes: of the encoder, in one step of each."""
+    """Steps with both passes in one run equal steps with separate passes; `passes` are runs of the encoder per step."""
     other = copy.deepcopy(learner)
     counts = [inputs(each.encoder.backbone.patch_embed) for each in (learner, other)]
     for number in range(2):
@@ -280,7 +280,7 @@ def whole_learner() -> Learner:
 
 
 def of_two(rank: int, folder: Path) -> None:
-    """A step of one of two processes: how many rows its blocks saw, gradients of both averaged, the memory."""
+    """A step of one of two processes: the rows that its blocks got, the averaged gradients, the memory."""
     kept: dict[str, Tensor] = {}
     for name, counts in SPLITS.items():
         learner = whole_learner()
@@ -319,5 +319,5 @@ def test_of_two_processes_each_looks_at_its_own_images_alone(tmp_path: Path) -> 
         kept = load_file(tmp_path / str(rank))
         for name, counts in SPLITS.items():
             actual = {key.partition(": ")[2]: value for key, value in kept.items() if key.startswith(f"{name}:")}
-            assert actual.pop("blocks").tolist() == [2 * counts[rank] or 1], "where there is none, a black one"
+            assert actual.pop("blocks").tolist() == [2 * counts[rank] or 1], "a process without images runs a black one"
             alike(actual, expected, **EXACT)

@@ -51,7 +51,7 @@ def noises(count: int, seed: int = 0, rows: int = C, dim: int = D) -> np.ndarray
 
 
 def give(source: VariationalProxies, draws: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Let the source draw these noises; what is left of them."""
+    """Let the source draw these noises; return the list of those not drawn yet."""
     left = list(draws)
     source._noise = lambda: torch.from_numpy(left.pop(0))  # type: ignore[method-assign]
     return left
@@ -66,7 +66,7 @@ def q(source: VariationalProxies) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("positive_norm", ["all", "present"])
 @pytest.mark.parametrize(("per_class", "classes"), [(1, C), (3, C - 1), (1, 1)])
 def test_closed_forms_are_autograds_with_the_length_held(normalise, positive_norm, per_class, classes) -> None:
-    """classes = 1: a batch of one class, so that a proxy has no negatives and the others no positives."""
+    """With classes = 1 the batch has one class: its proxy has no negatives, and the others have no positives."""
     x, y = batch(per_class, classes)
     queries, labels = NORMALISATIONS[normalise](torch.from_numpy(x)), torch.from_numpy(y)
     loss = ProxyAnchor(8.0, 0.1, positive_norm)
@@ -137,7 +137,7 @@ def test_every_step_is_the_oracles(steps: int, tau: float) -> None:
 
 
 def _same_q(source: VariationalProxies, mu: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """They agree; ours, so that rounding does not grow from step to step."""
+    """Check that both agree, and return ours, so that rounding does not grow from step to step."""
     actual = q(source)
     np.testing.assert_allclose(actual[0], mu, **CLOSE)
     np.testing.assert_allclose(actual[1], sigma, **CLOSE)
@@ -202,7 +202,7 @@ def test_a_lagged_prior_is_q_of_so_many_batches_ago(lag: int) -> None:
         give(source, draws)
         x, y = tensors(number)
         criterion(x, y)
-        criterion.discard()  # a skipped step is no batch
+        criterion.discard()  # a skipped step does not count as a batch
         give(source, draws)
         criterion(x, y)
         criterion.commit()
@@ -243,7 +243,7 @@ def test_without_newton_steps_mu_and_log_sigma_descend_on_the_kl_and_the_loss(la
         torch.testing.assert_close(criterion.terms["regulariser"], kl.detach())
         for actual, slope in zip((x, source.mu, source.log_sigma), slopes, strict=True):
             torch.testing.assert_close(actual.grad, slope)
-        assert (pull.abs().max() > 1e-4) == (lag > 1 and number > 0), "from a warm start the KL pulls nowhere"
+        assert (pull.abs().max() > 1e-4) == (lag > 1 and number > 0), "at the prior the KL divergence has no gradient"
         optimizer.step()
         criterion.commit()
 
@@ -301,7 +301,7 @@ def adam_updates(p: Tensor, x: np.ndarray, y: np.ndarray, state: dict) -> Tensor
 def test_proxy_anchor_with_several_updates_a_batch(arguments: dict, updates: Callable[..., Tensor]) -> None:
     criterion, source = build(sample=False, tau=0.0, **arguments)
     p, state = source.mu.clone(), {}
-    assert p.abs().min() > 0, "without noise the proxies begin apart"
+    assert p.abs().min() > 0, "without noise the initial proxies differ"
     for number in range(3):
         x, y = tensors(number)
         p = updates(p, x.detach().numpy(), y.numpy(), state)

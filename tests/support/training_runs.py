@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -153,10 +154,13 @@ def _main(words: list[str], output: str, environment: dict[str, str]) -> None:
     faulthandler.register(signal.SIGUSR1)
     sys.argv = ["proxymetric", *words]
     from proxymetric.cli import main
-    from proxymetric.runs.train import train
 
-    train.draw_report = lambda *args, **kwargs: None
-    main()
+    runs = importlib.import_module("proxymetric.runs.train")
+    runs.draw_report = lambda *args, **kwargs: None  # type: ignore[attr-defined]
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt after the end would change the exit code
 
 
 def until(condition: Callable[[], bool], running: Callable[[], bool], what: str) -> None:

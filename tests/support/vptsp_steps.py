@@ -87,7 +87,7 @@ def give(source: SemanticProxies, *draws: Tensor) -> list[Tensor]:
         assert numbers.shape == shape
         return numbers
 
-    source._drawn = drawn  # type: ignore[method-assign]
+    source._random = drawn  # type: ignore[method-assign]
     return left
 
 

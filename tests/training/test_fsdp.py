@@ -1,4 +1,4 @@
-"""Encoders divided among processes by FSDP2: trained as by one process, saved whole, refused where it cannot be."""
+"""Encoders divided among processes by FSDP2: trained as by one process, saved whole, or refused."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ VIT: dict[str, Any] = {
     "encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__freeze_bn": False, "view__size": 32,
     "view__resize": 32,
 }  # fmt: skip
-"""six blocks of width 64. Their biases are trained with SGD below: those of keys have no gradient but rounding, which
-Adam would blow up to whole steps"""
+"""six blocks of width 64. Their biases are trained with SGD below: the gradients of key biases are only rounding, which
+Adam would turn into whole steps"""
 KINDS: dict[str, dict[str, Any]] = {
     "convolutions, clipped": {"train__clip_norm": 0.5, "train__clip_value": 0.01},
     "proxies in parts too": {"train__shard": True, "train__clip_norm": 0.5},
@@ -60,7 +60,7 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
     one = run(photos, tmp_path / "one", **settings)
     close(tmp_path / "two", one.folder)
     two = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert two["parameters"] == one.result.parameters, "of whole tensors"
+    assert two["parameters"] == one.result.parameters, "the count is of whole tensors"
     for row, scores in one.result.rows.items():
         assert two["rows"][row] == pytest.approx(scores, abs=0.05), row
     if settings.get("train__refit"):
@@ -91,12 +91,12 @@ WAYS: dict[str, tuple[tuple[str | None, str | None], dict[str, Any]]] = {
     "a vit, two to one": (("fsdp", None), PROMPTS),
     "a vit, one to two": ((None, "fsdp"), PROMPTS),
 }
-"""how many processes begin and go on: None: one"""
+"""the numbers of processes that begin and that resume; None: a single process"""
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_goes_on_as_something_else(way: str, photos: Path, tmp_path: Path) -> None:
-    """A head of seven rows and a token of one: parts are unequal, and may be empty."""
+    """A head of seven rows and a token of one row: the parts are unequal, and some are empty."""
     kinds, changed = WAYS[way]
     settings = STILL | {"train__epochs": 2, "train__clip_norm": 0.5, "train__shard": True, "encoder__dim": 7} | changed
     straight = run(photos, tmp_path / "straight", **settings)
@@ -168,7 +168,7 @@ def test_alone_it_changes_nothing(photos: Path, tmp_path: Path) -> None:
     close(asked.folder, plain.folder)
 
 
-# What lies where
+# Which process holds what
 
 BACKBONES = {"small": 32, "test_vit": 32, "resnet18": 32, "bn_inception": 64, "test_convnext": 32}
 
@@ -190,7 +190,7 @@ def one_of_two(rank: int, folder: str) -> None:
         }
         with gathered_parameters(encoder), torch.no_grad():
             about["whole"] = sum(p.numel() for p in encoder.parameters() if not hasattr(p, "to_local")) / total
-            if rank == 0:  # the other one does not come: nobody may wait for it
+            if rank == 0:  # the other process does not call this: the first must not wait for it
                 about["alone"] = float((encoder(images) - wanted).abs().max())
                 about["features"] = float((encoder.head(encoder.features(images)) - wanted).abs().max())
         about["divided again"] = all(hasattr(p, "to_local") for p in encoder.parameters())
@@ -202,7 +202,7 @@ def one_of_two(rank: int, folder: str) -> None:
 
 
 def begun_apart(rank: int) -> dict[str, Any]:
-    """Two learners that start with other numbers, and proxies whose gradients differ."""
+    """Two learners that start with different numbers, and proxies whose gradients differ."""
     torch.manual_seed(rank)
     learner = Learner(build("small", dim=8, size=32), pm.method("proxy-anchor", classes=5, dim=8), world=2)
     mine = learner.criterion.state_dict()["objective.source.vectors"].clone()
@@ -225,7 +225,7 @@ def begun_apart(rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    """What each of two processes found, for all backbones."""
+    """The results of each of two processes, for all backbones."""
     folder = tmp_path_factory.mktemp("halves")
     together(2, one_of_two, str(folder))
     return [json.loads((folder / str(rank)).read_text()) for rank in (0, 1)]
@@ -249,13 +249,13 @@ def test_each_process_holds_half(name: str, halves: list[dict[str, dict[str, Any
 def test_what_is_not_divided_stays_alike(halves: list[dict[str, dict[str, Any]]]) -> None:
     first, second = (half["learner"] for half in halves)
     assert first["moved"] == 0
-    assert second["moved"] > 0.1, "it took over what the first one started with"
+    assert second["moved"] > 0.1, "it has the initial values of the first process"
     assert first["proxies"] == second["proxies"]
     assert first["averaged"] == second["averaged"] == [2.0]
 
 
 def test_the_norm_is_that_of_all_parts(halves: list[dict[str, dict[str, Any]]]) -> None:
-    """Of 40 threes that both hold and 8 x 256 fours that are divided."""
+    """The norm of 40 threes that both processes hold and 8 x 256 fours that are sharded."""
     norm = math.sqrt(40 * 9 + 8 * 256 * 16)
     for half in halves:
         assert half["learner"]["norm"] == pytest.approx(norm)
@@ -263,7 +263,7 @@ def test_the_norm_is_that_of_all_parts(halves: list[dict[str, dict[str, Any]]]) 
 
 
 def one_of_three(rank: int, folder: str) -> None:
-    """Parts of seven rows, of one (two are empty), of 16 bits and of no bytes, in messages of several sizes."""
+    """Tensors of seven rows, of one (two parts are empty), of 16 bits and of 0 bytes, in messages of several sizes."""
     mesh = torch.distributed.init_device_mesh("cpu", (3,))
     full = {
         "seven": torch.rand(7, 3),

@@ -1,4 +1,4 @@
-"""No room to save: one sentence, what was saved before is untouched, and the run goes on when there is room."""
+"""A full disk: one error message, earlier checkpoints stay intact, and the run can resume when there is space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = 40_000
 
 
 def test_a_disk_that_is_full_from_the_beginning(photos, tmp_path):
-    """A real process under a real limit; what it saved is enough to go on when there is room."""
+    """A real process under a real limit; it saved enough to resume when there is space."""
     words = ["train", "--data", str(photos), "--out", str(tmp_path / "run"), *TINY]
     answer = subprocess.run(
         [sys.executable, "-m", "proxymetric", *words],
@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_when_vectors_are_written(photos, tmp_path):
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
     answer = proxymetric("embed", run, photos, "--out", file)
-    # At once: the limit holds for the file that the tests' own output may go to as well.
+    # Remove the limit at once: it also applies to the file that the output of the tests may go to.
     resource.setrlimit(resource.RLIMIT_FSIZE, room)
     refused(answer, f"could not save {file}: the disk is full", "the earlier file is unchanged")
     assert file.read_bytes() == earlier

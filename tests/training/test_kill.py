@@ -1,4 +1,4 @@
-"""Killed by a real signal and resumed, a run ends bit for bit like one that was left alone."""
+"""Killed by a real signal and resumed, a run ends bit for bit like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Started:
 
 
 class Group(Started):
-    """The same with the processes that it started itself, which a batch system or a terminal signals all at once."""
+    """The same with its child processes, which a batch system or a terminal signals all at once."""
 
     def send(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
@@ -81,7 +81,7 @@ def test_killed_and_resumed_on_the_command_line(photos: Path, straight: Path, tm
     killed = kill_in_epoch(lambda: Started(command(photos, out, **OFTEN)), out, signal.SIGKILL)
     assert killed.finish() == -signal.SIGKILL
     assert not state(out)["done"]
-    # A run is resumed by its folder alone: what was said at first is kept there.
+    # A run is resumed from its folder alone, which stores the settings of the run.
     again = Process(["train", "--out", str(out), "--resume"], tmp_path / "text")
     assert again.finish() == 0, again.text()
     assert "continuing from epoch 1, step" in again.text()
@@ -103,7 +103,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     number: signal.Signals, photos: Path, straight: Path, tmp_path: Path, no_page: None
 ) -> None:
     out = tmp_path / "run"
-    # Checkpoints only at the end of an epoch, so that what lies in the middle of one was saved by the signal.
+    # Checkpoints only at the end of an epoch, so that a checkpoint within an epoch was saved because of the signal.
     started = Process(command(photos, out), tmp_path / "text")
     until(lambda: written(out / "log.jsonl"), started.running, "first evaluation")
     started.send(number)
@@ -139,7 +139,7 @@ def test_killed_again_and_again_while_it_writes(photos: Path, straight: Path, tm
         started, text = Process(words, tmp_path / "text"), f"sitting {sitting}"
         goal = reached + dice.randint(0, 4)
         if sitting == 5:
-            time.sleep(dice.uniform(0.01, 0.3))  # anywhere, also before the first step
+            time.sleep(dice.uniform(0.01, 0.3))  # at any time, also before the first step
         else:
             until(lambda goal=goal: state(out).get("step", 0) >= goal, started.running, text)
             until(lambda: any(out.glob(".*")), started.running, text)
@@ -147,11 +147,11 @@ def test_killed_again_and_again_while_it_writes(photos: Path, straight: Path, tm
         started.send(signal.SIGKILL)
         assert started.finish() == -signal.SIGKILL, started.text()
         broken += any(out.glob(".*"))
-        assert state(out).get("step", 0) >= reached, "a kill cost a checkpoint that was there"
+        assert state(out).get("step", 0) >= reached, "a kill destroyed an existing checkpoint"
         reached = state(out).get("step", 0)
         if reached > 16:
             break
-    assert broken, "no kill met a checkpoint in the making"
+    assert broken, "no kill happened while a checkpoint was written"
     last = Process(words, tmp_path / "text")
     assert last.finish() == 0, last.text()
     same_run(out, straight)

@@ -20,7 +20,7 @@ SMALL = PROMPTED | {"method": "vptsp-m", "view__size": 32, "view__resize": 32, "
 def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step before it is taken and saved."""
+    """The step before the failed batch is taken and saved."""
     whole = TrainFeed.epoch
 
     def broken(self: TrainFeed, number: int, start: int = 0) -> Iterator[Batch]:

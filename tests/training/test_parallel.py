@@ -1,4 +1,4 @@
-"""Two processes train what one does with the same global batch."""
+"""Two processes get the same result as one process with the same global batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training_runs import Process, command, forks, kill_in_epoch, records, run, 
 
 pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.processes]
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
-"""BatchNorm of two half batches is not that of a whole one; and a rate at which rounding does not grow"""
+"""frozen BatchNorm, because two half batches and a whole one differ; a rate at which rounding does not grow"""
 
 
 class Pair:
@@ -37,7 +37,7 @@ class Pair:
         return all(rank.running() for rank in self.ranks)
 
     def send(self, number: signal.Signals) -> None:
-        """To one of them only: they must agree."""
+        """Send a signal to one process only: both must react."""
         self.ranks[1].send(number)
 
     def finish(self, code: int = 0) -> Pair:
@@ -47,7 +47,7 @@ class Pair:
 
 
 def close(two: Path, one: Path) -> None:
-    """The same parameters, statistics and optimiser state, up to the order in which sums were taken."""
+    """Check that parameters, statistics and optimiser state agree, up to the order of sums."""
     found, expected = (Checkpoint.read(folder / "last.safetensors").tensors for folder in (two, one))
     assert found.keys() == expected.keys()
     for name in expected:
@@ -59,7 +59,7 @@ def close(two: Path, one: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_equals_one_process(photos: Path, tmp_path: Path) -> None:
-    # Without held-out classes: there is nothing to evaluate, and no page to wait for.
+    # Without held-out classes there is no evaluation, and no report to wait for.
     out, all_classes = tmp_path / "two", STILL | {"data__validation": 0.0}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
 
 
 def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> None:
-    """Parts of unequal size, and none at all: a batch of two has one image for each process."""
+    """The parts have unequal sizes, or one is empty: a batch of two has one image for each process."""
     broken = shutil.copytree(photos, tmp_path / "photos")
     for c in range(10):
         (broken / f"class{c}" / "3.png").write_text("no picture")
@@ -109,7 +109,7 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_asked_to_stop_one_of_them_stops_both(photos: Path, tmp_path: Path) -> None:
-    """With BatchNorm at work, so that what the processes know of the data differs until an evaluation."""
+    """With BatchNorm, so that the running averages of the processes differ until an evaluation."""
     out, settings = tmp_path / "two", {"train__epochs": 1, "train__warmup": 0, "train__save_every": 1}
     kill_in_epoch(lambda: Pair(command(photos, out, **settings), tmp_path), out, signal.SIGINT, epoch=0).finish(130)
     assert not state(out)["done"]
@@ -122,7 +122,7 @@ def _comes_and_goes(rank: int, ports: list[int]) -> None:
     torch.set_num_threads(1)
     for port in ports:
         os.environ |= place(rank, 2, port)
-        # This thread keeps the interpreter until it waits for something: what is rare otherwise is not.
+        # This thread keeps the interpreter's lock until it waits, so that the rare case occurs every time.
         sys.setswitchinterval(60)
         with contextlib.suppress(InterruptedError), ProcessGroup.joined() as world:
             _agrees_to_stop(world)
@@ -133,7 +133,7 @@ def _agrees_to_stop(world: ProcessGroup) -> None:
     model = DistributedDataParallel(nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     world.any(True)
-    raise InterruptedError(model)  # which lives on until the group was left
+    raise InterruptedError(model)  # which keeps the model alive until the group is left
 
 
 def test_who_leaves_does_not_wait_for_a_thread_that_waits_for_him() -> None:

@@ -28,7 +28,7 @@ from training_runs import Notes, Process, command, records, run, same_tensors, s
 
 pytestmark = pytest.mark.usefixtures("no_page")
 STILL = {"view__crop": "none", "view__flip": False}
-"""views without chance, so that the same images are the same pixels in batches of any size"""
+"""views without random augmentation, so that an image has the same pixels in batches of any size"""
 
 
 def tensors(run: Run) -> dict[str, Tensor]:
@@ -37,8 +37,8 @@ def tensors(run: Run) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("mode", [{"train__frozen": True}, {"encoder__freeze_bn": True}], ids=["frozen", "whole"])
 def test_four_batches_of_eight_are_one_of_thirty_two(mode: dict, photos: Path, tmp_path: Path) -> None:
-    """The mean over samples is the mean of the means over equal parts; BatchNorm, which would differ, stands still."""
-    # Of 64 training images both make two steps an epoch.
+    """The mean over samples is the mean of the means over equal parts; BatchNorm, which would differ, is frozen."""
+    # With 64 training images, both runs make two steps per epoch.
     common = {"method": "norm-softmax", "train__optimizer": "sgd", "train__lr": 0.02, "train__proxy_lr": 0.2}
     common |= {"train__epochs": 2, "train__warmup": 0, "train__clip_value": None, **STILL, **mode}
     one = run(photos, tmp_path / "one", train__batch=32, **common)
@@ -49,7 +49,7 @@ def test_four_batches_of_eight_are_one_of_thirty_two(mode: dict, photos: Path, t
     expected, found = tensors(one), tensors(four)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-5, msg=name)
-    # Without accumulation it is another run.
+    # Without accumulation the result differs.
     eight = tensors(run(photos, tmp_path / "eight", train__batch=8, **common))
     assert (eight["encoder.head.weight"] - expected["encoder.head.weight"]).abs().max() > 1e-2
 
@@ -77,7 +77,7 @@ class Heavy(torch.autograd.Function):
 def test_the_memory_of_accumulation_does_not_grow_with_the_batches(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a batch is computed, the graph of the one before may be there, but no earlier one."""
+    """While a batch is computed, the graph of the previous batch may still exist, but no earlier graph."""
     tensors: list[weakref.ref] = []
     alive: list[int] = []
 
@@ -97,7 +97,7 @@ def test_the_memory_of_accumulation_does_not_grow_with_the_batches(
 
 
 class Poisoned(Compare):
-    """Proxy-Anchor whose third batch is poisoned; it counts commits, and forward passes apart from its state."""
+    """Proxy-Anchor whose third batch is poisoned; it counts commits in its state, and forward passes outside of it."""
 
     def __init__(self, classes: int, dim: int, poison: str) -> None:
         super().__init__(ProxyAnchor(), LearnedProxies(classes, dim))
@@ -109,7 +109,7 @@ class Poisoned(Compare):
         self.passes += 1
         if self.passes == 3:
             nothing = 0 * ctx.embeddings.sum()
-            # The square root at zero is zero, its slope is infinite: a fine loss with a gradient that is not.
+            # The square root at 0 is 0, its slope is infinite: the loss is finite, its gradient is not.
             terms["poison"] = nothing * math.nan if self.poison == "loss" else nothing.square().sqrt()
 
         def commit() -> None:
@@ -140,7 +140,7 @@ class Watching(Notes):
 def test_a_step_that_is_not_finite_leaves_no_trace(
     poison: str, fused: bool | None, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the optimiser itself looks whether it is (fused, as on a GPU)."""
+    """Also if the optimiser itself checks for finite gradients (fused, as on a GPU)."""
     monkeypatch.setattr("proxymetric.training.optim._fused", lambda *given: fused)
 
     @about(paper="none", choose="never")
@@ -156,7 +156,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(
     before, after = (Checkpoint.read(tmp_path / "run" / name) for name in ("before", "after"))
     assert (before.state["step"], after.state["step"]) == (2, 3)
     assert after.state["skipped"] == 1
-    # Encoder with the statistics of its BatchNorm, criterion, optimiser: every bit.
+    # Encoder with its BatchNorm statistics, criterion and optimiser: bit for bit.
     same_tensors(tmp_path / "run" / "before", tmp_path / "run" / "after")
     final = tensors(done)
     assert int(final["criterion.objective.commits"]) == 7
@@ -174,7 +174,7 @@ def test_a_batch_of_unreadable_images_is_no_step(photos: Path, tmp_path: Path) -
     trained = sum("class" in title for title in done.result.bad_images)
     skipped = [record for record in records(done.folder) if record["event"] == "unread"]
     assert 0 < len(skipped) <= trained
-    assert done.result.skipped_steps == 0, "not finite is something else"
+    assert done.result.skipped_steps == 0, "only steps that are not finite count as skipped"
     assert int(tensors(done)["criterion._extra_state"][0]) == done.result.steps - len(skipped)
 
 
@@ -264,7 +264,7 @@ def test_proxies_have_a_hundred_times_the_rate() -> None:
     }  # fmt: skip
     set_rates(optimizer, 0.5)
     set_rates(optimizer, 0.25)
-    assert optimizer.param_groups[2]["lr"] == 0.25e-2, "a factor of the first rate, not of the one before"
+    assert optimizer.param_groups[2]["lr"] == 0.25e-2, "a factor of the initial rate, not of the previous one"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_schedule_is_a_function_of_the_epoch_alone() -> None:
 
 
 def test_seeds_make_runs_repeatable(photos: Path, tmp_path: Path) -> None:
-    """Here and in another process: the same bits; with another seed: another run."""
+    """The same seed gives the same bits, here and in another process; another seed gives another run."""
     elsewhere = Process(command(photos, tmp_path / "there", train__epochs=1), tmp_path / "text")
     here = run(photos, tmp_path / "here", train__epochs=1)
     assert elsewhere.finish() == 0, elsewhere.text()

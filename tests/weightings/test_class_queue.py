@@ -1,4 +1,4 @@
-"""`ClassQueue`: what a checkpoint holds of it."""
+"""What a checkpoint of a `ClassQueue` holds."""
 
 import torch
 

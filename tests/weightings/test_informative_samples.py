@@ -22,7 +22,7 @@ B, C, D = 11, 5, 6
 SCALE, MARGIN = 6.0, 0.1
 NUMBERS = {"volume": 7.0, "h": 0.6, "k": 0.3, "lam": 0.02, "tau": 0.7}
 """small enough that a few batches make outliers, informative and easy samples, and that sigma falls"""
-SCHEDULES = {  # at two steps an epoch
+SCHEDULES = {  # with two steps per epoch
     "memory off": {"memory_epoch": 99, "filter_epoch": 99, "memory": 30},
     "memory on": {"memory_epoch": 1, "filter_epoch": 99, "memory": 200},
     "filter on": {"memory_epoch": 1, "filter_epoch": 2, "memory": 200},
@@ -43,7 +43,7 @@ def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build(base: object = None, seed: int = 0, **arguments: object) -> Criterion:
-    """Two steps an epoch, in float64."""
+    """A criterion in float64, with two steps per epoch."""
     torch.manual_seed(seed)
     base = base or {"method": "proxy-anchor", "scale": SCALE, "margin": MARGIN}
     return pm.method("proxy-isa", classes=C, dim=D, steps_per_epoch=2, base=base, **NUMBERS | arguments).double()
@@ -56,7 +56,7 @@ def weighting(criterion: Criterion) -> InformativeSamples:
 
 
 def state(criterion: Criterion) -> oracle.State:
-    """What is remembered, as the oracle has it: the queue oldest first."""
+    """The memory in the form of the oracle: the queue with the oldest row first."""
     w = weighting(criterion)
     queue, size = w.queue, len(w.queue.labels)
     oldest = queue._seen % size if len(queue) == size else 0
@@ -73,7 +73,7 @@ def agree(actual: oracle.State, expected: oracle.State) -> None:
 
 
 def taken(criterion: Criterion, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """One step: the optimiser moves the proxies, far, before anything is remembered."""
+    """One step: the optimiser moves the proxies by a large step, and the commit then updates the memory."""
     optimizer.zero_grad()
     loss = criterion(x, y)
     loss.backward()
@@ -248,7 +248,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
 
 
 def test_forward_passes_before_one_commit_are_all_remembered() -> None:
-    """Gradient accumulation: weights from the state before, then the parts in their order."""
+    """Gradient accumulation: all weights use the state before the step; the parts are then remembered in order."""
     x, y = (torch.from_numpy(a) for a in batch(3))
     whole, parts = (build(**SCHEDULES["all from the start"]) for _ in range(2))
     whole(x, y)

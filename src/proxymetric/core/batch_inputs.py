@@ -1,4 +1,4 @@
-"""Checks of the embeddings and labels of a batch, and what becomes of embeddings that are not finite."""
+"""Checks of the embeddings and labels of a batch, and a factor that makes the loss NaN if embeddings are not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
-    """Refuse embeddings that are no matrix of floats.
+    """Refuse embeddings that are not a matrix of floats.
 
     Args:
         embeddings: what was given as the embeddings of a batch.
@@ -20,7 +20,7 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
         The same embeddings, (B, D).
 
     Raises:
-        ValueError: they are something else.
+        ValueError: the embeddings are not a dense matrix of floats, or have another width than `dim`.
 
     Example:
         >>> check_embeddings(None)
@@ -48,13 +48,13 @@ def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
 
     Args:
         labels: a tensor, an array or a list of whole numbers, one for each embedding.
-        embeddings: (B, D). Labels that are no tensor are copied to their device.
+        embeddings: (B, D). Labels that are not a tensor are copied to the device of the embeddings.
 
     Returns:
         (B,) int64.
 
     Raises:
-        ValueError: the labels are no whole numbers, or not one for each embedding.
+        ValueError: the labels are not whole numbers, or there is not one for each embedding.
 
     Example:
         >>> as_labels([2, 0], torch.zeros(2, 3))
@@ -95,9 +95,9 @@ def check_range(labels: Tensor, classes: int) -> None:
 def one_if_finite(embeddings: Tensor) -> Tensor:
     """A factor of the loss, without gradient: exactly 1, or NaN where a row's length is not finite.
 
-    A length is not finite where the row holds NaN or infinity, and where its square overflows: such a row would be
-    taken for a zero vector. The product of a number and 1 has the same bits, so this changes no other loss and no
-    other gradient. The factor stays on the device: nothing waits for it.
+    A length is not finite if the row holds NaN or infinity, and also if the square of the length overflows: the
+    normalisation would turn such a row into a zero vector. A number times 1 has the same bits, so the factor 1 changes
+    neither the loss nor its gradient. The factor stays on the device, and nothing synchronises with the GPU.
 
     Args:
         embeddings: (B, D), float32 or wider.

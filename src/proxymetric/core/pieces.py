@@ -15,7 +15,7 @@ piece          what it is
 
 Shapes, used everywhere: B queries, C classes, K references per class, R = C K reference rows, D dimensions.
 
-What only some sources offer is an optional protocol, not a member of `Source`: see `core.second_pass` and
+Features that only some sources offer are optional protocols, not members of `Source`: see `core.second_pass` and
 `core.capabilities`.
 """
 
@@ -50,7 +50,7 @@ def unit(vectors: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    return nn.functional.normalize(vectors, dim=-1, eps=LEAST["l2"])
+    return nn.functional.normalize(vectors, dim=-1, eps=MIN_DIVISORS["l2"])
 
 
 def ball(vectors: Tensor) -> Tensor:
@@ -61,12 +61,13 @@ def ball(vectors: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
-    return nn.functional.normalize(vectors, dim=-1, eps=LEAST["ball"])
+    return nn.functional.normalize(vectors, dim=-1, eps=MIN_DIVISORS["ball"])
 
 
-LEAST = {"l2": 1e-12, "ball": 1.0}
-"""the smallest divisor of each normalisation: a vector is divided by its length or by this, whichever is larger"""
+MIN_DIVISORS = {"l2": 1e-12, "ball": 1.0}
+"""lengths by normalisation: a vector is divided by its own length or by this length, whichever is larger"""
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": ball}
+"""the normalisations by name"""
 
 
 class References(NamedTuple):
@@ -106,8 +107,8 @@ class References(NamedTuple):
         """
         if self.shard is not None:
             raise ValueError(
-                "shard: got references divided among processes, expected all of them; "
-                "only losses written on `ops` can be sharded"
+                "shard: got references divided among processes, expected all references in this process; "
+                "only losses that use the reductions of `ops` can be sharded"
             )
         vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
         return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
@@ -146,7 +147,7 @@ class Progress(NamedTuple):
 
 
 class Encode(Protocol):
-    """The calls of the bound encoder that a piece may make; it computes in the precision of the training step."""
+    """The calls of the bound encoder that a piece may make. The encoder computes in the precision of the step."""
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Embeddings (B, D) of images."""
@@ -253,7 +254,7 @@ class Energy(NamedTuple):
                 "ProxyAnchor or another loss that has it, or newton_steps=0, which trains mu and sigma by gradient"
             )
         of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
-        min_length = LEAST[self.normalise]
+        min_length = MIN_DIVISORS[self.normalise]
 
         def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:
             shrink = vectors.norm(dim=1, keepdim=True).clamp(min=min_length).reciprocal()
@@ -284,10 +285,10 @@ class Source(ShortRepr, nn.Module):
     """the classes whose proxies this process holds; None: all classes"""
 
     def bind(self, encoder: nn.Module) -> None:
-        """Read what the source needs from the encoder. The encoder must not become a submodule.
+        """Read what the source needs from the encoder; called once, before any state is saved or loaded.
 
         Args:
-            encoder: the encoder that will be trained; called once, before any state is saved or loaded.
+            encoder: the encoder that will be trained; it must not become a submodule.
         """
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
@@ -367,10 +368,10 @@ class Objective(ShortRepr, nn.Module):
     """D, if embeddings must have this width"""
 
     def bind(self, encoder: nn.Module) -> None:
-        """Read what the objective needs from the encoder. The encoder must not become a submodule.
+        """Read what the objective needs from the encoder; called once, before any state is saved or loaded.
 
         Args:
-            encoder: the encoder that will be trained; called once, before any state is saved or loaded.
+            encoder: the encoder that will be trained; it must not become a submodule.
         """
 
     def forward(self, ctx: Context) -> Outcome:
@@ -422,9 +423,9 @@ class Compare(Objective):
         self.source.bind(encoder)
 
     def forward(self, ctx: Context) -> Outcome:
-        normal = NORMALISATIONS[self.normalise]
+        normalise = NORMALISATIONS[self.normalise]
         labels = ctx.batch.labels
-        queries = normal(ctx.embeddings)
+        queries = normalise(ctx.embeddings)
         detached_queries = queries.detach()
         refs, source_commit = self.source(ctx, Energy(self.loss, detached_queries, labels, self.normalise))
         refs = refs._replace(normalise=self.normalise)
@@ -435,7 +436,7 @@ class Compare(Objective):
             weight, weighting_commit = self.weighting(ctx, detached_queries, detached_refs)
             commits.append(weighting_commit)
         if self.use is not None and self.training and torch.is_grad_enabled():
-            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normal, refs.shard)
+            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normalise, refs.shard)
             commits.append(partial(self.use.mark, nearest))
 
         def commit() -> None:
@@ -443,9 +444,9 @@ class Compare(Objective):
                 piece_commit()
 
         if refs.vectors.dtype == torch.bfloat16:
-            # bfloat16 proxies ask for bfloat16 products; exponents and sums stay float32 (`ops`).
+            # With bfloat16 proxies the products are bfloat16; exponents and sums stay float32 (`ops`).
             queries = queries.to(torch.bfloat16)
-        # The batch may be empty, and a memory may still be. Then there are no pairs to compare, and the loss is 0.
+        # The batch can be empty, and so can a memory at the start. Then there are no pairs, and the loss is 0.
         if len(labels) and len(refs.labels):
             value = self.loss(queries, labels, refs, weight)
         else:
@@ -472,10 +473,12 @@ class Sum(Objective):
 
     def __init__(self, **parts: tuple[float, Objective]) -> None:
         super().__init__()
-        kinds = {part.normalise for _, part in parts.values()}
-        if len(kinds) != 1:
-            raise ValueError(f"normalise: got {', '.join(sorted(kinds))} in the parts of a Sum, expected one for all")
-        self.normalise = kinds.pop()
+        names = {part.normalise for _, part in parts.values()}
+        if len(names) != 1:
+            raise ValueError(
+                f"normalise: got {' and '.join(sorted(names)) or 'no parts'} in a Sum, expected the same in all parts"
+            )
+        self.normalise = names.pop()
         self.classes = next((part.classes for _, part in parts.values() if part.classes is not None), None)
         self.dim = next((part.dim for _, part in parts.values() if part.dim is not None), None)
         self.weights = {name: weight for name, (weight, _) in parts.items()}

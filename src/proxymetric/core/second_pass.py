@@ -73,8 +73,8 @@ class NeedsSecondPass(Protocol):
         """
 
     def receive(self, result: SecondPassResult | None) -> None:
-        """Take the result that the next `forward` must use; None: drop it.
+        """Take the result that the next `forward` must use.
 
         Args:
-            result: the features and the request that this source made.
+            result: the features and the request that this source made; None: drop the earlier result.
         """

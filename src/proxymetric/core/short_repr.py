@@ -24,7 +24,7 @@ class ShortRepr:
     """
 
     def __repr__(self) -> str:
-        pieces, others = [], {}
+        pieces, settings = [], {}
         for name, parameter in inspect.signature(type(self).__init__).parameters.items():
             value = getattr(self, name, parameter.empty)
             if name == "self" or value is parameter.empty or isinstance(value, Tensor):
@@ -32,8 +32,8 @@ class ShortRepr:
             if isinstance(value, ShortRepr) or _is_loss(value):
                 pieces.append(repr(value))
             elif isinstance(value, str | int | float | None) and value != parameter.default:
-                others[name] = value
-        return call_text(type(self).__name__, *pieces, **others)
+                settings[name] = value
+        return call_text(type(self).__name__, *pieces, **settings)
 
 
 def call_text(name: str, *pieces: str, **arguments: Any) -> str:

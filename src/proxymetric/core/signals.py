@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 
@@ -29,3 +30,35 @@ def stop_on_signal(request_stop: Callable[[], bool]) -> Iterator[None]:
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interrupt_after() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block.
+
+    The safetensors library turns a KeyboardInterrupt into an error of its own, so that a whole file seems damaged.
+
+    Example:
+        >>> reached_end = False
+        >>> try:
+        ...     with interrupt_after():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         reached_end = True
+        ... except KeyboardInterrupt:
+        ...     print("interrupted")
+        interrupted
+        >>> reached_end
+        True
+    """
+    signals: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if signals:
+            previous(signal.SIGINT, None)

@@ -17,8 +17,8 @@ MAX_NODES = 256
 class StepDetector:
     """Tells whether parameters have changed between two forward passes; it never waits for a GPU.
 
-    An optimiser changes parameters in place, which raises their version counter. Besides the parameters that are
-    given, it watches one parameter of the network that made the embeddings: the nearest one in their autograd graph.
+    An optimiser changes parameters in place, which raises their version counter. Besides the given parameters, the
+    detector watches one parameter of the network that computed the embeddings: the nearest one in their autograd graph.
 
     Example:
         >>> net = torch.nn.Linear(2, 2)
@@ -44,18 +44,18 @@ class StepDetector:
             embeddings: (B, D), with their autograd graph.
 
         Returns:
-            True or False; None if nothing could be compared, as in the first call, or where embeddings come from no
+            True or False; None if there was nothing to compare, as in the first call or if the embeddings depend on no
             parameter.
         """
-        versions, before = tuple(parameter._version for parameter in parameters), self._versions
+        versions, old_versions = tuple(parameter._version for parameter in parameters), self._versions
         self._versions = versions
         leaf, leaf_version = None if self._leaf is None else self._leaf(), self._leaf_version
         nearest = nearest_leaf(embeddings)
         self._watch(nearest)
-        if (before and versions != before) or (leaf is not None and leaf._version != leaf_version):
+        if (old_versions and versions != old_versions) or (leaf is not None and leaf._version != leaf_version):
             return True
-        # Embeddings that are a leaf themselves prove nothing by staying as they are: the next batch may be another.
-        is_known = before or (leaf is not None and leaf is nearest and leaf is not embeddings)
+        # If the embeddings are a leaf, their unchanged version proves nothing: the next batch may be another tensor.
+        is_known = old_versions or (leaf is not None and leaf is nearest and leaf is not embeddings)
         return False if is_known else None
 
     def _watch(self, leaf: Tensor | None) -> None:
@@ -63,7 +63,7 @@ class StepDetector:
         self._leaf_version = 0 if leaf is None else leaf._version
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: it watches nothing yet, because its parameters are others."""
+        """The state of a copy, which watches nothing yet because it will be used with other parameters."""
         return vars(StepDetector())
 
 
@@ -74,7 +74,7 @@ def nearest_leaf(tensor: Tensor) -> Tensor | None:
         tensor: any tensor.
 
     Returns:
-        The leaf, or the tensor itself if it is one; None without a gradient, or if no leaf is near.
+        The leaf, or the tensor itself if it is a leaf; None if the tensor needs no gradient or no leaf is near.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)

@@ -92,5 +92,5 @@ def held(factor: Tensor) -> Tensor:
         >>> x.grad  # the gradient of x * x is 6
         tensor(3.)
     """
-    active = _factors.get()
-    return factor.detach() if active is None else active._next(factor.detach())
+    factors = _factors.get()
+    return factor.detach() if factors is None else factors._next(factor.detach())

@@ -81,7 +81,7 @@ class Counts(Tally):
             self.sums[self.places[name]].add_(count)
 
     def total(self, name: str) -> int:
-        """The sum of this name; this synchronises with the GPU."""
+        """The sum with this name; this synchronises with the GPU."""
         return int(self.sums[self.places[name]])
 
     def share(self, part: str, whole: str) -> float | None:
@@ -123,7 +123,7 @@ class ProxyUse(Tally):
         labels: Tensor,
         rows: Tensor,
         row_labels: Tensor,
-        normal: Callable[[Tensor], Tensor],
+        normalise: Callable[[Tensor], Tensor],
         shard: Shard | None = None,
     ) -> Tensor:
         """The nearest proxy of each query's own class.
@@ -133,7 +133,7 @@ class ProxyUse(Tally):
             labels: (B,) labels of the queries.
             rows: (R, D) proxies, K for each class, not normalised.
             row_labels: (R,) classes of the rows, ascending.
-            normal: the normalisation of the rows.
+            normalise: the normalisation of the rows.
             shard: the classes of these rows, if other processes hold the rows of other classes.
 
         Returns:
@@ -141,7 +141,7 @@ class ProxyUse(Tally):
         """
         local_classes = row_labels[:: self.per_class].contiguous()
         place = torch.searchsorted(local_classes, labels).clamp(max=len(local_classes) - 1)
-        class_proxies = normal(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
+        class_proxies = normalise(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
         nearest = labels * self.per_class + torch.einsum("bd,bkd->bk", queries, class_proxies).argmax(1)
         return nearest if shard is None else all_reduce_sum(nearest * (local_classes[place] == labels), shard)
 

@@ -11,7 +11,7 @@ HIDDEN_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 
 
 def visible(text: object, keep: str = "") -> str:
-    r"""Escape the characters of a text that would move the cursor, change colours, or cannot be encoded.
+    r"""Escape the characters of a text that move the cursor, change colours or cannot be encoded.
 
     A file name may hold any of them. Bytes of a file name that are not UTF-8 are shown as ``\xNN``.
 

@@ -109,7 +109,7 @@ class Batches:
         rows = []
         for c in class_indices:
             members = self._members[c]
-            # In a class with fewer than m images, how often any two images are drawn differs by at most one.
+            # If a class has n < m images, each of them is drawn floor(m / n) or ceil(m / n) times.
             rounds = -(-per_class // len(members))
             rows.append(np.concatenate([random.permutation(members) for _ in range(rounds)])[:per_class])
         return np.concatenate(rows)

@@ -35,7 +35,7 @@ def from_csv(file: Path) -> ImageSet:
 
     Files are relative to the folder of the CSV. Columns are separated by commas, semicolons or tabs. A column `split`
     with train, val, test, query or gallery divides the images (see `data.parts`); other columns are ignored. Files that
-    do not exist are kept: they are left out and counted like images that cannot be read.
+    do not exist are treated like images that cannot be read: they stay in the set, and feeds leave them out.
 
     Raises:
         ValueError: the file is not text in UTF-8 or UTF-16, a column or a cell is missing, none of the image files
@@ -63,7 +63,7 @@ def from_csv(file: Path) -> ImageSet:
 
 
 def _rows(file: Path) -> list[_Row]:
-    """Return the rows of a CSV, checked."""
+    """Read and check the rows of a CSV."""
     lines = io.StringIO(read_text(file), newline="")
     header = lines.readline()
     separator = max(",;\t", key=header.count)
@@ -108,6 +108,6 @@ def _part(value: str, line: str) -> str:
     if part is None:
         raise ValueError(
             f"{line}: got the split {value!r}, expected one of {', '.join(PART_NAMES)}"
-            f"{did_you_mean(value, PART_NAMES)} (a column with another meaning needs another name than 'split')"
+            f"{did_you_mean(value, PART_NAMES)} (if the column means something else, rename it)"
         )
     return part

@@ -87,12 +87,14 @@ def is_shared(images: ImageSet) -> bool:
     return _active_cache is not None and images.paths is not None
 
 
-def decode_all(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray], threads: int) -> list[Decoded]:
+def decode_all(
+    images: ImageSet, processing: Hashable, make: Callable[[int], np.ndarray], threads: int
+) -> list[Decoded]:
     """Return `make(row)` of every image, in order.
 
     Args:
         images: the images; an image for which `make` raises `BadImage` is replaced by that error.
-        how: identifies what `make` does to an image; only calls with an equal `how` share pixels.
+        processing: identifies what `make` does to an image; only calls with an equal `processing` share pixels.
         make: returns the pixels of an image.
         threads: number of decoding threads. Threads are enough, because Pillow releases the GIL while it decodes, and
             unlike processes they do not have to copy the pixels.
@@ -113,7 +115,7 @@ def decode_all(images: ImageSet, how: Hashable, make: Callable[[int], np.ndarray
             status = path.stat()
         except OSError:
             return read(row)
-        return cache.get((str(path), status.st_size, status.st_mtime_ns, how), lambda: read(row))
+        return cache.get((str(path), status.st_size, status.st_mtime_ns, processing), lambda: read(row))
 
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
         return list(pool.map(load, range(len(images))))

@@ -25,9 +25,9 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
 from proxymetric.files import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-"""the formats of Pillow that are decoded (MPO is opened as JPEG); of the others, EPS would start Ghostscript"""
+"""the formats of Pillow that are decoded (MPO is opened as JPEG); not EPS, for which Pillow would start Ghostscript"""
 MAX_PIXELS = 100_000_000
-"""pixels of an image, at most, unless the environment variable `PROXYMETRIC_MAX_PIXELS` says otherwise"""
+"""default of the maximum number of pixels of an image; see `max_pixels`"""
 LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
 STRIP_PIXELS = 2**20
 """pixels that are converted to RGB at once, so that the conversion of a large image needs little memory"""
@@ -148,24 +148,24 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        scale = 257 if any(_largest(image.crop(box)) > 255 for box in _strips(image)) else 1
-        return _assembled(image, lambda strip: _grey(strip, scale))
+        scale = 257 if any(_largest_value(image.crop(box)) > 255 for box in _strips(image)) else 1
+        return _convert_by_strips(image, lambda strip: _grey_to_rgb(strip, scale))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return _assembled(image, _on_white)
+        return _convert_by_strips(image, _blend_with_white)
     return image.convert("RGB")
 
 
-def _grey(strip: Image.Image, scale: int) -> Image.Image:
+def _grey_to_rgb(strip: Image.Image, scale: int) -> Image.Image:
     values = np.nan_to_num(np.asarray(strip, dtype=np.float64), posinf=np.inf, neginf=-np.inf) / scale
     return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _on_white(strip: Image.Image) -> Image.Image:
+def _blend_with_white(strip: Image.Image) -> Image.Image:
     rgba = strip.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
 
 
-def _largest(strip: Image.Image) -> float:
+def _largest_value(strip: Image.Image) -> float:
     """Return the largest finite value of a strip."""
     values = np.asarray(strip)
     return float(values[np.isfinite(values)].max(initial=0))
@@ -177,21 +177,21 @@ def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
     return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
 
 
-def _assembled(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _convert_by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Convert an image strip by strip to RGB."""
     strips = _strips(image)
     if len(strips) <= 1:
         return convert(image)
-    whole = Image.new("RGB", image.size)
+    rgb = Image.new("RGB", image.size)
     for box in strips:
-        whole.paste(convert(image.crop(box)), box)
-    return whole
+        rgb.paste(convert(image.crop(box)), box)
+    return rgb
 
 
 def _open(file: IO[bytes]) -> ImageFile.ImageFile | None:
     """Open an image of one of the `FORMATS` without decoding it; None if the file has another format.
 
-    `Image.open` is not used, because it refuses large images before their JPEG could be reduced, and its limit is a
+    `Image.open` is not used, because it refuses large images before a JPEG could be reduced, and its limit is a
     global variable of the process.
     """
     prefix = file.read(16)
@@ -227,7 +227,7 @@ def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:
 
 
 def _silence_pillow() -> None:
-    """Ignore the warnings of Pillow's modules about unusual files: what matters is raised as `BadImage`.
+    """Ignore the warnings of Pillow's modules about unusual files; files that cannot be read raise `BadImage` anyway.
 
     The filter is set once and stays, because filters cannot be set for one thread alone.
     """

@@ -23,11 +23,11 @@ def digits(size: int = 32) -> ImageSet:
 
     bunch = load_digits()
     levels = np.round(bunch.images * (255 / 16)).astype(np.uint8)
-    large = [Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR) for image in levels]
+    enlarged = [Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR) for image in levels]
     return ImageSet(
         name="digits",
         labels=bunch.target,
         classes=[str(c) for c in range(10)],
-        arrays=np.stack([np.asarray(image) for image in large]),
+        arrays=np.stack([np.asarray(image) for image in enlarged]),
         test_classes=(5, 6, 7, 8, 9),
     )

@@ -86,7 +86,7 @@ class _Reader(Dataset):
         return _BatchImages(pixels, np.array(readable, dtype=np.int64), bad)
 
     def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:
-        """Yield the images of the requests in order, made in this process (`workers=0`) or by worker processes."""
+        """Yield the images of the requests in order, read by this process (`workers=0`) or by worker processes."""
         if workers == 0:
             yield from map(self.__getitem__, requests)
             return
@@ -148,9 +148,9 @@ class _SharedReader:
     """Makes evaluation batches from centre crops that feeds share through `keep_decoded`."""
 
     def __init__(self, images: ImageSet, view: EvalView, threads: int) -> None:
-        how = ("centre", view.size, view.resize, view.interpolation)
+        processing = ("centre", view.size, view.resize, view.interpolation)
         self.size = view.size
-        self.crops: list[Decoded] = decode_all(images, how, lambda row: view(images.read(row)).numpy(), threads)
+        self.crops: list[Decoded] = decode_all(images, processing, lambda row: view(images.read(row)).numpy(), threads)
 
     def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:
         """Yield the images of the requests in order, as `_Reader.run` does."""
@@ -274,7 +274,7 @@ class TrainFeed:
             return
         for result in self._reader.run(requests, self.workers, self.device.type == "cuda"):
             _report_bad(result.bad, self.bad, self.on_bad)
-            yield _moved(Batch(result.images, self._labels[result.rows]), self.device)
+            yield _to_device(Batch(result.images, self._labels[result.rows]), self.device)
 
     def _requests(self, number: int, start: int) -> Iterator[_BatchRequest]:
         """Yield the requests of this rank for epoch `number`, from step `start` on."""
@@ -365,8 +365,8 @@ class EvalFeed:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._stored is not None:
-            for stored in self._stored:
-                yield _moved(stored, self.device)
+            for batch in self._stored:
+                yield _to_device(batch, self.device)
             return
         readable = self.read_rows = []
         new_batches: list[Batch] = []
@@ -374,18 +374,22 @@ class EvalFeed:
             _BatchRequest(rows, None)
             for rows in np.split(np.arange(len(self.images)), range(self.batch, len(self.images), self.batch))
         )
-        store = self.device if self.cache == "device" else torch.device("cpu")
-        shared = self.cache != "none" and is_shared(self.images)
-        reader = _SharedReader(self.images, self.view, self.workers) if shared else _Reader(self.images, self.view)
+        cache_device = self.device if self.cache == "device" else torch.device("cpu")
+        uses_shared_cache = self.cache != "none" and is_shared(self.images)
+        reader = (
+            _SharedReader(self.images, self.view, self.workers)
+            if uses_shared_cache
+            else _Reader(self.images, self.view)
+        )
         for result in reader.run(requests, self.workers, self.device.type == "cuda"):
             _report_bad(result.bad, self.bad, self.on_bad)
             readable.append(result.rows)
             if len(result.rows) == 0:
                 continue
-            batch = _moved(Batch(result.images, self._labels[result.rows]), store)
+            batch = _to_device(Batch(result.images, self._labels[result.rows]), cache_device)
             if self.cache != "none":
                 new_batches.append(batch)
-            yield _moved(batch, self.device)
+            yield _to_device(batch, self.device)
         self.kept = np.concatenate(readable) if readable else self.kept
         if self.cache != "none":
             self._stored = new_batches
@@ -414,11 +418,11 @@ def draw_rows(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray
         raise ValueError(f"count: got {count}, expected at least 1")
     order = np.random.default_rng([seed, key, 0, _ROWS_STREAM]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    _, first, members = np.unique(labels[order], return_index=True, return_counts=True)
-    return order[(first[:, None] + np.arange(count) % members[:, None]).ravel()]
+    _, starts, class_sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    return order[(starts[:, None] + np.arange(count) % class_sizes[:, None]).ravel()]
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
+def _to_device(batch: Batch, device: torch.device) -> Batch:
     assert batch.images is not None
     return batch._replace(images=batch.images.to(device, non_blocking=True))
 

@@ -15,7 +15,7 @@ from proxymetric.files import printable
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_NAMES = 3
-"""names in a message, at most"""
+"""maximum number of names in a message"""
 
 
 class _ClassFolder(NamedTuple):
@@ -72,8 +72,8 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     Args:
         root: the folder.
         layout: "auto" takes folders such as train/, val/ and test/ (see `data.parts`) as a split, with class folders in
-            each of them; "folder" takes them as classes; "nested" is "auto" with one class for every folder that holds
-            images itself, named by its path.
+            each of them; "folder" takes them as classes; "nested" is like "auto", but every folder that directly holds
+            images is a class, and the name of the class is the path of the folder.
 
     Raises:
         ValueError: there are fewer than two classes, or a split has no class folders.
@@ -84,9 +84,9 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     notes: list[str] = []
     for place, part in parts.items() or [(root, None)]:
         folders += _classes_in(place, part, layout, notes, unlisted)
-    others = [f for f in class_folders(root) if part_of(f.name) is None and image_files(f)] if parts else []
-    if parts and not folders and any(_loose_images(f) for f in others):
-        # Class folders that happen to be called train and test, beside others.
+    other_folders = [f for f in class_folders(root) if part_of(f.name) is None and image_files(f)] if parts else []
+    if parts and not folders and any(_loose_images(f) for f in other_folders):
+        # Class folders may be called train and test by chance: this is assumed if other folders hold images directly.
         notes = [
             f"{root}: {' and '.join(place.name for place in parts)} hold no class folders and are taken as classes"
         ]
@@ -94,21 +94,20 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
         folders = _classes_in(root, None, layout, notes, unlisted)
     if parts:
         _check_parts(root, parts, folders)
-        if others:
-            notes.append(
-                f"{root}: left out, because they are no part of the split: {first_names([f.name for f in others])}"
-            )
+        if other_folders:
+            names = first_names([folder.name for folder in other_folders])
+            notes.append(f"{root}: left out, because they are not part of the split: {names}")
     else:
         _check_classes(root, [folder.name for folder in folders], unlisted)
     if unlisted:
         reasons = [f"{name} ({reason})" for name, reason in unlisted.items()]
         notes.append(f"folders that cannot be listed and are left out: {len(reasons)}, {first_names(reasons)}")
-    names = sorted({folder.name for folder in folders})
-    label_of = {name: label for label, name in enumerate(names)}
+    classes = sorted({folder.name for folder in folders})
+    label_of = {name: label for label, name in enumerate(classes)}
     images = ImageSet(
         name=printable(root.resolve().name),
         labels=np.repeat([label_of[f.name] for f in folders], [len(f.files) for f in folders]),
-        classes=[printable(name) for name in names],
+        classes=[printable(name) for name in classes],
         paths=[path for folder in folders for path in folder.files],
         root=root,
         notes=tuple(notes),
@@ -116,23 +115,27 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     )
     if not parts:
         return images
-    listed = ", ".join(f"{folder.relative_to(root).as_posix()}/" for folder in parts)
+    part_folders = ", ".join(f"{folder.relative_to(root).as_posix()}/" for folder in parts)
     part_of_images = np.repeat([f.part for f in folders], [len(f.files) for f in folders])
-    divided = divide(images, part_of_images, f"{root} with {listed}", "data.layout=folder (evaluate: --layout folder)")
+    divided = divide(
+        images, part_of_images, f"{root} with {part_folders}", "data.layout=folder (evaluate: --layout folder)"
+    )
     return replace(divided, notes=(*divided.notes[len(notes) :], *notes))
 
 
 def _part_folders(root: Path) -> dict[Path, str]:
-    """Return the folders of a split in `root` and their parts; {} unless there are two different parts.
+    """Return the folders of a split in `root` and their parts; {} if there are fewer than two different parts.
 
-    test/ with query/ and gallery/ inside counts as these two.
+    If test/ contains query/ and gallery/, these two folders are returned instead of test/.
     """
     parts: dict[Path, str] = {}
     for folder in class_folders(root):
         part = part_of(folder.name)
-        inside = {f: part_of(f.name) for f in class_folders(folder)} if part == "test" and os.access(folder, 4) else {}
-        if inside and set(inside.values()) == {"query", "gallery"}:
-            parts |= {f: str(name) for f, name in inside.items()}
+        inner_parts = (
+            {f: part_of(f.name) for f in class_folders(folder)} if part == "test" and os.access(folder, os.R_OK) else {}
+        )
+        if inner_parts and set(inner_parts.values()) == {"query", "gallery"}:
+            parts |= {f: str(name) for f, name in inner_parts.items()}
         elif part is not None:
             parts[folder] = part
     return parts if len(set(parts.values())) > 1 else {}
@@ -141,47 +144,51 @@ def _part_folders(root: Path) -> dict[Path, str]:
 def _classes_in(
     place: Path, part: str | None, layout: str, notes: list[str], unlisted: dict[str, str]
 ) -> list[_ClassFolder]:
-    """Return the classes in a folder of class folders; adds to `notes` and `unlisted` what is left out or doubtful."""
+    """Return the classes in a folder of class folders; record what is left out or doubtful in `notes`, `unlisted`."""
     try:
-        found = _visible_folders(place)
+        subfolders = _visible_folders(place)
     except OSError as error:
         unlisted[printable(str(place))] = error.strerror or str(error)
         return []
-    loose = _loose_images(place)
-    files = {folder: image_files(folder, unlisted) for folder in found}
-    empty = [printable(folder.name) for folder in found if not files[folder] and printable(str(folder)) not in unlisted]
-    if empty and any(files.values()):
-        notes.append(f"{place}: folders without images: {len(empty)}, {first_names(empty)}")
-    if loose and any(files.values()):
-        notes.append(f"{place}: images outside class folders, left out: {len(loose)}, {first_names(loose)}")
-    filled = [folder for folder in found if files[folder]]
+    loose_images = _loose_images(place)
+    files = {folder: image_files(folder, unlisted) for folder in subfolders}
+    empty_folders = [
+        printable(folder.name) for folder in subfolders if not files[folder] and printable(str(folder)) not in unlisted
+    ]
+    if empty_folders and any(files.values()):
+        notes.append(f"{place}: folders without images: {len(empty_folders)}, {first_names(empty_folders)}")
+    if loose_images and any(files.values()):
+        notes.append(
+            f"{place}: images outside class folders, left out: {len(loose_images)}, {first_names(loose_images)}"
+        )
+    filled_folders = [folder for folder in subfolders if files[folder]]
     if layout == "nested":
-        inner: dict[str, list[Path]] = {}
-        for folder in filled:
+        files_by_class: dict[str, list[Path]] = {}
+        for folder in filled_folders:
             for path in files[folder]:
-                inner.setdefault(path.parent.relative_to(place).as_posix(), []).append(path)
-        return [_ClassFolder(name, paths, part) for name, paths in inner.items()]
-    deep = {folder: sorted({p.relative_to(folder).parts[0] for p in files[folder]}) for folder in filled}
-    if filled and all(len(deep[f]) > 1 and not _loose_images(f) for f in filled):
-        examples = [printable(f"{filled[0].name}/{name}") for name in deep[filled[0]]]
+                files_by_class.setdefault(path.parent.relative_to(place).as_posix(), []).append(path)
+        return [_ClassFolder(name, paths, part) for name, paths in files_by_class.items()]
+    inner_names = {folder: sorted({p.relative_to(folder).parts[0] for p in files[folder]}) for folder in filled_folders}
+    if filled_folders and all(len(inner_names[f]) > 1 and not _loose_images(f) for f in filled_folders):
+        examples = [printable(f"{filled_folders[0].name}/{name}") for name in inner_names[filled_folders[0]]]
         notes.append(
             f"{place}: every class folder holds folders of images, such as {first_names(examples)}; all images in "
-            f"{printable(filled[0].name)} count as one class. Are the inner folders the classes? Then use "
+            f"{printable(filled_folders[0].name)} count as one class. Are the inner folders the classes? Then use "
             "data.layout=nested (evaluate: --layout nested)"
         )
-    return [_ClassFolder(folder.name, files[folder], part) for folder in filled]
+    return [_ClassFolder(folder.name, files[folder], part) for folder in filled_folders]
 
 
 def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]) -> None:
     """Refuse a split in which a part has no class folders with images."""
-    filled = {folder.part for folder in folders}
+    filled_parts = {folder.part for folder in folders}
     for place, part in parts.items():
-        if part not in filled:
-            loose = _loose_images(place) if os.access(place, os.R_OK) else []
-            inside = f"{len(loose)} images outside class folders" if loose else "no images"
+        if part not in filled_parts:
+            loose_images = _loose_images(place) if os.access(place, os.R_OK) else []
+            content = f"{len(loose_images)} images outside class folders" if loose_images else "no images"
             names = " and ".join(folder.name for folder in parts)
             raise ValueError(
-                f"data: got {root} with {names}, which look like a split, but {place} has {inside}; expected "
+                f"data: got {root} with {names}, which look like a split, but {place} has {content}; expected "
                 f"{place / 'CLASS' / 'photo.jpg'}. If {names} are your classes: --set data.layout=folder "
                 "(evaluate: --layout folder)"
             )
@@ -190,17 +197,21 @@ def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]
 def _check_classes(root: Path, names: list[str], unlisted: dict[str, str]) -> None:
     """Refuse a folder with fewer than two classes."""
     layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
-    forbidden = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
+    unlisted_hint = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
     if not names:
-        loose = len(_loose_images(root))
-        outside = f" and {loose} images outside class folders" if loose else ""
-        raise ValueError(f"data: got {root} with no labelled images{outside}, expected {layout}{forbidden}")
+        loose_count = len(_loose_images(root))
+        loose_hint = f" and {loose_count} images outside class folders" if loose_count else ""
+        raise ValueError(f"data: got {root} with no labelled images{loose_hint}, expected {layout}{unlisted_hint}")
     if len(set(names)) < 2:
-        inner = [p for p in class_folders(root / names[0]) if image_files(p)]
-        hint = f"; did you mean {root / names[0]}, which has {len(inner)} folders of images?" if len(inner) > 1 else ""
+        inner_folders = [p for p in class_folders(root / names[0]) if image_files(p)]
+        hint = (
+            f"; did you mean {root / names[0]}, which has {len(inner_folders)} folders of images?"
+            if len(inner_folders) > 1
+            else ""
+        )
         raise ValueError(
             f"data: got {root} with images of one class only ({names[0]!r}), expected at least two classes: "
-            f"{layout}{forbidden}{hint}"
+            f"{layout}{unlisted_hint}{hint}"
         )
 
 
@@ -221,7 +232,7 @@ def first_names(names: list[str]) -> str:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether `path` is a file that can be reached; a name that is too long or forbidden is none."""
+    """Return whether `path` is a file that can be reached; False for a name that is too long or forbidden."""
     try:
         return path.is_file()
     except OSError:
@@ -229,7 +240,7 @@ def is_file(path: Path) -> bool:
 
 
 def missing_files(paths: list[Path], root: Path) -> list[str]:
-    """Return the paths, relative to `root`, that are no files."""
+    """Return the paths, relative to `root`, that are not files."""
     return [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths if not is_file(path)]
 
 

@@ -37,11 +37,11 @@ class ImageBuffer:
         self.widths = np.array([image.shape[1] for image in images], dtype=np.int64)
         areas = self.heights * self.widths
         self.starts = np.cumsum(areas) - areas
-        flat = np.empty((int(areas.sum()), 3), dtype=np.uint8)
+        pixels = np.empty((int(areas.sum()), 3), dtype=np.uint8)
         images.reverse()
         for start, area in zip(self.starts, areas):
-            flat[start : start + area] = images.pop().reshape(-1, 3)
-        self.pixels = torch.from_numpy(flat).to(device)
+            pixels[start : start + area] = images.pop().reshape(-1, 3)
+        self.pixels = torch.from_numpy(pixels).to(device)
 
     def image(self, row: int) -> Image.Image:
         """Return image `row` for views that work on one image; the buffer must be on the CPU."""
@@ -51,7 +51,8 @@ class ImageBuffer:
     def cut(self, rows: np.ndarray, boxes: Boxes, size: int) -> Tensor:
         """Cut one box from each of the images `rows`, by bilinear interpolation.
 
-        If any image in the buffer has a shorter side of at least 1.5 `size`, pixels are means of several samples.
+        If any image in the buffer has a shorter side of at least 1.5 `size`, each pixel of the result is the mean of
+        several samples.
 
         Args:
             rows: (B,) indices of images.
@@ -62,33 +63,38 @@ class ImageBuffer:
             (B, 3, size, size) uint8.
         """
         device = self.pixels.device
-        shorter = np.minimum(self.heights, self.widths)
-        reduce = max(1, round(shorter.max(initial=0) / size))
-        y = _grid(boxes.top, boxes.height, self.heights[rows], size * reduce)
-        x = _grid(boxes.left, boxes.width, self.widths[rows], size * reduce)
+        shorter_sides = np.minimum(self.heights, self.widths)
+        samples = max(1, round(shorter_sides.max(initial=0) / size))
+        y = _grid(boxes.top, boxes.height, self.heights[rows], size * samples)
+        x = _grid(boxes.left, boxes.width, self.widths[rows], size * samples)
         x = np.where(boxes.flip[:, None], x[:, ::-1], x)
         start, height, width = (values[rows][:, None] for values in (self.starts, self.heights, self.widths))
-        above = np.floor(y).astype(np.int64)
-        below = np.minimum(above + 1, height - 1)
-        before = np.floor(x).astype(np.int64)
-        after = np.minimum(before + 1, width - 1)
-        lines = [torch.from_numpy(start + line * width).to(device) for line in (above, below)]
-        columns = [torch.from_numpy(column).to(device) for column in (before, after)]
-        if reduce == 1 and (above == y).all() and (before == x).all():
+        upper_lines = np.floor(y).astype(np.int64)
+        lower_lines = np.minimum(upper_lines + 1, height - 1)
+        left_columns = np.floor(x).astype(np.int64)
+        right_columns = np.minimum(left_columns + 1, width - 1)
+        lines = [torch.from_numpy(start + line * width).to(device) for line in (upper_lines, lower_lines)]
+        columns = [torch.from_numpy(column).to(device) for column in (left_columns, right_columns)]
+        if samples == 1 and (upper_lines == y).all() and (left_columns == x).all():
             return self._pick(lines[0], columns[0]).permute(0, 3, 1, 2).contiguous()
-        down = torch.from_numpy((y - above).astype(np.float32)).to(device)[:, :, None, None]
-        right = torch.from_numpy((x - before).astype(np.float32)).to(device)[:, None, :, None]
+        vertical_weights = torch.from_numpy((y - upper_lines).astype(np.float32)).to(device)[:, :, None, None]
+        horizontal_weights = torch.from_numpy((x - left_columns).astype(np.float32)).to(device)[:, None, :, None]
         result = torch.zeros((len(rows), size, size, 3), device=device)
-        for i in range(reduce):
-            for j in range(reduce):
-                upper, lower = (self._between(line[:, i::reduce], columns, right, j, reduce) for line in lines)
-                result += torch.lerp(upper, lower, down[:, i::reduce])
-        return (result / reduce**2).round_().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
+        for i in range(samples):
+            for j in range(samples):
+                upper_pixels, lower_pixels = (
+                    self._interpolate_columns(line[:, i::samples], columns, horizontal_weights, j, samples)
+                    for line in lines
+                )
+                result += torch.lerp(upper_pixels, lower_pixels, vertical_weights[:, i::samples])
+        return (result / samples**2).round_().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
 
-    def _between(self, lines: Tensor, columns: list[Tensor], right: Tensor, j: int, reduce: int) -> Tensor:
-        """Return the pixels of `lines`, interpolated between two columns."""
-        before, after = (self._pick(lines, column[:, j::reduce]).float() for column in columns)
-        return torch.lerp(before, after, right[:, :, j::reduce])
+    def _interpolate_columns(
+        self, lines: Tensor, columns: list[Tensor], weights: Tensor, sample: int, samples: int
+    ) -> Tensor:
+        """Return the pixels of `lines`, interpolated between the left and the right columns."""
+        left_pixels, right_pixels = (self._pick(lines, column[:, sample::samples]).float() for column in columns)
+        return torch.lerp(left_pixels, right_pixels, weights[:, :, sample::samples])
 
     def _pick(self, lines: Tensor, columns: Tensor) -> Tensor:
         """Return the pixels (B, H, W, 3) at columns (B, W) of lines (B, H); a line is the index of its first pixel."""
@@ -97,6 +103,6 @@ class ImageBuffer:
 
 
 def _grid(start: np.ndarray, length: np.ndarray, limit: np.ndarray, count: int) -> np.ndarray:
-    """Return the centres (B, count) of `count` equal parts of each box, moved into the image."""
+    """Return the centres (B, count) of `count` equal parts of each box, clipped to the image."""
     centres = start[:, None] + (np.arange(count) + 0.5) * (length / count)[:, None] - 0.5
     return np.clip(centres, 0, limit[:, None] - 1)

@@ -28,11 +28,12 @@ class ImageSet:
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
         test_classes: labels of the official test classes; `()` if there are none.
         root: the folder that `paths` are relative to in `identity`.
-        test_images: (N,) bool, the test images of data that comes divided by images, so that classes may be in training
-            and in the test (MNIST, folders with train/ and test/); None otherwise.
+        test_images: (N,) bool, True for the test images, if the data comes with a split of its images (MNIST, folders
+            with train/ and test/), in which a class may have both training and test images; None otherwise.
         gallery: (N,) bool, for a test with queries and a gallery (In-Shop): True for the images of the gallery; the
             other test images are queries. None: each test image is a query against all others.
-        validation_images: (N,) bool, the images that choose the epoch, of data that comes divided; None otherwise.
+        validation_images: (N,) bool, True for the images that choose the epoch, if the data comes with such images (a
+            folder val/); None otherwise.
         notes: sentences about what was found and left out when the set was opened.
         unlisted: folders that could not be listed, with the reason.
 
@@ -128,25 +129,25 @@ class ImageSet:
             ValueError: `ids` contains a label twice or an unknown label.
         """
         ids = [int(c) for c in ids]
-        known = len(self.classes)
-        if len(set(ids)) != len(ids) or any(not 0 <= c < known for c in ids):
-            raise ValueError(f"ids: got {ids}, expected different labels in 0..{known - 1}")
-        renumber = np.full(known, -1, dtype=np.int64)
-        renumber[ids] = np.arange(len(ids))
-        chosen = self.subset(np.flatnonzero(renumber[self.labels] >= 0) if known else np.arange(0))
-        test = tuple(int(renumber[c]) for c in self.test_classes if renumber[c] >= 0)
+        class_count = len(self.classes)
+        if len(set(ids)) != len(ids) or any(not 0 <= c < class_count for c in ids):
+            raise ValueError(f"ids: got {ids}, expected different labels in 0..{class_count - 1}")
+        new_labels = np.full(class_count, -1, dtype=np.int64)
+        new_labels[ids] = np.arange(len(ids))
+        selection = self.subset(np.flatnonzero(new_labels[self.labels] >= 0) if class_count else np.arange(0))
+        test_classes = tuple(int(new_labels[c]) for c in self.test_classes if new_labels[c] >= 0)
         return replace(
-            chosen,
-            labels=renumber[chosen.labels],
+            selection,
+            labels=new_labels[selection.labels],
             classes=[self.classes[c] for c in ids],
-            test_classes=test if len(test) < len(ids) else (),
+            test_classes=test_classes if len(test_classes) < len(ids) else (),
         )
 
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageSet:
         """Return the set with only the images `indices`; labels and classes do not change.
 
-        `test_images` and `validation_images` are kept if they hold some but not all of the images, `gallery` if any
-        gallery image remains.
+        `test_images` and `validation_images` are kept if they are True for some but not all of the chosen images,
+        `gallery` if any gallery image remains.
 
         Args:
             indices: image indices in any order, or one bool per image.
@@ -165,9 +166,9 @@ class ImageSet:
                 raise ValueError(f"indices: got bools of shape {rows.shape}, expected indices or {len(self)} bools")
             rows = np.flatnonzero(rows)
         rows = rows.astype(np.int64)
-        wrong = rows[(rows < 0) | (rows >= len(self))]
-        if len(wrong):
-            raise ValueError(f"indices: got {int(wrong[0])}, expected numbers in 0..{len(self) - 1}")
+        invalid_rows = rows[(rows < 0) | (rows >= len(self))]
+        if len(invalid_rows):
+            raise ValueError(f"indices: got {int(invalid_rows[0])}, expected numbers in 0..{len(self) - 1}")
         test, validation = (
             mask[rows] if mask is not None and mask[rows].any() and not mask[rows].all() else None
             for mask in (self.test_images, self.validation_images)

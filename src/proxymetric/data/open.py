@@ -50,18 +50,18 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     one_of("layout", layout, LAYOUTS)
     max_pixels()  # refuses a wrong value before the first image is read
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
-        return _noted(EMBEDDED[source]())
+        return _add_note(EMBEDDED[source]())
     if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
-        return _noted(glyphs(int(match[1])))
+        return _add_note(glyphs(int(match[1])))
     path = Path(source).expanduser()
     if not path.exists():
-        near = _neighbour(path) or did_you_mean(source, EMBEDDED)
+        hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
         raise ValueError(
             f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
-            f"sets {' and '.join(EMBEDDED)}{near}"
+            f"sets {' and '.join(EMBEDDED)}{hint}"
         )
     try:
-        return _noted(_opened(path, layout))
+        return _add_note(_open_path(path, layout))
     except PermissionError as error:
         raise ValueError(
             f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
@@ -69,8 +69,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         ) from None
 
 
-def _neighbour(path: Path) -> str:
-    """Suggest the folder or CSV file beside a missing one whose name is most similar, as the end of a message."""
+def _suggest_neighbour(path: Path) -> str:
+    """Return the end of a message that suggests the most similar folder or CSV file next to a missing one."""
     try:
         neighbours = [item for item in path.parent.iterdir() if item.is_dir() or item.suffix.lower() == ".csv"]
     except OSError:
@@ -78,7 +78,7 @@ def _neighbour(path: Path) -> str:
     return did_you_mean(path, [str(item) for item in neighbours if did_you_mean(path.name, [item.name])])
 
 
-def _opened(path: Path, layout: str) -> ImageSet:
+def _open_path(path: Path, layout: str) -> ImageSet:
     """Open a folder or a CSV file that exists."""
     if layout == "auto":
         layout = "csv" if path.is_file() else detect(path) or "auto"
@@ -95,7 +95,7 @@ def _opened(path: Path, layout: str) -> ImageSet:
     return from_folder(path, layout)
 
 
-def _noted(images: ImageSet) -> ImageSet:
+def _add_note(images: ImageSet) -> ImageSet:
     """Add a note with the first class names, so that a wrong folder is noticed."""
     note = f"{len(images.classes)} classes: {first_names(images.classes)}"
     return replace(images, notes=(*images.notes, note))

@@ -47,7 +47,7 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
     Args:
         images: the images.
         parts: (N,) values of `PART_NAMES`.
-        source: what says so, for messages, such as "shop/train, shop/test".
+        source: where the parts come from, for messages, such as "shop/train, shop/test".
         way_out: how to open the images without the division, for messages.
 
     Returns:
@@ -63,35 +63,36 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
         >>> divided.test_images
         array([False, False,  True,  True])
         >>> print(divided.notes[0])
-        train, test: a split, 2 images of 2 classes to train on, 2 images of 2 classes for the test (to open it ...)
+        train, test: a split, 2 images of 2 classes to train on, 2 images of 2 classes for the test (to ignore ...)
     """
     gallery, queries = parts == "gallery", parts == "query"
-    tested = np.isin(parts, ("test", "query", "gallery"))
-    masks = {"train": parts == "train", "validation": parts == "validation", "test": tested}
+    test_mask = np.isin(parts, ("test", "query", "gallery"))
+    masks = {"train": parts == "train", "validation": parts == "validation", "test": test_mask}
     if gallery.any() != queries.any() or (gallery.any() and (parts == "test").any()):
-        given = ", ".join(part for part in ("test", "query", "gallery") if (parts == part).any())
+        present_parts = ", ".join(part for part in ("test", "query", "gallery") if (parts == part).any())
         raise ValueError(
-            f"{source}: got the parts {given}, expected either test, or both query and gallery; otherwise {way_out}"
+            f"{source}: got the parts {present_parts}, expected either test, or both query and gallery; "
+            f"to ignore the split: {way_out}"
         )
     classes = {part: np.unique(images.labels[mask]) for part, mask in masks.items() if mask.any()}
     for part, labels in classes.items():
         if len(labels) < 2:
             raise ValueError(
                 f"{source}: got one class only ({images.classes[labels[0]]!r}) {_PURPOSES[part]}, expected at least "
-                f"two classes in each part of a split; otherwise {way_out}"
+                f"two classes in each part of a split; to ignore the split: {way_out}"
             )
     counts = ", ".join(
         f"{int(masks[part].sum())} images of {len(labels)} classes {_PURPOSES[part]}"
         for part, labels in classes.items()
     )
-    notes = [f"{source}: a split, {counts} (to open it otherwise: {way_out})"]
+    notes = [f"{source}: a split, {counts} (to ignore the split: {way_out})"]
     for part in ("validation", "test"):
         shared = np.intersect1d(classes.get("train", ()), classes.get(part, ()))
         if len(shared):
             notes.append(
                 f"{len(shared)} of the {len(classes[part])} {part} classes are training classes too, such as "
-                f"{images.classes[int(shared[0])]!r}: the scores of the {part} images tell how well images of known "
-                "classes are found, not of new ones"
+                f"{images.classes[int(shared[0])]!r}: the scores of the {part} images measure retrieval of known "
+                "classes, not of new ones"
             )
     if "train" not in classes:
         masks["validation"] = masks["test"] = np.zeros(len(images), dtype=bool)

@@ -1,4 +1,4 @@
-"""Splits by class: test classes are not trained on, unless the data comes divided by images, as MNIST does."""
+"""Splits by class: test classes are not trained on, unless the data comes with a split of its images, as MNIST does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxymetric.data.images import ImageSet
 
 
 class Split(NamedTuple):
-    """Three image sets. They share no class, unless the data comes divided by images (MNIST, train/ and test/)."""
+    """Three image sets, which share no class unless the data comes with a split of its images (as MNIST does)."""
 
     train: ImageSet
     validation: ImageSet | None
@@ -34,10 +34,10 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         test: "auto" takes the official test: the second half of the classes of CUB and Cars, a fixed half of glyphs and
             digits, the official test classes of SOP, In-Shop (with its gallery), iNaturalist and Omniglot, and for
             MNIST the official test images, which have the training classes; your own data has a test if it has a
-            folder test/ or a column `split`. A
-            fraction in (0, 1) takes that part of the classes, at least two, the same ones for any seed. "none" keeps
-            all classes for training. With a fraction or "none", given validation images, test images and galleries
-            are ignored, and all images of a class stay together.
+            folder test/ or a column `split`. A fraction in (0, 1) takes that part of the classes, at least two, the
+            same ones for any seed. "none" keeps all classes for training. With a fraction or "none", the validation
+            images, test images and gallery that come with the data are ignored, and all images of a class stay
+            together.
         seed: seed of the validation classes, at least 0.
 
     Raises:
@@ -53,14 +53,14 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         images = replace(images, validation_images=None)
     if test != "auto":
         images = replace(images, test_images=None, gallery=None)
-    divided = images.test_images is not None or images.validation_images is not None
+    has_given_split = images.test_images is not None or images.validation_images is not None
     total = len(images.classes)
     given_test = given_validation = None
     if images.test_images is not None:
-        given_test = _own_classes(images.subset(images.test_images))
+        given_test = _drop_empty_classes(images.subset(images.test_images))
         images = images.subset(~images.test_images)
     if images.validation_images is not None:
-        given_validation = _own_classes(images.subset(images.validation_images))
+        given_validation = _drop_empty_classes(images.subset(images.validation_images))
         images = images.subset(~images.validation_images)
     counts = np.bincount(images.labels, minlength=total)
     if not isinstance(validation, str) and not 0 <= validation < 1:
@@ -68,7 +68,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
     if seed < 0:
         raise ValueError(f"seed: got {seed}, expected at least 0")
     test_ids = _test_classes(images, counts, test)
-    train_ids = np.setdiff1d(np.flatnonzero(counts) if divided else np.arange(total), test_ids)
+    train_ids = np.setdiff1d(np.flatnonzero(counts) if has_given_split else np.arange(total), test_ids)
     training_count = len(train_ids)
     validation_ids = np.empty(0, dtype=np.int64)
     if isinstance(validation, str):
@@ -98,7 +98,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
     )
 
 
-def _own_classes(images: ImageSet) -> ImageSet:
+def _drop_empty_classes(images: ImageSet) -> ImageSet:
     """Return the set without the classes that have no images in it."""
     return images.of_classes(np.unique(images.labels))
 

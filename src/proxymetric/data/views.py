@@ -54,7 +54,7 @@ class EvalView:
     """
 
     def __init__(self, size: int, resize: int | None = None, interpolation: str = "bilinear") -> None:
-        self.size = _checked(size, interpolation)
+        self.size = _checked_size(size, interpolation)
         self.resize = _default_resize(size) if resize is None else resize
         self.interpolation = interpolation
         if self.resize < size:
@@ -62,7 +62,7 @@ class EvalView:
 
     def boxes(self, heights: np.ndarray, widths: np.ndarray) -> Boxes:
         """Return the boxes for images of these heights and widths (B,)."""
-        return _centred(heights, widths, self.size / self.resize)
+        return _centred_boxes(heights, widths, self.size / self.resize)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Cut the centre of an RGB image: (3, size, size) uint8."""
@@ -107,11 +107,12 @@ class TrainView:
         flip: bool = True,
         interpolation: str = "bilinear",
     ) -> None:
-        self.size = _checked(size, interpolation)
+        self.size = _checked_size(size, interpolation)
         one_of("crop", crop, _CROPS)
         self.resize = _default_resize(size) if resize is None and crop != "random-resized" else resize
         if self.resize is not None and self.resize < (1 if crop == "random-resized" else size):
-            raise ValueError(f"resize: got {resize} with crop={crop!r}, expected at least size={size}")
+            minimum = "1" if crop == "random-resized" else f"size={size}"
+            raise ValueError(f"resize: got {resize} with crop={crop!r}, expected at least {minimum}")
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(
                 f"scale: got {scale}, expected two fractions of the area with 0 < smallest <= largest <= 1"
@@ -138,38 +139,39 @@ class TrainView:
         flip = (draws[:, -1] < 0.5) & self.flip
         if self.crop == "none":
             assert self.resize is not None
-            return _centred(heights, widths, self.size / self.resize)._replace(flip=flip)
-        high, wide = np.asarray(heights, dtype=np.float64), np.asarray(widths, dtype=np.float64)
+            return _centred_boxes(heights, widths, self.size / self.resize)._replace(flip=flip)
+        image_heights, image_widths = np.asarray(heights, dtype=np.float64), np.asarray(widths, dtype=np.float64)
         # Boxes are computed in the resized image but cut from the original one: `zoom` converts between the two.
-        zoom = 1.0 if self.resize is None else self.resize / np.minimum(high, wide)
-        high, wide = np.round(high * zoom), np.round(wide * zoom)
+        zoom = 1.0 if self.resize is None else self.resize / np.minimum(image_heights, image_widths)
+        image_heights, image_widths = np.round(image_heights * zoom), np.round(image_widths * zoom)
         if self.crop == "random":
-            height, width = np.full_like(high, self.size), np.full_like(wide, self.size)
-            down, right = draws[:, -3], draws[:, -2]
+            height, width = np.full_like(image_heights, self.size), np.full_like(image_widths, self.size)
+            vertical, horizontal = draws[:, -3], draws[:, -2]
         else:
-            height, width, fits = self._random_sides(high, wide, draws)
-            down, right = (np.where(fits, draws[:, k], 0.5) for k in (-3, -2))
-        top = np.floor(down * (high - height + 1))
-        left = np.floor(right * (wide - width + 1))
+            height, width, fits = self._random_sides(image_heights, image_widths, draws)
+            vertical, horizontal = (np.where(fits, draws[:, k], 0.5) for k in (-3, -2))
+        top = np.floor(vertical * (image_heights - height + 1))
+        left = np.floor(horizontal * (image_widths - width + 1))
         return Boxes(top / zoom, left / zoom, height / zoom, width / zoom, flip)
 
     def _random_sides(
-        self, high: np.ndarray, wide: np.ndarray, draws: np.ndarray
+        self, image_heights: np.ndarray, image_widths: np.ndarray, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return height and width of the first try that fits, or else of the largest box, and whether a try fits."""
-        low, top = np.log(self.ratio[0]), np.log(self.ratio[1])
-        area = (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[:, :TRIES]) * (high * wide)[:, None]
-        ratio = np.exp(low + (top - low) * draws[:, TRIES : 2 * TRIES])
+        log_smallest, log_largest = np.log(self.ratio[0]), np.log(self.ratio[1])
+        image_areas = (image_heights * image_widths)[:, None]
+        area = (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[:, :TRIES]) * image_areas
+        ratio = np.exp(log_smallest + (log_largest - log_smallest) * draws[:, TRIES : 2 * TRIES])
         widths, heights = np.round(np.sqrt(area * ratio)), np.round(np.sqrt(area / ratio))
-        fits = (heights >= 1) & (widths >= 1) & (heights <= high[:, None]) & (widths <= wide[:, None])
+        fits = (heights >= 1) & (widths >= 1) & (heights <= image_heights[:, None]) & (widths <= image_widths[:, None])
         any_fits = fits.any(1)
-        first = fits.argmax(1)
-        rows = np.arange(len(high))
-        largest_height = np.minimum(high, np.maximum(1, np.round(wide / self.ratio[0])))
-        largest_width = np.minimum(wide, np.maximum(1, np.round(high * self.ratio[1])))
+        first_fit = fits.argmax(1)
+        rows = np.arange(len(image_heights))
+        largest_height = np.minimum(image_heights, np.maximum(1, np.round(image_widths / self.ratio[0])))
+        largest_width = np.minimum(image_widths, np.maximum(1, np.round(image_heights * self.ratio[1])))
         return (
-            np.where(any_fits, heights[rows, first], largest_height),
-            np.where(any_fits, widths[rows, first], largest_width),
+            np.where(any_fits, heights[rows, first_fit], largest_height),
+            np.where(any_fits, widths[rows, first_fit], largest_width),
             any_fits,
         )
 
@@ -255,7 +257,7 @@ def _default_resize(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def _checked(size: int, interpolation: str) -> int:
+def _checked_size(size: int, interpolation: str) -> int:
     if size < 1:
         raise ValueError(f"size: got {size}, expected at least 1")
     one_of("interpolation", interpolation, _RESAMPLING)
@@ -266,7 +268,7 @@ def _sides(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
     return np.array([image.height]), np.array([image.width])
 
 
-def _centred(heights: np.ndarray, widths: np.ndarray, fraction: float) -> Boxes:
+def _centred_boxes(heights: np.ndarray, widths: np.ndarray, fraction: float) -> Boxes:
     """Return squares in the centre whose side is `fraction` of the shorter side."""
     side = np.minimum(heights, widths) * fraction
     return Boxes((heights - side) / 2, (widths - side) / 2, side, side, np.zeros(len(side), dtype=bool))

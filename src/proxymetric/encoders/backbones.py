@@ -74,9 +74,9 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
         options["img_size"] = size
     if pretrained and (preset is None or not preset.has_weights):
         raise ValueError(f"pretrained: got True, but timm has no weights of backbone={name!r}; expected {ALTERNATIVES}")
-    tagged = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
+    tagged_name = name if preset is None or not preset.tag else f"{name.split('.')[0]}.{preset.tag}"
     try:
-        with _hub_download(tagged) if pretrained else contextlib.nullcontext():
+        with _hub_download(tagged_name) if pretrained else contextlib.nullcontext():
             module: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (TypeError, AssertionError, RuntimeError) as error:
         raise ValueError(
@@ -90,7 +90,7 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
         tuple(preprocessing["std"]),
         preprocessing["interpolation"] if preprocessing["interpolation"] in ("bilinear", "bicubic") else "bicubic",
         (classifiers,) if isinstance(classifiers, str) else tuple(classifiers),
-        f"timm {tagged}" if pretrained else "random",
+        f"timm {tagged_name}" if pretrained else "random",
     )
 
 
@@ -112,15 +112,15 @@ def set_stride(module: Any, stride: str, backbone: str) -> None:
     first_blocks = [getattr(module, f"layer{stage}", [None])[0] for stage in (2, 3, 4)]
     for block in first_blocks:
         # Blocks with a blur or a pooling between the convolutions halve the resolution there.
-        plain = all(hasattr(block, name) for name in ("conv1", "conv2", "conv3")) and not _has_blur(block)
-        if not plain or {block.conv1.kernel_size, block.conv2.kernel_size} != {(1, 1), (3, 3)}:
+        is_plain = all(hasattr(block, name) for name in ("conv1", "conv2", "conv3")) and not _has_blur(block)
+        if not is_plain or {block.conv1.kernel_size, block.conv2.kernel_size} != {(1, 1), (3, 3)}:
             raise ValueError(
                 f"stride: got {stride!r} with {backbone!r}, expected a ResNet of plain bottleneck blocks such as "
                 "'resnet50', or no encoder.stride"
             )
-        halving = max(block.conv1.stride, block.conv2.stride)
-        block.conv1.stride = halving if stride == "1x1" else (1, 1)
-        block.conv2.stride = halving if stride == "3x3" else (1, 1)
+        halving_stride = max(block.conv1.stride, block.conv2.stride)
+        block.conv1.stride = halving_stride if stride == "1x1" else (1, 1)
+        block.conv2.stride = halving_stride if stride == "3x3" else (1, 1)
 
 
 def _has_blur(block: Any) -> bool:
@@ -144,18 +144,22 @@ def check_name(name: str) -> None:
     from proxymetric import _torchvision  # noqa: F401
     import timm  # isort: skip
 
-    known = timm.is_model(name)
-    if known and ("." not in name or name in timm.list_models(f"{name.split('.')[0]}*", include_tags=True)):
+    is_known = timm.is_model(name)
+    if is_known and ("." not in name or name in timm.list_models(f"{name.split('.')[0]}*", include_tags=True)):
         return
-    if known:
-        plain = name.split(".")[0]
-        near = [plain, *(other for other in timm.list_models(f"{plain}.*", include_tags=True) if "." in other)][:6]
+    if is_known:
+        untagged_name = name.split(".")[0]
+        suggestions = [
+            untagged_name,
+            *(other for other in timm.list_models(f"{untagged_name}.*", include_tags=True) if "." in other),
+        ][:6]
     else:
         names = [*BUILT_IN, *timm.list_models()]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or ["small", "resnet50", "vit_small_patch16_224"]
+        suggestions = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        suggestions = suggestions or ["small", "resnet50", "vit_small_patch16_224"]
     raise ValueError(
-        f"backbone: got {name!r}, expected {', '.join(BUILT_IN)} or a model of timm; did you mean {', '.join(near)}? "
-        "timm.list_models('*resnet*') lists names that contain 'resnet'"
+        f"backbone: got {name!r}, expected {', '.join(BUILT_IN)} or a model of timm; did you mean "
+        f"{', '.join(suggestions)}? timm.list_models('*resnet*') lists names that contain 'resnet'"
     )
 
 
@@ -176,7 +180,7 @@ def layout_of(module: Any, features: Any) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _hub_download(tagged: str) -> Iterator[None]:
+def _hub_download(tagged_name: str) -> Iterator[None]:
     """Replace the error of a failed download by a short ValueError, without retries if the hub cannot be reached.
 
     Without a connection, the hub's client is set offline. It then reads only its local cache instead of retrying for a
@@ -191,7 +195,7 @@ def _hub_download(tagged: str) -> Iterator[None]:
     except (OSError, errors.HfHubHTTPError) as error:
         reason = "the hub cannot be reached" if constants.HF_HUB_OFFLINE else str(error).splitlines()[0]
         raise ValueError(
-            f"pretrained: got True, but the weights '{tagged}' could not be downloaded ({reason}); expected "
+            f"pretrained: got True, but the weights '{tagged_name}' could not be downloaded ({reason}); expected "
             f"{ALTERNATIVES}"
         ) from error
     finally:
@@ -218,8 +222,8 @@ def probe(module: Any, size: int) -> Tensor:
         ValueError: the network cannot run on images of this size.
     """
     parameter = next(module.parameters())
-    black = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
+    black_image = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
     try:
-        return module.forward_features(black)
+        return module.forward_features(black_image)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ValueError(f"size: got {size}, expected a size that suits the backbone ({error})") from error

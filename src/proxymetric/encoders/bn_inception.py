@@ -105,24 +105,24 @@ class BNInception(nn.Module):
         return x
 
     def _branches(self, x: Tensor, name: str, block: InceptionBlock) -> Tensor:
-        three = self._run(x, f"{name}_3x3_reduce", f"{name}_3x3")
-        double = self._run(x, *(f"{name}_double_3x3_{part}" for part in ("reduce", "1", "2")))
+        branch_3x3 = self._run(x, f"{name}_3x3_reduce", f"{name}_3x3")
+        branch_double_3x3 = self._run(x, *(f"{name}_double_3x3_{part}" for part in ("reduce", "1", "2")))
         if not block.one:
             if x.shape[2] % 2 or x.shape[3] % 2:
                 raise ValueError(
                     f"{name}: got a map of {x.shape[2]} x {x.shape[3]} to halve, expected even sides: "
                     "images of 32 k - 1 to 32 k + 6 pixels a side, such as 224 or 227"
                 )
-            return torch.cat([three, double, _halved(x)], 1)
+            return torch.cat([branch_3x3, branch_double_3x3, _halve(x)], 1)
         # As in Caffe, the average counts positions outside the map as 0, and the maximum ignores them.
         pool = F.avg_pool2d if block.pool == "avg" else F.max_pool2d
-        pooled = self._run(pool(x, 3, stride=1, padding=1), f"{name}_pool_proj")
-        return torch.cat([self._run(x, f"{name}_1x1"), three, double, pooled], 1)
+        branch_pool = self._run(pool(x, 3, stride=1, padding=1), f"{name}_pool_proj")
+        return torch.cat([self._run(x, f"{name}_1x1"), branch_3x3, branch_double_3x3, branch_pool], 1)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return the last map (B, 1024, H/32, W/32) of normalised RGB images (B, 3, H, W)."""
-        x = _halved(self._run(images.flip(1), "conv1_7x7_s2"))
-        x = _halved(self._run(x, "conv2_3x3_reduce", "conv2_3x3"))
+        x = _halve(self._run(images.flip(1), "conv1_7x7_s2"))
+        x = _halve(self._run(x, "conv2_3x3_reduce", "conv2_3x3"))
         for name, block in BLOCKS.items():
             x = self._branches(x, f"inception_{name}", block)
         return x
@@ -136,6 +136,6 @@ class BNInception(nn.Module):
         return self.forward_head(self.forward_features(images))
 
 
-def _halved(x: Tensor) -> Tensor:
+def _halve(x: Tensor) -> Tensor:
     """Return the 3x3 maxima at stride 2; as in Caffe, the size is rounded up, so windows may cross the border."""
     return F.max_pool2d(x, 3, stride=2, ceil_mode=True)

@@ -136,9 +136,11 @@ class Encoder(nn.Module):
         # The images are normalised here, so that no caller keeps the result alive while the blocks of a ViT run.
         if not self.is_vit:
             return self.pool(self.backbone.forward_features(self.normalise(images)))
-        needed = pooled_tokens(self.backbone) if self.pooling is None else None
+        needed_tokens = pooled_tokens(self.backbone) if self.pooling is None else None
         tokens = first_tokens(self.backbone, self.normalise(images))
-        return self.pool(last_tokens(self.backbone, tokens, self.tuning, towers, needed, self.config["checkpointing"]))
+        return self.pool(
+            last_tokens(self.backbone, tokens, self.tuning, towers, needed_tokens, self.config["checkpointing"])
+        )
 
     def compile_steps(self, recorded: bool = False) -> None:
         """Compile the backbone's training steps with `torch.compile`: the first steps are slow, later ones faster.

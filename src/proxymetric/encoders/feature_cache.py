@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.core.signals import stop_on_signal
+from proxymetric.core.signals import interrupt_after, stop_on_signal
 from proxymetric.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class _ShardProgress:
         self.done = done
         self.total = total
 
-    def __call__(self, more: int) -> None:
-        self.done += more
+    def __call__(self, count: int) -> None:
+        self.done += count
         self.progress(self.done, self.total)
 
 
@@ -144,7 +144,7 @@ def _compute(
     report: Callable[[int], None] | None,
     stop: "_StopRequest",
 ) -> tuple[dict[int, Tensor], dict[str, str]]:
-    """Compute features until all are done or somebody asks to stop.
+    """Compute features until all are done or there is a request to stop.
 
     Returns:
         The features of the readable images by index, and the titles and reasons of the unreadable ones.
@@ -173,13 +173,13 @@ def _compute(
 
 
 class _StopRequest:
-    """Whether somebody asked to stop, by Ctrl-C or SIGTERM."""
+    """A request to stop, by Ctrl-C or SIGTERM; `asked` is True once there is one."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def __call__(self) -> bool:
-        """Ask to stop; return whether somebody had asked before."""
+        """Request the stop; return whether it had been requested before."""
         asked_before, self.asked = self.asked, True
         return asked_before
 
@@ -210,7 +210,7 @@ def _read(cache: Path, names: set[str]) -> dict[str, Tensor]:
     rows: dict[str, Tensor] = {}
     for file in sorted(cache.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="pt") as stored:
+            with interrupt_after(), safe_open(file, framework="pt") as stored:
                 stored_names = json.loads(stored.metadata()["names"])
                 if names.isdisjoint(stored_names):
                     continue

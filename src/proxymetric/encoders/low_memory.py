@@ -6,7 +6,7 @@ The input of a block's second norm is the sum of the block's input and the outpu
 summands is cheaper than keeping the sum: the block's input is kept anyway, and the other summand has 16 bits. The
 backward pass adds them again, with the same bits (`AddNorm`).
 
-Compiled steps keep still less: a norm keeps its standardised input in 16 bits (`Norm`), and a GELU keeps its slope in
+Compiled steps keep even less: a norm keeps its standardised input in 16 bits (`Norm`), and a GELU keeps its slope in
 one byte (`Gelu`). This adds little to the rounding error of 16 bits (`tests/encoders/test_low_memory.py` has the
 bound). Both are stored as integers: given a float that is converted to 16 bits and back, a compiler may drop both
 conversions and keep 32 bits (torch before 2.13).

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from proxymetric.core.signals import interrupt_after
 from proxymetric.signatures import one_of
 
 HEADER = "proxymetric"
@@ -57,8 +58,8 @@ class Needs:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(file, "pt") as opened:
-                header = (opened.metadata() or {}).get(HEADER)
+            with interrupt_after(), safe_open(file, "pt") as tensors:
+                header = (tensors.metadata() or {}).get(HEADER)
         except (SafetensorError, OSError):
             return Needs()
         return Needs() if header is None else Needs.from_json(header, str(file))
@@ -72,18 +73,18 @@ class Needs:
         """
         subject = f"weights: the header of {file}"
         try:
-            stated = json.loads(text)
+            requirements = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{subject}: got {text!r} under {HEADER!r}, expected JSON ({error})") from None
-        if not isinstance(stated, dict):
-            raise ValueError(f"{subject}: got {stated!r} under {HEADER!r}, expected a table")
+        if not isinstance(requirements, dict):
+            raise ValueError(f"{subject}: got {requirements!r} under {HEADER!r}, expected a JSON object")
         known = [field.name for field in fields(Needs)]
-        for name, value in stated.items():
+        for name, value in requirements.items():
             one_of(subject, name, known)
             if (expectation := _unmet_expectation(name, value)) is not None:
                 raise ValueError(f"{subject}: {name}: got {value!r}, expected {expectation}")
-        colours = {name: tuple(stated[name]) for name in ("mean", "std") if name in stated}
-        return Needs(**{**stated, **colours})
+        channel_values = {name: tuple(requirements[name]) for name in ("mean", "std") if name in requirements}
+        return Needs(**{**requirements, **channel_values})
 
     def check(self, file: str | Path, settings: Mapping[str, Any]) -> None:
         """Refuse settings of an encoder that contradict the file.
@@ -102,18 +103,18 @@ class Needs:
                 f"backbone={backbone!r}; expected encoder.backbone={self.backbone!r} (--backbone {self.backbone}) or "
                 "another file"
             )
-        for name, needed in (("stride", self.stride), ("bn_eps", self.bn_eps)):
+        for name, required_value in (("stride", self.stride), ("bn_eps", self.bn_eps)):
             setting = settings.get(name)
-            if None not in (needed, setting) and needed != setting:
+            if None not in (required_value, setting) and required_value != setting:
                 raise ValueError(
-                    f"weights: got {file}, which was made with {name}={needed!r}, but the recipe has "
-                    f"{name}={setting!r}; expected encoder.{name}={needed!r}, or no encoder.{name}, so that the file's "
-                    "value is used"
+                    f"weights: got {file}, which was made with {name}={required_value!r}, but the recipe has "
+                    f"{name}={setting!r}; expected encoder.{name}={required_value!r}, or no encoder.{name}, so that "
+                    "the file's value is used"
                 )
 
 
 def _unmet_expectation(name: str, value: Any) -> str | None:
-    """Return a description of the values that `name` can have if `value` is none of them; None if it is valid."""
+    """Return None if `value` is valid for the setting `name`, else a description of the valid values."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "backbone":
         return None if isinstance(value, str) and value else "the name of a timm model"

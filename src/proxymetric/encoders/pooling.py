@@ -61,10 +61,10 @@ class Pooling(nn.Module):
         # Powers overflow float16, and float32 for large p: compute in float32, relative to the maximum. The result
         # does not depend on the divisor, so the divisor needs no gradient.
         x = x.clamp(min=MIN_GEM_INPUT).to(torch.promote_types(x.dtype, torch.float32))
-        top = x.detach().amax(self.places, keepdim=True)
+        maxima = x.detach().amax(self.places, keepdim=True)
         with torch.autocast(x.device.type, enabled=False):
-            mean = (x / top).pow(self.p).mean(self.places, keepdim=True).pow(1 / self.p)
-        return (top * mean).squeeze(self.places)
+            mean = (x / maxima).pow(self.p).mean(self.places, keepdim=True).pow(1 / self.p)
+        return (maxima * mean).squeeze(self.places)
 
     def extra_repr(self) -> str:
         return f"{self.name}, layout={self.layout}, prefix={self.prefix}"

@@ -51,9 +51,9 @@ def pooled_tokens(vit: Any) -> int | None:
     """Return how many of the first tokens the ViT's own pooling reads; None: all of them."""
     from timm.models.vision_transformer import VisionTransformer
 
-    heads = ("forward_head", "pool")
-    inherited = all(getattr(type(vit), name, None) is getattr(VisionTransformer, name, None) for name in heads)
-    return 1 if inherited and vit.global_pool == "token" and vit.attn_pool is None else None
+    methods = ("forward_head", "pool")
+    is_inherited = all(getattr(type(vit), name, None) is getattr(VisionTransformer, name, None) for name in methods)
+    return 1 if is_inherited and vit.global_pool == "token" and vit.attn_pool is None else None
 
 
 def first_tokens(vit: Any, images: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ def last_tokens(
     Returns:
         (towers B, T, D): all rows of the first tower, then those of the second.
     """
-    towers = [_checked(tower, tokens, len(vit.blocks)) for tower in towers]
+    towers = [_checked_tower(tower, tokens, len(vit.blocks)) for tower in towers]
     batch = tokens.shape[0]
-    last = len(vit.blocks) - 1
+    last_block = len(vit.blocks) - 1
     plain = has_plain_blocks(vit)
     recompute_mlp = checkpointing == "mlp"
     recompute_block = checkpointing is True and torch.is_grad_enabled()
@@ -95,7 +95,7 @@ def last_tokens(
         tokens = tokens.expand(len(towers), *tokens.shape).flatten(0, 1)
     for i, block in enumerate(vit.blocks):
         fronts = [_front(tower, tuning, i, batch) for tower in towers]
-        arguments = (tokens, fronts, tuning.beside(i), plain, needed if i == last else None, recompute_mlp, dtype)
+        arguments = (tokens, fronts, tuning.beside(i), plain, needed if i == last_block else None, recompute_mlp, dtype)
         # With FSDP, `training.parallel` sets `run`, which gathers the block's parameters, runs it and frees them.
         run = getattr(block, "run", None) or partial(run_block, block)
         tokens = checkpoint(run, *arguments, use_reentrant=False) if recompute_block else run(*arguments)
@@ -106,7 +106,7 @@ def run_block(
     block: Any,
     tokens: Tensor,
     fronts: list[Tensor | None],
-    beside: list[nn.Module],
+    mlp_modules: list[nn.Module],
     plain: bool,
     needed: int | None = None,
     recompute_mlp: bool = False,
@@ -118,7 +118,7 @@ def run_block(
         block: the block.
         tokens: (towers B, T, D), the rows of all towers.
         fronts: for each tower, the prompts (B, n, D) before its tokens, or None; they are not in the result.
-        beside: modules `(x, mlp) -> mlp` that change the output of the MLP.
+        mlp_modules: modules `(x, mlp) -> mlp` that change the output of the MLP.
         plain: whether `has_plain_blocks` is true, so that prompts can be keys without being queries.
         needed: how many of the first tokens the caller reads; the result may lack the others. None: all of them.
         recompute_mlp: recompute the hidden layer of the MLP in the backward pass instead of keeping it.
@@ -129,46 +129,50 @@ def run_block(
         (towers B, T, D), or only the first `needed` tokens.
     """
     if all(front is None for front in fronts):
-        if not (beside or recompute_mlp or (plain and dtype)):
+        if not (mlp_modules or recompute_mlp or (plain and dtype)):
             return block(tokens)
         x = tokens
-        attended = block.attn(normed(block.norm1, tokens, dtype))
+        attention = block.attn(normed(block.norm1, tokens, dtype))
     elif not plain:
         parts = []
         for front, part in zip(fronts, _towers_of(tokens, len(fronts)), strict=True):
-            joined = part if front is None else torch.cat([front, part], 1)
-            parts.append(run_block(block, joined, [None], beside, plain, dtype=dtype)[:, -part.shape[1] :])
+            all_tokens = part if front is None else torch.cat([front, part], 1)
+            parts.append(run_block(block, all_tokens, [None], mlp_modules, plain, dtype=dtype)[:, -part.shape[1] :])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     else:
         fronts = [None if front is None else normed(block.norm1, front, dtype) for front in fronts]
         x = tokens[:, :needed]
-        attended = _attend(block.attn, normed(block.norm1, tokens, dtype), fronts, x.shape[1])
-    change = block.drop_path1(block.ls1(attended))
+        attention = _attend(block.attn, normed(block.norm1, tokens, dtype), fronts, x.shape[1])
+    change = block.drop_path1(block.ls1(attention))
     if not recompute_mlp or not torch.is_grad_enabled():
-        return _second_half(block, x, change, beside, dtype)
+        return _second_half(block, x, change, mlp_modules, dtype)
     if keeps_summands(block.norm2, x, change):
-        return checkpoint(_second_half, block, x, change, beside, None, use_reentrant=False)
+        return checkpoint(_second_half, block, x, change, mlp_modules, None, use_reentrant=False)
     x = x + change
-    return x + checkpoint(_mlp, block, x, None, beside, dtype, use_reentrant=False)
+    return x + checkpoint(_mlp, block, x, None, mlp_modules, dtype, use_reentrant=False)
 
 
-def _second_half(block: Any, x: Tensor, change: Tensor, beside: list[nn.Module], dtype: torch.dtype | None) -> Tensor:
+def _second_half(
+    block: Any, x: Tensor, change: Tensor, mlp_modules: list[nn.Module], dtype: torch.dtype | None
+) -> Tensor:
     """Return the output of a block whose attention adds `change` to its tokens `x`."""
     x, normed_x = add_and_norm(block.norm2, x, change, dtype)
-    return x + _mlp(block, x, normed_x, beside, dtype)
+    return x + _mlp(block, x, normed_x, mlp_modules, dtype)
 
 
-def _mlp(block: Any, x: Tensor, normed_x: Tensor | None, beside: list[nn.Module], dtype: torch.dtype | None) -> Tensor:
+def _mlp(
+    block: Any, x: Tensor, normed_x: Tensor | None, mlp_modules: list[nn.Module], dtype: torch.dtype | None
+) -> Tensor:
     """Return what the MLP adds to `x`; `normed_x` is `norm2(x)` if the caller has computed it."""
     normed_x = normed(block.norm2, x, dtype) if normed_x is None else normed_x
     mlp = block.drop_path2(block.ls2(_run_mlp(block.mlp, normed_x, dtype)))
-    for module in beside:
+    for module in mlp_modules:
         mlp = module(x, mlp)
     return mlp
 
 
 def _run_mlp(mlp: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return `mlp(x)`, with a GELU that keeps less where `dtype` is a 16-bit type."""
+    """Return `mlp(x)`, with a GELU that keeps less if `dtype` is a 16-bit type."""
     from timm.layers import Mlp
 
     if type(mlp) is not Mlp or dtype is None or has_hooks(mlp):
@@ -205,14 +209,14 @@ def _attend(attn: Any, tokens: Tensor, fronts: list[Tensor | None], queries: int
         part if front is None else torch.cat([front, part], 1)
         for front, part in zip(fronts, _towers_of(tokens, len(fronts)), strict=True)
     ]
-    flat = rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows])
-    q, k, v = _projected(attn.qkv, tokens[:, :queries], flat)
+    flat_rows = rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat([part.flatten(0, 1) for part in rows])
+    q, k, v = _project(attn.qkv, tokens[:, :queries], flat_rows)
     sizes = [part.shape[0] * part.shape[1] for part in rows]
-    keys_and_values = [[each] if len(rows) == 1 else each.split(sizes) for each in (k, v)]
+    keys_and_values = [[tensor] if len(rows) == 1 else tensor.split(sizes) for tensor in (k, v)]
     outputs = []
     for part, *projections in zip(rows, _towers_of(q, len(rows)), *keys_and_values, strict=True):
-        by_head = (each.view(part.shape[0], -1, attn.num_heads, attn.head_dim) for each in projections)
-        query, key, value = (each.transpose(1, 2) for each in by_head)
+        by_head = (tensor.view(part.shape[0], -1, attn.num_heads, attn.head_dim) for tensor in projections)
+        query, key, value = (tensor.transpose(1, 2) for tensor in by_head)
         dropout = attn.attn_drop.p if attn.training else 0.0
         heads = scaled_dot_product_attention(attn.q_norm(query), attn.k_norm(key), value, dropout_p=dropout)
         outputs.append(heads.transpose(1, 2).flatten(2))
@@ -229,29 +233,29 @@ def _towers_of(rows: Tensor, towers: int) -> Sequence[Tensor]:
     return [rows] if towers == 1 else rows.chunk(towers)
 
 
-def _projected(qkv: Any, queried: Tensor, rows: Tensor) -> list[Tensor]:
-    """Return the queries of `queried` (..., D), and the keys and values of `rows` (N, D).
+def _project(qkv: Any, query_tokens: Tensor, rows: Tensor) -> list[Tensor]:
+    """Return the queries of `query_tokens` (..., D), and the keys and values of `rows` (N, D).
 
     Three matrix products replace one that is three times as wide, so that their gradients need not be concatenated.
     """
     if has_hooks(qkv):  # LoRA's hook changes queries, keys and values
-        return [qkv(queried).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
+        return [qkv(query_tokens).chunk(3, -1)[0], *qkv(rows).chunk(3, -1)[1:]]
     biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
-    parts = zip((queried, rows, rows), qkv.weight.chunk(3), biases, strict=True)
+    parts = zip((query_tokens, rows, rows), qkv.weight.chunk(3), biases, strict=True)
     return [linear(x, weight, bias) for x, weight, bias in parts]
 
 
 def _front(tower: Tower, tuning: ComposedTuning, block: int, batch: int) -> Tensor | None:
     """Return the prompts (B, n, D) before the tokens of a tower in one block; None: there are none."""
-    tuned = tuning.prompts(block) if tower.prompts is None or tower.shared else []
-    prompts = [tokens.expand(batch, -1, -1) for tokens in tuned]
+    tuning_prompts = tuning.prompts(block) if tower.prompts is None or tower.shared else []
+    prompts = [tokens.expand(batch, -1, -1) for tokens in tuning_prompts]
     assert not isinstance(tower.prompts, ClassPrompts)
-    if tower.prompts is not None and block < len(tower.prompts) and (extra := tower.prompts[block]) is not None:
-        prompts.append(extra)
+    if tower.prompts is not None and block < len(tower.prompts) and (tower_prompts := tower.prompts[block]) is not None:
+        prompts.append(tower_prompts)
     return (prompts[0] if len(prompts) == 1 else torch.cat(prompts, 1)) if prompts else None
 
 
-def _checked(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
+def _checked_tower(tower: Tower, tokens: Tensor, blocks: int) -> Tower:
     """Return the tower with its prompts block by block; refuse prompts that do not fit the tokens."""
     prompts = tower.prompts
     if prompts is None:

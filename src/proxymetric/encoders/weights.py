@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from proxymetric.core.signals import interrupt_after
+
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 CONVERT = (
     "If you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -23,8 +25,8 @@ class WeightReport:
     """Which tensors of a weights file matched those of a backbone; `str()` gives a short text for people.
 
     Example:
-        >>> lost = ["bn1.weight", "bn1.bias"]
-        >>> print(WeightReport("r.safetensors", "resnet18", matched=["conv1.weight"], missing=lost))
+        >>> missing = ["bn1.weight", "bn1.bias"]
+        >>> print(WeightReport("r.safetensors", "resnet18", matched=["conv1.weight"], missing=missing))
         r.safetensors: 1 of 3 tensors of 'resnet18' matched
           missing in the file (2): bn1.weight, bn1.bias
     """
@@ -71,17 +73,19 @@ class WeightReport:
             ("position embeddings resized", self.resized),
         ):
             if keys:
-                lines.append(f"  {label} ({len(keys)}): {_shortened(keys)}")
+                lines.append(f"  {label} ({len(keys)}): {_shorten(keys)}")
         if self.applied:
-            settings = ", ".join(f"{name} {_plain(value)}" for name, value in self.applied.items())
+            settings = ", ".join(f"{name} {_as_text(value)}" for name, value in self.applied.items())
             lines.append(f"  applied from its header: {settings}")
-        for name, (stated, used) in self.overridden.items():
-            lines.append(f"  {name} is {_plain(used)} from the recipe; the header says {_plain(stated)}")
+        for name, (header_value, used_value) in self.overridden.items():
+            lines.append(
+                f"  {name} is {_as_text(used_value)} from the recipe; the header says {_as_text(header_value)}"
+            )
         return "\n".join(lines)
 
 
 def check_weights_file(file: str | Path) -> Path:
-    """Check that a weights file is there and no pickle, without reading it.
+    """Check that a weights file exists and is not a pickle, without reading it.
 
     Returns:
         The path of the file.
@@ -110,7 +114,8 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
 
     path = check_weights_file(file)
     try:
-        tensors = load_file(path)
+        with interrupt_after():
+            tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"weights: got {str(file)!r}, expected a readable safetensors file ({error}). {CONVERT}"
@@ -209,7 +214,7 @@ def _refusal(report: WeightReport, tensors: dict[str, Tensor]) -> str:
     if report.deeper and not (report.missing or report.mismatched):
         return (
             f"weights: got {report.file!r}, which has more blocks than backbone={report.backbone!r} has: "
-            f"{_shortened(report.deeper)}{guess}; expected the backbone that the file was made for"
+            f"{_shorten(report.deeper)}{guess}; expected the backbone that the file was made for"
         )
     return (
         f"weights: got {report.file!r}, whose tensors do not fit backbone={report.backbone!r}{guess}; "
@@ -241,11 +246,11 @@ def _pattern(key: str) -> str:
     return re.sub(r"\d+", "#", key)
 
 
-def _plain(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a number, or several numbers separated by spaces, as text."""
-    return " ".join(map(_plain, value)) if isinstance(value, tuple | list) else f"{value}"
+    return " ".join(map(_as_text, value)) if isinstance(value, tuple | list) else f"{value}"
 
 
-def _shortened(keys: list[str], count: int = 4) -> str:
+def _shorten(keys: list[str], count: int = 4) -> str:
     """Join the first `count` keys and add the number of the others."""
     return ", ".join(keys[:count]) + (f" ... and {len(keys) - count} more" if len(keys) > count else "")

@@ -85,8 +85,8 @@ class ArcFace:
             )
         if weight is not None:
             raise ValueError(
-                "weighting: got one for ArcFace, whose exponent for the query's class is not linear in the similarity; "
-                "expected CosFace"
+                "weighting: got a weighting for ArcFace, whose exponent for the query's class is not linear in the "
+                "similarity; expected CosFace"
             )
         sums = over_classes(queries, labels, refs, Line(1.0), Line(self.scale))
         similarity = sums.positive

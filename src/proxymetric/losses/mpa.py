@@ -94,8 +94,8 @@ class MPAAP:
 
     ``1/B sum_i log(1 + exp(scale (margin - S_iy)) + sum_{c != y} exp(scale (S_ic + margin)))``
 
-    Relations: `MPADW` has one logarithm for the own class and one for the others. Here the hardest pair of a sample,
-    positive or negative, takes most of the gradient.
+    Relations: `MPADW` has one logarithm for the sample's own class and one for the other classes. Here the hardest pair
+    of a sample, positive or negative, takes most of the gradient.
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).

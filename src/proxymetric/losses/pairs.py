@@ -16,20 +16,20 @@ def distances(queries: Tensor, refs: References) -> Tensor:
     return squared.where(is_positive, squared.new_ones(())).sqrt() * is_positive
 
 
-def mean_where(values: Tensor, where: Tensor) -> Tensor:
-    """The mean of the chosen values; 0 if none is chosen."""
-    return (values * where).sum() / where.sum().clamp(min=1)
+def mean_where(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the values where the mask is true; 0 if it is true nowhere."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def mean_or_zero(values: Tensor) -> Tensor:
-    """The mean of the values; 0 where there are none."""
+    """The mean of the values; 0 if there are none."""
     return values.mean() if len(values) else values.sum()
 
 
 def refuse_weights(loss: object, weight: PairWeights | None) -> None:
-    """Refuse a weighting on behalf of a loss that has no exponent."""
+    """Refuse a weighting for a loss that has no exponent."""
     if weight is not None:
         raise ValueError(
-            f"weighting: got one for {type(loss).__name__}, which has no exponent that a weight could multiply; "
-            "expected a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
+            f"weighting: got a weighting for {type(loss).__name__}, which has no exponent that a weight could "
+            "multiply; expected a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
         )

@@ -80,8 +80,8 @@ class ProxyAnchor:
             refs: the references; their vectors are not used.
 
         Returns:
-            A function of normalised vectors (R, D) that returns the gradient and the diagonal, (R, D) each. All that
-            does not depend on the vectors is computed here, once for the batch.
+            A function of normalised vectors (R, D) that returns the gradient and the diagonal, (R, D) each.
+            Everything that does not depend on the vectors is computed here, once for the batch.
         """
         is_pair = torch.stack(refs.positives(labels))
         offset = queries.new_full((), self.scale * self.margin).where(is_pair, queries.new_full((), NONE))
@@ -90,8 +90,8 @@ class ProxyAnchor:
         slope = torch.stack([-self.scale * padded, self.scale * padded])
         moments = torch.cat([padded, padded.square()], 1).expand(2, -1, -1)
         count = queries.new_full((), len(refs.labels))
-        present = count if self.positive_norm == "all" else is_pair[0].any(0).sum().clamp(min=1).to(queries)
-        gradient_factor = self.scale / torch.stack([-present, count])[:, None, None]
+        positive_count = count if self.positive_norm == "all" else is_pair[0].any(0).sum().clamp(min=1).to(queries)
+        gradient_factor = self.scale / torch.stack([-positive_count, count])[:, None, None]
         curvature_factor = self.scale * gradient_factor.abs()
 
         def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:

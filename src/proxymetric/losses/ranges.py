@@ -9,7 +9,7 @@ MIN_SCALE, MAX_SCALE = 0.1, 1000
 
 
 def check_scale(**scales: float) -> None:
-    """Refuse a factor of a cosine that is not above 0; warn about one far from those of all papers.
+    """Refuse a factor of a cosine that is not above 0; warn about a factor far from those of all papers.
 
     Args:
         **scales: argument name -> value.
@@ -21,11 +21,11 @@ def check_scale(**scales: float) -> None:
         ValueError: scale: got 0, expected a number above 0
     """
     above_zero(**scales)
-    usually(MIN_SCALE, MAX_SCALE, "smaller ones hardly train, with larger ones a single pair decides", **scales)
+    usually(MIN_SCALE, MAX_SCALE, "smaller values hardly train, with larger values a single pair decides", **scales)
 
 
 def check_temperature(**temperatures: float) -> None:
-    """The same for a divisor of a cosine.
+    """Refuse a divisor of a cosine that is not above 0; warn about a divisor far from those of all papers.
 
     Args:
         **temperatures: argument name -> value.
@@ -34,7 +34,7 @@ def check_temperature(**temperatures: float) -> None:
     usually(
         1 / MAX_SCALE,
         1 / MIN_SCALE,
-        "with smaller ones a single pair decides, larger ones hardly train",
+        "with smaller values a single pair decides, larger values hardly train",
         **temperatures,
     )
 
@@ -61,7 +61,7 @@ def check_cosine_margin(**margins: float) -> None:
         ValueError: margin: got -9, expected a number from -1 to 1: it is compared with cosines
     """
     check_cosine(**margins)
-    usually(0, 1, "a negative margin asks for less than the order of the similarities", **margins)
+    usually(0, 1, "a negative margin allows positive pairs to be less similar than negative pairs", **margins)
 
 
 def check_distance(**distances: float) -> None:

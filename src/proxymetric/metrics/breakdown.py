@@ -81,20 +81,20 @@ class Breakdown:
             [{'label': 1, 'found': 0, 'times': 1, 'share': 0.5, 'class': 'dog', 'found_class': 'cat'}]
         """
 
-        def named(row: NamedTuple) -> dict[str, Any]:
-            plain: dict[str, Any] = row._asdict()
+        def with_class_names(row: NamedTuple) -> dict[str, Any]:
+            content_of_row: dict[str, Any] = row._asdict()
             if class_names is not None:
-                plain["class"] = class_names[plain["label"]]
+                content_of_row["class"] = class_names[content_of_row["label"]]
                 if isinstance(row, Confusion):
-                    plain["found_class"] = class_names[row.found]
+                    content_of_row["found_class"] = class_names[row.found]
                 if isinstance(row, BadQuery):
-                    plain["found_classes"] = [class_names[label] for label in row.found]
-            return plain
+                    content_of_row["found_classes"] = [class_names[label] for label in row.found]
+            return content_of_row
 
         content: dict[str, Any] = {
-            "classes": [named(row) for row in self.classes],
-            "worst": [named(row) for row in self.worst],
-            "confused": [named(row) for row in self.confused],
+            "classes": [with_class_names(row) for row in self.classes],
+            "worst": [with_class_names(row) for row in self.worst],
+            "confused": [with_class_names(row) for row in self.confused],
         }
         if per_query:
             content["queries"] = self.queries.tolist()
@@ -136,7 +136,7 @@ def breakdown(
     Example:
         >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
         >>> parts = breakdown(vectors, [0, 0, 1, 1], "P@1")
-        >>> [(each.label, each.scores["P@1"]) for each in parts.classes]
+        >>> [(score.label, score.scores["P@1"]) for score in parts.classes]
         [(0, 1.0), (1, 0.5)]
         >>> parts.worst[0].query, parts.worst[0].found[0]
         (3, 0)
@@ -150,43 +150,48 @@ def breakdown(
             raise ValueError(f"{name}: got {number}, expected a number of at least 0")
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
     confusions: Counter[tuple[int, int]] = Counter()
-    known = torch.cat([task.labels, task.item_labels]).unique()
-    first = torch.full((len(task.labels), min(RESULTS_SHOWN, task.candidates)), -1)
+    all_labels = torch.cat([task.labels, task.item_labels]).unique()
+    first_results = torch.full((len(task.labels), min(RESULTS_SHOWN, task.candidates)), -1)
 
     def on_results(table: ResultTable) -> None:
-        width = min(first.shape[1], table.neighbours.shape[1])
-        first[table.queries.cpu(), :width] = table.neighbours[:, :width].cpu()
-        place = torch.arange(table.hits.shape[1], device=table.hits.device)
-        row, column = ((place < table.relevant[:, None]) & ~table.hits & (table.neighbours >= 0)).nonzero(as_tuple=True)
-        actual = torch.searchsorted(known, task.labels[table.queries[row]])
-        confused_with = torch.searchsorted(known, task.item_labels[table.neighbours[row, column]])
-        keys, counts = (actual * len(known) + confused_with).unique(return_counts=True)
-        a, b = known[keys // len(known)].tolist(), known[keys % len(known)].tolist()
+        width = min(first_results.shape[1], table.neighbours.shape[1])
+        first_results[table.queries.cpu(), :width] = table.neighbours[:, :width].cpu()
+        positions = torch.arange(table.hits.shape[1], device=table.hits.device)
+        row, column = ((positions < table.relevant[:, None]) & ~table.hits & (table.neighbours >= 0)).nonzero(
+            as_tuple=True
+        )
+        actual = torch.searchsorted(all_labels, task.labels[table.queries[row]])
+        confused_with = torch.searchsorted(all_labels, task.item_labels[table.neighbours[row, column]])
+        keys, counts = (actual * len(all_labels) + confused_with).unique(return_counts=True)
+        a, b = all_labels[keys // len(all_labels)].tolist(), all_labels[keys % len(all_labels)].tolist()
         confusions.update(dict(zip(zip(a, b), counts.tolist())))
 
-    # Confusions need R results, and the worst queries need results to show, whatever the metrics need.
-    needed = [*parsed, parse("P@R"), parse(f"P@{first.shape[1]}")]
-    scored = of_queries(task, needed, on_results)
+    # Confusions need R results, and the worst queries need results to show, even if the metrics need fewer.
+    needed_metrics = [*parsed, parse("P@R"), parse(f"P@{first_results.shape[1]}")]
+    scored = of_queries(task, needed_metrics, on_results)
     scores = {metric.name: scored.scores[metric.name] for metric in parsed}
     query_labels = task.labels.cpu()[scored.queries]
     relevant = task.relevant.cpu()[scored.queries]
-    present, group, sizes = query_labels.unique(return_inverse=True, return_counts=True)
+    present_labels, group, sizes = query_labels.unique(return_inverse=True, return_counts=True)
     means = {
-        name: torch.zeros(len(present)).double().index_add_(0, group, each) / sizes for name, each in scores.items()
+        name: torch.zeros(len(present_labels)).double().index_add_(0, group, values) / sizes
+        for name, values in scores.items()
     }
-    result_counts = dict(zip(present.tolist(), torch.zeros_like(sizes).index_add_(0, group, relevant).tolist()))
+    result_counts = dict(zip(present_labels.tolist(), torch.zeros_like(sizes).index_add_(0, group, relevant).tolist()))
     classes = [
-        ClassScore(label, size, {name: float(each[i]) for name, each in means.items()})
-        for i, (label, size) in enumerate(zip(present.tolist(), sizes.tolist()))
+        ClassScore(label, size, {name: float(values[i]) for name, values in means.items()})
+        for i, (label, size) in enumerate(zip(present_labels.tolist(), sizes.tolist()))
     ]
     order = scores[parsed[0].name].argsort(stable=True)[:worst].tolist()
     item_labels = task.item_labels.cpu()
     worst_queries = []
     for row in order:
         query = int(scored.queries[row])
-        near = [item for item in first[query].tolist() if item >= 0]
-        query_scores = {name: float(each[row]) for name, each in scores.items()}
-        worst_queries.append(BadQuery(query, int(query_labels[row]), query_scores, near, item_labels[near].tolist()))
-    ranked = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:pairs]
-    confused = [Confusion(a, b, count, count / result_counts[a]) for (a, b), count in ranked]
+        neighbours = [item for item in first_results[query].tolist() if item >= 0]
+        query_scores = {name: float(values[row]) for name, values in scores.items()}
+        worst_queries.append(
+            BadQuery(query, int(query_labels[row]), query_scores, neighbours, item_labels[neighbours].tolist())
+        )
+    ranked_pairs = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:pairs]
+    confused = [Confusion(a, b, count, count / result_counts[a]) for (a, b), count in ranked_pairs]
     return Breakdown(scored.queries, scores, classes, worst_queries, confused)

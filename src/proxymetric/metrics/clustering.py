@@ -85,18 +85,18 @@ class _Lloyd:
 
     def run(self, clusters: int, iterations: int, tolerance: float) -> Clusters:
         centres = self._seeds(clusters)
-        before = math.inf
-        number = 0
-        while number < iterations:
-            number += 1
+        previous_total = math.inf
+        iteration = 0
+        while iteration < iterations:
+            iteration += 1
             assignment, distances = self._assign(centres)
             total = float(distances.sum(dtype=torch.float64))
-            if before - total <= tolerance * before and before < math.inf:
+            if previous_total - total <= tolerance * previous_total and previous_total < math.inf:
                 break
-            before = total
+            previous_total = total
             centres = self._centres(assignment, distances, clusters)
         scale = self.space.scale * self.space.unit_of_rows
-        return Clusters(assignment, total / self.count / scale**2, number)
+        return Clusters(assignment, total / self.count / scale**2, iteration)
 
     def _rows(self, index: slice | Tensor) -> Tensor:
         return self.space.coarse(self.space.items, index)
@@ -105,36 +105,38 @@ class _Lloyd:
         """The nearest centre of each item (N,) and the squared distance from it."""
         assignment = torch.empty(self.count, dtype=torch.long, device=self.device)
         distances = torch.empty(self.count, device=self.device)
-        half = centres.square().sum(dim=1) / 2
+        half_squares = centres.square().sum(dim=1) / 2
         for part in row_slices(self.count, max(1, MEMORY_BYTES // (4 * len(centres)))):
-            best, assignment[part] = (self._rows(part) @ centres.T).sub_(half).max(dim=1)
+            best, assignment[part] = (self._rows(part) @ centres.T).sub_(half_squares).max(dim=1)
             distances[part] = (self.squared[part] - 2 * best).clamp(min=0)
         return assignment, distances
 
     def _seeds(self, clusters: int) -> Tensor:
         """The rows (clusters, D) that the algorithm starts from."""
-        chosen = torch.randint(self.count, (1,), generator=self.generator)
-        distances = self._assign(self._rows(chosen.to(self.device)))[1]
-        while len(chosen) < clusters:
+        seeds = torch.randint(self.count, (1,), generator=self.generator)
+        distances = self._assign(self._rows(seeds.to(self.device)))[1]
+        while len(seeds) < clusters:
             weights = distances.cpu().double()
-            weights[chosen] = 0
-            size = min(-(-clusters // MAX_SEEDING_ROUNDS), clusters - len(chosen))
+            weights[seeds] = 0
+            size = min(-(-clusters // MAX_SEEDING_ROUNDS), clusters - len(seeds))
             if int((weights > 0).sum()) < size:  # fewer distinct items than clusters: draw any others
                 weights += 1e-30
-                weights[chosen] = 0
+                weights[seeds] = 0
             if clusters <= MAX_SEEDING_ROUNDS:
                 trials = torch.multinomial(weights, 2 + int(math.log(clusters)), True, generator=self.generator)
-                after = [
-                    torch.minimum(distances, self._assign(self._rows(each.to(self.device)))[1])
-                    for each in trials[:, None]
+                trial_distances = [
+                    torch.minimum(distances, self._assign(self._rows(trial.to(self.device)))[1])
+                    for trial in trials[:, None]
                 ]
-                best = min(range(len(after)), key=lambda i: float(after[i].sum(dtype=torch.float64)))
-                new, distances = trials[best : best + 1], after[best]
+                best = min(
+                    range(len(trial_distances)), key=lambda i: float(trial_distances[i].sum(dtype=torch.float64))
+                )
+                new_seeds, distances = trials[best : best + 1], trial_distances[best]
             else:
-                new = torch.multinomial(weights, size, generator=self.generator)
-                distances = torch.minimum(distances, self._assign(self._rows(new.to(self.device)))[1])
-            chosen = torch.cat([chosen, new])
-        return self._rows(chosen.to(self.device))
+                new_seeds = torch.multinomial(weights, size, generator=self.generator)
+                distances = torch.minimum(distances, self._assign(self._rows(new_seeds.to(self.device)))[1])
+            seeds = torch.cat([seeds, new_seeds])
+        return self._rows(seeds.to(self.device))
 
     def _centres(self, assignment: Tensor, distances: Tensor, clusters: int) -> Tensor:
         sums = torch.zeros(clusters, self.space.dim, dtype=torch.float64, device=self.device)
@@ -142,9 +144,9 @@ class _Lloyd:
             sums.index_add_(0, assignment[part], self._rows(part).double())
         sizes = torch.bincount(assignment, minlength=clusters)
         centres = (sums / sizes.clamp(min=1)[:, None]).float()
-        empty = (sizes == 0).nonzero().flatten()
-        if len(empty):
-            centres[empty] = self._rows(distances.topk(len(empty)).indices)
+        empty_clusters = (sizes == 0).nonzero().flatten()
+        if len(empty_clusters):
+            centres[empty_clusters] = self._rows(distances.topk(len(empty_clusters)).indices)
         return centres
 
 
@@ -199,7 +201,7 @@ def mutual_information(a: Labels, b: Labels) -> float:
     first, second = as_labels("a", a), as_labels("b", b)
     if len(first) != len(second):
         raise ValueError(f"b: got {len(second)} labels, expected {len(first)}, as many as in a")
-    a_index, b_index = (each.unique(return_inverse=True)[1] for each in (first, second.to(first.device)))
+    a_index, b_index = (labels.unique(return_inverse=True)[1] for labels in (first, second.to(first.device)))
     pair_counts = (a_index * (int(b_index.max()) + 1) + b_index).unique(return_counts=True)[1]
     counts_of = (torch.bincount(a_index), torch.bincount(b_index), pair_counts)
     h_a, h_b, h_pairs = (_entropy(counts.double() / len(a_index)) for counts in counts_of)

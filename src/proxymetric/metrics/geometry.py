@@ -11,7 +11,7 @@ from proxymetric.precision import full_precision
 from proxymetric.signatures import one_of
 
 MAX_NUMBERS = 2**22
-"""numbers in memory at a time"""
+"""maximum number of tensor entries in memory at a time"""
 TILE_ROWS = 1024
 
 
@@ -43,7 +43,7 @@ def covering_radius(
         >>> covering_radius(line, [0, 0, 0, 1], distance="euclidean")  # radii 1, 1, 0 and 0
         0.3333333333333333
     """
-    space, classes = _prepared(embeddings, labels, distance, device)
+    space, classes = _prepare(embeddings, labels, distance, device)
     radii: list[Tensor] = []
     with full_precision(classes.device.type):
         for distances in _within_classes(space, classes):
@@ -75,7 +75,7 @@ def inter_class_distance(
         6.0
     """
     one_of("of", of, ("items", "means"))
-    space, classes = _prepared(embeddings, labels, distance, device)
+    space, classes = _prepare(embeddings, labels, distance, device)
     count, sizes = len(classes), torch.bincount(classes)
     if len(sizes) < 2:
         raise ValueError("labels: got one class, expected at least two")
@@ -87,12 +87,12 @@ def inter_class_distance(
             means /= sizes[:, None]
             total = sum(float(torch.cdist(means[part], means).sum()) for part in row_slices(len(means), TILE_ROWS))
             return total / (len(means) * (len(means) - 1)) / space.unit_of_rows
-        within = sum(float(distances.sum()) for distances in _within_classes(space, classes)) * space.scale
+        sum_within_classes = sum(float(distances.sum()) for distances in _within_classes(space, classes)) * space.scale
         pairs = count**2 - int(sizes.square().sum())
-        return (_all_distances(space) - within) / pairs / (space.scale * space.unit_of_rows)
+        return (_all_distances(space) - sum_within_classes) / pairs / (space.scale * space.unit_of_rows)
 
 
-def _prepared(
+def _prepare(
     embeddings: Vectors, labels: Labels, distance: str, device: torch.device | str | None
 ) -> tuple[Space, Tensor]:
     check_distance(distance)
@@ -108,8 +108,8 @@ def _within_classes(space: Space, classes: Tensor) -> Iterator[Tensor]:
     members = classes.argsort(stable=True)
     starts = sizes.cumsum(dim=0) - sizes
     for size in sizes.unique().tolist():
-        first = starts[sizes == size]
-        for class_starts in first.split(max(1, MAX_NUMBERS // (size * max(size, space.dim)))):
+        starts_of_size = starts[sizes == size]
+        for class_starts in starts_of_size.split(max(1, MAX_NUMBERS // (size * max(size, space.dim)))):
             index = members[class_starts[:, None] + torch.arange(size, device=class_starts.device)]
             rows = space.rows(space.items, index.flatten()).view(len(class_starts), size, -1)
             rows = rows - rows.mean(dim=1, keepdim=True)
@@ -120,14 +120,14 @@ def _within_classes(space: Space, classes: Tensor) -> Iterator[Tensor]:
 
 def _mean_radius(distances: Tensor) -> Tensor:
     """The mean over k of the k-centre radius (c,) of classes with distances (c, n, n)."""
-    each = torch.arange(len(distances), device=distances.device)
-    chosen = distances.amax(dim=2).argmin(dim=1)
-    nearest = distances[each, chosen]
+    class_rows = torch.arange(len(distances), device=distances.device)
+    chosen_members = distances.amax(dim=2).argmin(dim=1)
+    nearest = distances[class_rows, chosen_members]
     total = torch.zeros(len(distances), dtype=torch.float64, device=distances.device)
     for _ in range(distances.shape[1]):
-        radius, chosen = nearest.max(dim=1)
+        radius, chosen_members = nearest.max(dim=1)
         total += radius
-        nearest = torch.minimum(nearest, distances[each, chosen])
+        nearest = torch.minimum(nearest, distances[class_rows, chosen_members])
     return total / distances.shape[1]
 
 

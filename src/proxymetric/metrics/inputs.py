@@ -57,13 +57,13 @@ def as_labels(name: str, value: Any, of: str = "", vectors: Tensor | None = None
     if labels.ndim != 1:
         raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected one axis, a class for each item")
     if len(labels) == 0:
-        raise ValueError(f"{name}: got none, expected at least one")
+        raise ValueError(f"{name}: got no labels, expected at least one")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"{name}: got {labels.dtype}, expected whole numbers")
     if vectors is None:
         return labels.long()
     if len(labels) != len(vectors):
-        raise ValueError(f"{name}: got {len(labels)} for {len(vectors)} {of}, expected one for each")
+        raise ValueError(f"{name}: got {len(labels)} labels, expected {len(vectors)}, one for each row of {of}")
     return labels.to(vectors.device, torch.long)
 
 
@@ -74,7 +74,7 @@ def number_texts(*labels: Any) -> list[Any]:
         *labels: labels of any kind.
 
     Returns:
-        The labels; those that are no text are unchanged.
+        The labels; labels that are not text are unchanged.
 
     Raises:
         ValueError: some are text and others are not.
@@ -83,12 +83,12 @@ def number_texts(*labels: Any) -> list[Any]:
         >>> [numbers.tolist() for numbers in number_texts(["dog", "cat"], ["eel", "cat"])]
         [[1, 0], [2, 0]]
     """
-    texts = [_as_text(each) for each in labels]
-    if all(each is None for each in texts):
+    texts = [_as_text(values) for values in labels]
+    if all(text is None for text in texts):
         return list(labels)
-    if any(each is None for each in texts):
+    if any(text is None for text in texts):
         raise ValueError("labels, gallery_labels: got text and numbers, expected text for both or numbers for both")
-    arrays = [each for each in texts if each is not None]
+    arrays = [text for text in texts if text is not None]
     numbers = np.unique(np.concatenate([array.ravel() for array in arrays]), return_inverse=True)[1]
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return [part.reshape(array.shape) for part, array in zip(np.split(numbers.ravel(), ends), arrays, strict=True)]
@@ -112,8 +112,8 @@ def _as_text(labels: Any) -> np.ndarray | None:
 def count_relevant(labels: Tensor, item_labels: Tensor) -> Tensor:
     """The number of items (N,) that have each query's label."""
     classes, counts = item_labels.unique(return_counts=True)
-    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
-    return torch.where(classes[place] == labels, counts[place], 0)
+    positions = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    return torch.where(classes[positions] == labels, counts[positions], 0)
 
 
 def _tensor(name: str, value: Any, content: str) -> Tensor:

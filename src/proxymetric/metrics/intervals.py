@@ -72,15 +72,15 @@ def interval(
     if groups is not None:
         inverse = as_labels("groups", groups).cpu().unique(return_inverse=True)[1].numpy()
         if len(inverse) != len(numbers):
-            raise ValueError(f"groups: got {len(inverse)} for {len(numbers)} values, expected one for each")
+            raise ValueError(f"groups: got {len(inverse)} groups, expected {len(numbers)}, one for each value")
         sums, sizes = np.bincount(inverse, numbers), np.bincount(inverse)
     if len(sums) < 2:
         raise ValueError(f"{'values' if groups is None else 'groups'}: got one, expected at least two to draw from")
     generator = np.random.default_rng(seed)
     means = []
     for start in range(0, repeats, step := max(1, MAX_DRAWS // len(sums))):
-        drawn = generator.integers(len(sums), size=(min(step, repeats - start), len(sums)))
-        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        draws = generator.integers(len(sums), size=(min(step, repeats - start), len(sums)))
+        means.append(sums[draws].sum(axis=1) / sizes[draws].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

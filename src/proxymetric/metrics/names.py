@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MAX_SHOWN = 40
-"""characters of a name that an error shows"""
+MAX_SHOWN_CHARACTERS = 40
+"""maximum number of characters of a name in an error"""
 WHOLE = ("NMI", "covering_radius", "inter_class_distance")
 _ALIASES = {
     "recall": "R",
@@ -73,7 +73,7 @@ def parse(name: str) -> Metric:
     if match[3]:
         return Metric(name, match[3], None)
     if len(match[2]) > len(str(MAX_CUTOFF)) or int(match[2]) > MAX_CUTOFF:
-        shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
+        shown = name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}..."
         raise ValueError(f"metrics: got {shown!r}, expected a cutoff K of at most {MAX_CUTOFF:,}")
     return Metric(name, match[1], int(match[2]))
 
@@ -96,21 +96,21 @@ def names(metrics: str | Sequence[str]) -> tuple[str, ...]:
         >>> names("P@R")
         ('P@R',)
     """
-    listed = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    if not listed:
+    metric_names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    if not metric_names:
         raise ValueError(f"metrics: got no name, expected at least one of {_FORMS}")
-    return tuple(parse(name).name for name in listed)
+    return tuple(parse(name).name for name in metric_names)
 
 
 def _nearest(name: str) -> str:
     """The metric whose name is most like an unknown name."""
     kind, _, cutoff = name.partition("@")
-    plain = re.sub(r"[\s_-]+", " ", kind.strip().lower())
-    known = difflib.get_close_matches(plain, _ALIASES, n=1, cutoff=0.0)
-    right = _ALIASES[known[0]] if known else "MAP"
-    if right in WHOLE:
-        return right
+    normalised_kind = re.sub(r"[\s_-]+", " ", kind.strip().lower())
+    aliases = difflib.get_close_matches(normalised_kind, _ALIASES, n=1, cutoff=0.0)
+    nearest_kind = _ALIASES[aliases[0]] if aliases else "MAP"
+    if nearest_kind in WHOLE:
+        return nearest_kind
     digits = re.sub(r"\D", "", cutoff).lstrip("0")
-    if right in ("P", "MAP") and not digits:
-        return f"{right}@R"
-    return f"{right}@{digits or 1}"
+    if nearest_kind in ("P", "MAP") and not digits:
+        return f"{nearest_kind}@R"
+    return f"{nearest_kind}@{digits or 1}"

@@ -95,26 +95,26 @@ class Search:
         with full_precision(self.vectors.device.type):
             steps = self._searcher(int(depths.max()), only_hits).run(depths)
         while True:
-            # The setting does not enclose the loop, so that the code of the caller keeps its own precision.
+            # Full precision is set for each step only: the caller's code between the steps keeps its own setting.
             with full_precision(self.vectors.device.type):
-                best = next(steps, None)
-            if best is None:
+                top_items = next(steps, None)
+            if top_items is None:
                 return
-            yield from self._tables(best)
+            yield from self._tables(top_items)
 
     def _searcher(self, deepest: int, only_hits: bool = False) -> Searcher:
         groups = self._groups()
         space = SPACES[self.distance](self.vectors, self.items)
-        listed = torch.arange(len(self.items), device=self.items.device)
+        listed_items = torch.arange(len(self.items), device=self.items.device)
         if groups is not None:
             # Of equal items only the first `deepest` can be results, and one more if one of them is the query itself.
-            listed = listed[copies_before(groups[1]) <= deepest]
-        itself = None
+            listed_items = listed_items[copies_before(groups[1]) <= deepest]
+        query_positions = None
         if self.leave_one_out:
-            itself = torch.full_like(self.labels, -1)
-            itself[listed] = torch.arange(len(listed), device=listed.device)
+            query_positions = torch.full_like(self.labels, -1)
+            query_positions[listed_items] = torch.arange(len(listed_items), device=listed_items.device)
         labels = (self.labels, self.item_labels) if only_hits else None
-        return Searcher(space, TieBreaker(space, groups, labels), listed, itself, self.block)
+        return Searcher(space, TieBreaker(space, groups, labels), listed_items, query_positions, self.block)
 
     def _groups(self) -> tuple[Tensor, Tensor] | None:
         """The group of equal rows that each query and each item belongs to; None if no rows are equal."""
@@ -130,27 +130,27 @@ class Search:
             item_groups = torch.arange(len(self.items), device=self.items.device)
         return query_groups, item_groups
 
-    def _tables(self, best: TopItems) -> Iterator[ResultTable]:
+    def _tables(self, top_items: TopItems) -> Iterator[ResultTable]:
         """Arrange the results in tables, one for each power of two of the number of results."""
-        width = int(best.counts.max()) if len(best.counts) else 0
-        if 0 < width * len(best.counts) == len(best.items):
-            neighbours = best.items.view(-1, width)
-            hits = self.item_labels[neighbours] == self.labels[best.queries, None]
-            yield ResultTable(best.queries, hits, neighbours, self.relevant[best.queries])
+        width = int(top_items.counts.max()) if len(top_items.counts) else 0
+        if 0 < width * len(top_items.counts) == len(top_items.items):
+            neighbours = top_items.items.view(-1, width)
+            hits = self.item_labels[neighbours] == self.labels[top_items.queries, None]
+            yield ResultTable(top_items.queries, hits, neighbours, self.relevant[top_items.queries])
             return
-        ends = best.counts.cumsum(dim=0)
-        power = torch.ceil(torch.log2(best.counts.double())).long()
-        for each in power.unique().tolist():
-            rows = (power == each).nonzero().flatten()
-            width = int(best.counts[rows].max())
-            place = torch.arange(width, device=rows.device)
+        ends = top_items.counts.cumsum(dim=0)
+        exponents = torch.ceil(torch.log2(top_items.counts.double())).long()
+        for exponent in exponents.unique().tolist():
+            rows = (exponents == exponent).nonzero().flatten()
+            width = int(top_items.counts[rows].max())
+            positions = torch.arange(width, device=rows.device)
             for block in rows.split(max(1, MAX_CELLS // width)):
-                counts = best.counts[block, None]
-                inside = place < counts
-                flat = torch.where(inside, ends[block, None] - counts + place, 0)
-                neighbours = torch.where(inside, best.items[flat], -1)
-                queries = best.queries[block]
-                hits = inside & (self.item_labels[neighbours] == self.labels[queries, None])
+                counts = top_items.counts[block, None]
+                is_result = positions < counts
+                flat_indices = torch.where(is_result, ends[block, None] - counts + positions, 0)
+                neighbours = torch.where(is_result, top_items.items[flat_indices], -1)
+                queries = top_items.queries[block]
+                hits = is_result & (self.item_labels[neighbours] == self.labels[queries, None])
                 yield ResultTable(queries, hits, neighbours, self.relevant[queries])
 
 
@@ -240,8 +240,8 @@ def rank(
         rows = torch.searchsorted(queries, table.queries.cpu())
         neighbours[rows, : table.neighbours.shape[1]] = table.neighbours.cpu()
         hits[rows, : table.hits.shape[1]] = table.hits.cpu()
-    left = len(task.labels) - len(queries)
-    return Ranking(hits, task.relevant.cpu()[queries], neighbours, queries, left)
+    left_out_count = len(task.labels) - len(queries)
+    return Ranking(hits, task.relevant.cpu()[queries], neighbours, queries, left_out_count)
 
 
 def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:

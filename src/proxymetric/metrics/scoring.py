@@ -12,11 +12,11 @@ results:
 MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
 R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query.
 Other libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's competitions). Others divide the sum by
-R, also where R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
+R, even if R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
 (torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
-Each is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe a
-whole set: see `clustering` and `geometry`.
+Each metric is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe
+a whole set: see `clustering` and `geometry`.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,12 +147,16 @@ def evaluate(
     """
     parsed = [parse(name) for name in names(metrics)]
     task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
-    ranked = [metric for metric in parsed if not metric.whole]
-    values = {name: float(each.mean()) for name, each in of_queries(task, ranked).scores.items()} if ranked else {}
+    query_metrics = [metric for metric in parsed if not metric.whole]
+    values = (
+        {name: float(query_values.mean()) for name, query_values in of_queries(task, query_metrics).scores.items()}
+        if query_metrics
+        else {}
+    )
     vectors, groups = task.vectors, task.labels
-    if len(ranked) < len(parsed) and not task.leave_one_out:
-        common = torch.promote_types(task.vectors.dtype, task.items.dtype)
-        vectors = torch.cat([task.vectors.to(common), task.items.to(common)])
+    if len(query_metrics) < len(parsed) and not task.leave_one_out:
+        common_dtype = torch.promote_types(task.vectors.dtype, task.items.dtype)
+        vectors = torch.cat([task.vectors.to(common_dtype), task.items.to(common_dtype)])
         groups = torch.cat([task.labels, task.item_labels])
     for metric in parsed:
         if metric.whole:
@@ -175,12 +179,12 @@ def of_queries(
     """Run a search and score every query; `on_results` receives each table of results."""
     if int(task.relevant.max()) < 1:
         raise ValueError(_no_relevant_items(len(task.labels)))
-    fixed = max((metric.cutoff or 1) for metric in metrics)
-    by_class = any(metric.cutoff is None for metric in metrics)
-    depth = task.relevant.clamp(min=fixed) if by_class else torch.full_like(task.relevant, fixed)
+    max_cutoff = max((metric.cutoff or 1) for metric in metrics)
+    has_cutoff_at_r = any(metric.cutoff is None for metric in metrics)
+    depths = task.relevant.clamp(min=max_cutoff) if has_cutoff_at_r else torch.full_like(task.relevant, max_cutoff)
     queries: list[Tensor] = []
     values: list[list[Tensor]] = []
-    for table in task.run(depth, only_hits=on_results is None):
+    for table in task.run(depths, only_hits=on_results is None):
         queries.append(table.queries.cpu())
         values.append([_score(metric, table.hits, table.relevant).cpu() for metric in metrics])
         if on_results is not None:
@@ -194,23 +198,25 @@ def of_queries(
 def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
     """One metric for hits (Q, k); results after the k-th count as misses."""
     k = hits.shape[1]
-    place = torch.arange(1, k + 1, device=hits.device)
-    cut = relevant if metric.cutoff is None else torch.full_like(relevant, metric.cutoff)
-    counted = hits & (place <= cut[:, None])
+    positions = torch.arange(1, k + 1, device=hits.device)
+    cutoffs = relevant if metric.cutoff is None else torch.full_like(relevant, metric.cutoff)
+    counted_hits = hits & (positions <= cutoffs[:, None])
     if metric.kind == "R":
-        return counted.any(dim=1).double()
+        return counted_hits.any(dim=1).double()
     if metric.kind == "P":
-        return counted.sum(dim=1) / cut.double()
+        return counted_hits.sum(dim=1) / cutoffs.double()
     if metric.kind in ("MAP", "AP"):
-        precision = counted.cumsum(dim=1) / place.double()
-        return (precision * counted).sum(dim=1) / (cut if metric.kind == "MAP" else torch.minimum(cut, relevant))
+        precision = counted_hits.cumsum(dim=1) / positions.double()
+        return (precision * counted_hits).sum(dim=1) / (
+            cutoffs if metric.kind == "MAP" else torch.minimum(cutoffs, relevant)
+        )
     assert metric.cutoff is not None, metric
-    deepest = int(torch.minimum(relevant, cut).max()) if len(relevant) else 1
-    gain = 1 / torch.log2(torch.arange(2, max(k, deepest) + 2, dtype=torch.float64))
+    max_depth = int(torch.minimum(relevant, cutoffs).max()) if len(relevant) else 1
+    gain = 1 / torch.log2(torch.arange(2, max(k, max_depth) + 2, dtype=torch.float64))
     # The cumulative sum runs on the CPU, because it is not deterministic on a GPU.
-    ideal = gain.cumsum(dim=0).to(hits.device)[torch.minimum(relevant, cut) - 1]
-    return (counted * gain[:k].to(hits.device)).sum(dim=1) / ideal
+    ideal = gain.cumsum(dim=0).to(hits.device)[torch.minimum(relevant, cutoffs) - 1]
+    return (counted_hits * gain[:k].to(hits.device)).sum(dim=1) / ideal
 
 
 def _no_relevant_items(queries: int) -> str:
-    return f"labels: got {queries} queries without a relevant item, expected at least one query with one"
+    return f"labels: got {queries} queries without a relevant item, expected at least one query with a relevant item"

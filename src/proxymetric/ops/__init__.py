@@ -1,4 +1,4 @@
-"""The two reductions that every proxy loss is written on.
+"""The two reductions that every proxy loss uses.
 
 `mean_over_batch` sums over the batch for each class; `over_classes` sums over the classes for each query.
 """

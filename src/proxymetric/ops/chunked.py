@@ -72,9 +72,9 @@ def chunk_plan(queries: Tensor, problem: Problem, rows: int, budget: int) -> Chu
     vectors = problem.refs.vectors
     needs_grad = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
     # Similarities are float32 or wider, also for 16-bit queries.
-    keep = any(needs_grad) and len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
+    fits = len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
     problem = problem._replace(refs=problem.refs._replace(vectors=vectors[:0].detach()))
-    return ChunkPlan(problem, rows, needs_grad, keep)
+    return ChunkPlan(problem, rows, needs_grad, keep_similarities=any(needs_grad) and fits)
 
 
 class TotalsGradients(Protocol):
@@ -115,7 +115,7 @@ class MeanOverBatch(torch.autograd.Function):
         # The first backward pass returns the large gradient without a copy; a second one computes it again.
         gradients = ctx.gradients or ctx.compute(queries, vectors, ctx.plan)[-1]
         ctx.gradients = None
-        positive, negative = (vectors.new_zeros(()) if each is None else each for each in grads[:2])
+        positive, negative = (vectors.new_zeros(()) if grad is None else grad for grad in grads[:2])
         in_queries, in_vectors = gradients.combined(positive, negative)
         return (
             None if in_queries is None else in_queries.to(queries.dtype),
@@ -151,7 +151,7 @@ class ChunkedGradients(NamedTuple):
 def _totals(
     queries: Tensor, vectors: Tensor, plan: ChunkPlan
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], ChunkedGradients]:
-    """A `ComputeTotals`."""
+    """The `ComputeTotals` of the chunked implementation."""
     chunks = Chunks(queries, vectors, plan.problem, plan.rows)
     in_queries = (torch.zeros_like(queries), torch.zeros_like(queries)) if plan.needs_grad[0] else None
     # A loss scale is applied only in the backward pass: until then float16 would round small gradients to 0.
@@ -167,13 +167,13 @@ def _totals(
             if not any(plan.needs_grad):
                 continue
             if sign == POSITIVE:
-                rows, selected = chunks.of_batch_columns(chunk, similarities)
-                in_rows = torch.empty_like(selected.rows) if plan.needs_grad[1] else None
+                rows, pair_similarities = chunks.of_batch_columns(chunk, similarities)
+                in_rows = torch.empty_like(pair_similarities.rows) if plan.needs_grad[1] else None
                 batch_rows.append(rows)
-                in_batch_rows.append(selected.rows if in_rows is None else in_rows)
+                in_batch_rows.append(pair_similarities.rows if in_rows is None else in_rows)
             else:
-                selected, in_rows = similarities, None if in_vectors is None else in_vectors[chunk.rows]
-            chunks.backward(selected, slopes, in_queries and in_queries[sign], in_rows)
+                pair_similarities, in_rows = similarities, None if in_vectors is None else in_vectors[chunk.rows]
+            chunks.backward(pair_similarities, slopes, in_queries and in_queries[sign], in_rows)
     totals = logs[POSITIVE].sum() / plan.counts[POSITIVE], logs[NEGATIVE].sum() / plan.counts[NEGATIVE]
     weight_sums = weights[POSITIVE].sum(), weights[NEGATIVE].sum()
     gradients = ChunkedGradients(in_queries, in_vectors, torch.cat(batch_rows), torch.cat(in_batch_rows))
@@ -213,7 +213,7 @@ class _OverClasses(torch.autograd.Function):
             similarities = chunks.similarities(chunk, ctx.cache)
             for sign, pairs in chunks.exponents(chunk, similarities):
                 sums[sign].add(pairs)
-        (positive, positive_weight), (negative, negative_weight) = (each.result() for each in sums)
+        (positive, positive_weight), (negative, negative_weight) = (log_sums.result() for log_sums in sums)
         ctx.plan = plan
         ctx.save_for_backward(queries, vectors, positive, negative)
         ctx.mark_non_differentiable(positive_weight, negative_weight)
@@ -224,7 +224,7 @@ class _OverClasses(torch.autograd.Function):
         refuse_second_derivative()
         queries, vectors, *logs = ctx.saved_tensors
         plan: ChunkPlan = ctx.plan
-        logs = [each.where(each != NONE, 0.0) for each in logs]
+        logs = [log.where(log != NONE, 0.0) for log in logs]
         chunks = Chunks(queries, vectors, plan.problem, plan.rows)
         in_queries = torch.zeros_like(queries) if plan.needs_grad[0] else None
         in_vectors = torch.empty_like(vectors) if plan.needs_grad[1] else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.pair_weights import StepFunction
-from proxymetric.core.pieces import LEAST
+from proxymetric.core.pieces import MIN_DIVISORS
 from proxymetric.ops.problem import NONE, Line, Problem
 
 POSITIVE, NEGATIVE = 0, 1
@@ -33,9 +33,9 @@ class RowScales(NamedTuple):
     """How the rows of a chunk are normalised: the factors enter the products, and no normalised copy is written."""
 
     scale: Tensor
-    """(n K,) `1 / max(length, least)`"""
+    """(n K,) `1 / max(length, min_length)`"""
     slope: Tensor
-    """(n K,) the same, but 0 for rows shorter than `least`: their normalisation is a constant factor"""
+    """(n K,) the same, but 0 for rows shorter than `min_length`: their normalisation is a constant factor"""
 
 
 class ChunkSimilarities(NamedTuple):
@@ -63,7 +63,7 @@ class PairExponents(NamedTuple):
     line: Line
 
     def slopes(self, shares: Tensor, factor: Tensor) -> Tensor:
-        """Return the gradient in the similarities; `factor * shares` is that in the exponents. Overwrites `shares`."""
+        """The gradient in the similarities, given `factor * shares` in the exponents; overwrites `shares`."""
         shares.mul_(self.line.slope * factor)
         return shares if self.weights is None else shares.mul_(self.weights)
 
@@ -80,7 +80,7 @@ class Chunks:
     def __init__(self, queries: Tensor, vectors: Tensor, problem: Problem, rows: int) -> None:
         self.queries, self.vectors, self.problem = queries, vectors, problem
         self.per_column = problem.per_column
-        self.least = None if problem.refs.normalise is None else LEAST[problem.refs.normalise]
+        self.min_length = None if problem.refs.normalise is None else MIN_DIVISORS[problem.refs.normalise]
         self.labels = problem.refs.labels[:: self.per_column].contiguous()
         self.columns = torch.arange(len(self.labels), device=self.labels.device)
         self.columns_per_chunk = max(1, rows // self.per_column)
@@ -107,10 +107,10 @@ class Chunks:
             cached: whether `cache` already contains them; then they are read, not computed.
         """
         rows, scales = self.vectors[chunk.rows].to(self.queries.dtype), None
-        if self.least is not None:
+        if self.min_length is not None:
             lengths = torch.linalg.vector_norm(rows, dim=1)
-            scale = lengths.clamp(min=self.least).reciprocal_()
-            scales = RowScales(scale, scale * (lengths >= self.least))
+            scale = lengths.clamp(min=self.min_length).reciprocal_()
+            scales = RowScales(scale, scale * (lengths >= self.min_length))
         out = None if cache is None else cache[chunk.rows]
         of_rows = out if cached and out is not None else torch.mm(rows, self.queries.T, out=out)
         if scales is not None and not cached:
@@ -187,13 +187,13 @@ class Chunks:
 
     def of_batch_columns(self, chunk: Chunk, similarities: ChunkSimilarities) -> tuple[Tensor, ChunkSimilarities]:
         """The rows of `chunk.batch_columns`, counted among all rows, and the similarities of these columns only."""
-        within = torch.arange(self.per_column, device=chunk.batch_columns.device)
-        rows = (chunk.batch_columns[:, None] * self.per_column + within).flatten()
-        scales = similarities.scales and RowScales(*(each[rows] for each in similarities.scales))
-        selected = ChunkSimilarities(
+        offsets = torch.arange(self.per_column, device=chunk.batch_columns.device)
+        rows = (chunk.batch_columns[:, None] * self.per_column + offsets).flatten()
+        scales = similarities.scales and RowScales(*(factors[rows] for factors in similarities.scales))
+        batch_similarities = ChunkSimilarities(
             similarities.rows[rows], scales, similarities.of_rows[rows], similarities.of_columns[chunk.batch_columns]
         )
-        return rows + chunk.rows.start, selected
+        return rows + chunk.rows.start, batch_similarities
 
     def _grouped(self, of_rows: Tensor) -> Tensor:
         return of_rows.unflatten(0, (-1, self.per_column))

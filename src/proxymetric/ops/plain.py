@@ -1,4 +1,7 @@
-"""The definition of the reductions, on matrices of all queries by all references: the oracle of the others."""
+"""The definition of the reductions, on matrices of all queries by all references.
+
+Tests compare the other implementations with this one.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from proxymetric.ops.similarity import Similarity
 NONE = float("-inf")
 """the logarithm of an empty sum"""
 MIN_WEIGHT_SUM = 1e-12
-"""lower bound of a sum of weights that something is divided by, so that 0 / 0 becomes 0"""
+"""lower bound of the sum of weights that a total is divided by, so that 0 / 0 becomes 0"""
 Count = float | None
 """the number that a sum over the columns is divided by; None: the sum of the columns' mean weights"""
 

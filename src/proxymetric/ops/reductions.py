@@ -1,4 +1,4 @@
-"""The reductions that every proxy loss is written on, and the choice of their implementation.
+"""The reductions that every proxy loss uses, and the choice of their implementation.
 
 ========================  =====================================================================  ===================
 reduction                 result                                                                 used by
@@ -58,13 +58,13 @@ _settings: ContextVar[Settings] = ContextVar("settings", default=Settings())  # 
 
 
 def current_settings() -> Settings:
-    """The settings that the innermost `using` block has made."""
+    """The settings of the innermost `using` block."""
     return _settings.get()
 
 
 @contextmanager
 def using(impl: str | None = None, *, budget: int | None = None, rows: int | None = None) -> Iterator[Settings]:
-    """Choose how losses inside the `with` block are computed: same values and gradients, other time and memory.
+    """Choose how losses inside the `with` block are computed; only time and memory change, not values and gradients.
 
     Args:
         impl: "plain" is the definition, on matrices of all queries by all references. "chunked" computes chunk by
@@ -94,9 +94,9 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
             "impl: got 'triton', expected one of plain, chunked, auto: triton is not installed "
             "(pip install 'proxymetric[triton]')"
         )
-    for name, value, least in (("budget", budget, 0), ("rows", rows, 1)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
+    for name, value, minimum in (("budget", budget, 0), ("rows", rows, 1)):
+        if value is not None and (not isinstance(value, int) or value < minimum):
+            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {minimum}")
     changes: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
     settings = _settings.get()._replace(**{name: value for name, value in changes.items() if value is not None})
     token = _settings.set(settings)
@@ -113,8 +113,8 @@ def chosen(queries: Tensor, refs: References) -> str:
     if name == "auto":
         device = queries.device.type
         can_launch = device == "cuda" and installed() and not compiling
-        most = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
-        name = "plain" if pairs <= most else "triton" if can_launch else "chunked"
+        max_pairs = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
+        name = "plain" if pairs <= max_pairs else "triton" if can_launch else "chunked"
     if name == "triton" and compiling:
         name = "chunked"
     return name if pairs else "plain"
@@ -163,7 +163,7 @@ def mean_over_batch(
         if refs.shard is None:
             totals = compute(queries, problem, positive_count, negative_count, _settings.get())
         else:
-            # The division by the weights comes after the sum over the processes: none knows the weights of all columns.
+            # Totals are divided by the weights after the sum over processes: no process has the weights of all columns.
             counts = positive_count or 1.0, negative_count or 1.0
             of_shard = compute(_shared_queries(queries, refs), problem, *counts, _settings.get())
             totals = Totals(*all_reduce_sum(torch.stack(of_shard), refs.shard))
@@ -189,7 +189,7 @@ def over_classes(
         positive: the exponent of pairs of the same class.
         negative: the exponent of pairs of different classes.
         of_class: makes one column of the K references of a class; None: each reference is a column.
-        weight: factors of the exponents; None: all are 1. Sharded references accept none.
+        weight: factors of the exponents; None: all are 1. With sharded references it must be None.
 
     Returns:
         Log-sums and mean weights, (B,) each.
@@ -213,8 +213,8 @@ def over_classes(
                 "weighting: got a weighting with sharded proxies and a loss over the classes, expected no weighting or "
                 "a loss over the batch"
             )
-        logs = [all_reduce_logsumexp(each, refs.shard) for each in (reduced.positive, reduced.negative)]
-        return Reduced(logs[0], logs[1], *((each != NONE).to(each) for each in logs))
+        logs = [all_reduce_logsumexp(log, refs.shard) for log in (reduced.positive, reduced.negative)]
+        return Reduced(logs[0], logs[1], *((log != NONE).to(log) for log in logs))
 
 
 def _shared_queries(queries: Tensor, refs: References) -> Tensor:

@@ -16,7 +16,7 @@ KINDS = ("soft", "max", "mean")
 class Similarity(NamedTuple):
     """The similarity S of a query to a class of K references, from the similarities s_k to each of them.
 
-    - "soft": `S(x, c) = sum_k softmax_k(s_ck / gamma) s_ck`, Eq. 1 of the MPA paper, which is SoftTriple's;
+    - "soft": `S(x, c) = sum_k softmax_k(s_ck / gamma) s_ck`, Eq. 1 of the MPA paper, as in SoftTriple;
     - "max": `max_k s_ck`, the limit of "soft" for gamma -> 0;
     - "mean": `1/K sum_k s_ck`, the limit of "soft" for gamma -> infinity.
 
@@ -32,7 +32,7 @@ class Similarity(NamedTuple):
         """Refuse an unknown kind and a gamma that is not positive; return the similarity itself."""
         one_of("similarity", self.kind, KINDS)
         above_zero(gamma=self.gamma)
-        usually(1e-3, 10, "smaller ones are as good as 'max', larger ones as 'mean'", gamma=self.gamma)
+        usually(1e-3, 10, "smaller values act like 'max', larger values like 'mean'", gamma=self.gamma)
         return self
 
     def __call__(self, grouped: Tensor, dim: int = -1) -> Tensor:

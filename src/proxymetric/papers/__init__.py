@@ -159,12 +159,12 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
         ['proxies']
     """
     build = lookup(name)
-    known = options(name)
+    parameters = options(name)
     for key, value in arguments.items():
-        if key not in known:
+        if key not in parameters:
             raise ValueError(
-                f"{key}: got an unknown argument ({value!r}), expected an argument of {name}: {', '.join(known)}"
-                f"{did_you_mean(key, known)}"
+                f"{key}: got an unknown argument ({value!r}), expected an argument of {name}: {', '.join(parameters)}"
+                f"{did_you_mean(key, parameters)}"
             )
     epochs = {} if steps_per_epoch is None else {"steps_per_epoch": steps_per_epoch}
     return Criterion(

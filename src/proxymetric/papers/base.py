@@ -32,7 +32,9 @@ def split_base(base: Base) -> tuple[str, dict[str, Any]]:
     """
     arguments = {"method": base} if isinstance(base, str) else dict(base) if isinstance(base, dict) else {}
     if "method" not in arguments or {"classes", "dim"} & set(arguments):
-        raise ValueError(f"base: got {base!r}, expected a method's name, or a table with the key method")
+        raise ValueError(
+            f"base: got {base!r}, expected a method's name, or a table with the key method and without classes and dim"
+        )
     return arguments.pop("method"), arguments
 
 
@@ -48,7 +50,7 @@ def base_of(
     if "base" not in parameters:
         return None
     base = arguments.get("base", parameters["base"].default)
-    return split_base(base) if isinstance(base, str | dict) else None  # a number in multi-similarity
+    return split_base(base) if isinstance(base, str | dict) else None  # in multi-similarity `base` is a number
 
 
 def base_objective(base: Base, classes: int, dim: int, **advice: object) -> Compare:
@@ -58,8 +60,8 @@ def base_objective(base: Base, classes: int, dim: int, **advice: object) -> Comp
         base: the name of a method, or a table of its name and arguments.
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        **advice: default arguments for the base, and for the base that it is built around itself. An argument is used
-            if the method takes it and the table does not set it.
+        **advice: default arguments for the base, and for the base's own base if it has one. A method uses an argument
+            that it takes and that its table does not set.
 
     Raises:
         ValueError: the base is not a single loss against a single source.
@@ -79,11 +81,12 @@ def _with_advice(base: Base, advice: dict[str, object]) -> Base:
 
     name, arguments = split_base(base)
     parameters = options(name)
-    complete = {key: value for key, value in advice.items() if key in parameters} | arguments
-    inner = complete.get("base", parameters["base"].default) if "base" in parameters else None
-    if isinstance(inner, str | dict):
-        complete["base"] = _with_advice(inner, {key: complete.get(key, value) for key, value in advice.items()})
-    return {"method": name, **complete}
+    arguments = {key: value for key, value in advice.items() if key in parameters} | arguments
+    inner_base = arguments.get("base", parameters["base"].default) if "base" in parameters else None
+    if isinstance(inner_base, str | dict):
+        inner_advice = {key: arguments.get(key, value) for key, value in advice.items()}
+        arguments["base"] = _with_advice(inner_base, inner_advice)
+    return {"method": name, **arguments}
 
 
 def base_needs(base: Base) -> frozenset[str]:

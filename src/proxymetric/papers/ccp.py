@@ -17,7 +17,7 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
 
 @about(
     paper="Gürbüz et al. 2023, Deep Metric Learning with Chance Constraints",
-    choose="around a pair loss, in its paper for small batches; on CUB here no gain over its base",
+    choose="around a pair loss, for small batches according to its paper; on CUB here no gain over its base",
     needs=("encoder", "validation", "pool"),
     samples_per_class=4,
     no_plan="has a copy of the encoder and a pool of embeddings in addition to its proxies; plan its base loss",
@@ -65,9 +65,9 @@ def ccp(
         start: the first converged proxies are "random" samples (the paper) or "zero" (released code).
         alternate: False solves the first problem only (the paper's Loss-Proxy ablation).
         in_batch: weight of the same loss inside the batch; 0 in the paper, 0.1 in its released code.
-        memory: embeddings in a memory of the past, one more term as in `xbm`; 0: none.
+        memory: number of past embeddings in a memory, which adds a term as in `xbm`; 0: no memory.
         memory_start: steps before the memory is used.
-        memory_weight: weight of its term.
+        memory_weight: weight of the term with the memory.
         normalise: "ball" (`v / max(|v|, 1)`, the paper) or "l2". Scores and search use cosines in both cases.
     """
     at_least_zero(in_batch=in_batch, memory_weight=memory_weight)
@@ -77,20 +77,20 @@ def ccp(
             f"base: got normalise={base_normalise!r} in its table and {normalise!r} as an argument of ccp, expected "
             "normalise as an argument of ccp only"
         )
-    compared = base_objective(base, classes, dim, per_class=per_class)
-    source = LearnedProxies(classes, dim, per_class) if compared.source.classes is None else compared.source
+    compare = base_objective(base, classes, dim, per_class=per_class)
+    source = LearnedProxies(classes, dim, per_class) if compare.source.classes is None else compare.source
     if not source.seats:
         raise ValueError(f"base: got {base!r}, whose proxies cannot be re-picked; expected touched='all'")
     if in_batch or memory:
-        check_compares_with_rows(compared.loss, dim)
+        check_compares_with_rows(compare.loss, dim)
     parts: dict[str, tuple[float, Objective]] = {
-        "proxies": (1.0, Compare(compared.loss, source, compared.weighting, compared.regulariser, normalise))
+        "proxies": (1.0, Compare(compare.loss, source, compare.weighting, compare.regulariser, normalise))
     }
     if in_batch:
-        parts["in_batch"] = (in_batch, Compare(compared.loss, InBatch(), normalise=normalise))
+        parts["in_batch"] = (in_batch, Compare(compare.loss, InBatch(), normalise=normalise))
     if memory:
         queue = Memory(memory, dim, memory_start, normalise)
-        parts["memory"] = (memory_weight, Compare(compared.loss, queue, normalise=normalise))
+        parts["memory"] = (memory_weight, Compare(compare.loss, queue, normalise=normalise))
     objective = Sum(**parts) if len(parts) > 1 else parts["proxies"][1]
     return AlternatingProjections(
         objective,

@@ -19,7 +19,7 @@ from proxymetric.weightings import InformativeSamples
 
 @about(
     paper="Li et al. 2022, Informative Sample-Aware Proxy for Deep Metric Learning",
-    choose="over-fits later than proxy-anchor, with the same scores on CUB here; for noisy labels says its paper",
+    choose="over-fits later than proxy-anchor, with equal scores on CUB here; for noisy labels according to its paper",
     needs=("epochs",),
     no_plan="has a memory of embeddings in addition to its proxies; plan its base, such as proxy-anchor",
 )
@@ -63,10 +63,10 @@ def proxy_isa(
         positive: penalty on positive pairs outside the band: "none", "1/E", "nu" or "sigma" (Table 3).
         negative: penalty on negative pairs below the band, one of the same names.
     """
-    weighted = base_objective(base, classes, dim)
-    if weighted.source.classes is None:
+    compare = base_objective(base, classes, dim)
+    if compare.source.classes is None:
         raise ValueError(f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'")
-    if weighted.weighting is not None:
+    if compare.weighting is not None:
         raise ValueError(f"base: got {base!r}, whose pairs are weighted already; expected a method without a weighting")
     weighting = InformativeSamples(
         classes,
@@ -82,9 +82,9 @@ def proxy_isa(
         initial_hardness=initial_hardness,
         positive=positive,
         negative=negative,
-        of_class=getattr(weighted.loss, "of_class", Similarity("max")),
+        of_class=getattr(compare.loss, "of_class", Similarity("max")),
     )
     # A loss whose exponent cannot be weighted raises its error here, not at the first step.
     vector, label = torch.zeros(1, dim), torch.zeros(1, dtype=torch.int64)
-    weighted.loss(vector, label, References(vector, label, per_class=1), weighting.rule(filtering=True))
-    return Compare(weighted.loss, weighted.source, weighting, weighted.regulariser, weighted.normalise)
+    compare.loss(vector, label, References(vector, label, per_class=1), weighting.rule(filtering=True))
+    return Compare(compare.loss, compare.source, weighting, compare.regulariser, compare.normalise)

@@ -90,31 +90,31 @@ def vcpa(
         init=init,
     )
     if base is None:
-        compared = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
+        compare = Compare(ProxyAnchor(scale, margin, positive_norm="all"), source)
     else:
         if (scale, margin) != (32.0, 0.1):
             raise ValueError(
                 f"scale, margin: got {scale}, {margin} with a base, expected them in the table of the base"
             )
-        compared = base_objective(base, classes, dim)
-        if compared.source.classes is None:
+        compare = base_objective(base, classes, dim)
+        if compare.source.classes is None:
             raise ValueError(
                 f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'"
             )
         if "images" in base_needs(base):
             raise ValueError(f"base: got {base!r}, whose proxies are made from images; expected another method")
-        if hasattr(compared.source, "uncertainty"):
+        if hasattr(compare.source, "uncertainty"):
             raise ValueError(f"base: got {base!r}, whose proxies are Gaussian already; expected another method")
         _check_sets_no_proxies(base, per_class=per_class, init=init, touched="all")
-    if newton_steps and not hasattr(compared.loss, "closed_forms"):
+    if newton_steps and not hasattr(compare.loss, "closed_forms"):
         raise ValueError(
-            f"newton_steps: got {newton_steps}, but {type(compared.loss).__name__} offers no closed-form curvature; "
+            f"newton_steps: got {newton_steps}, but {type(compare.loss).__name__} offers no closed-form curvature; "
             "expected 0, which trains mu and sigma by gradient"
         )
     divergence = None if source.settles else source.divergence
-    terms = [term for term in (compared.regulariser, divergence) if term is not None]
+    terms = [term for term in (compare.regulariser, divergence) if term is not None]
     regulariser = terms[0] if len(terms) == 1 else TermSum(tuple(terms)) if terms else None
-    return Compare(compared.loss, source, compared.weighting, regulariser, compared.normalise)
+    return Compare(compare.loss, source, compare.weighting, regulariser, compare.normalise)
 
 
 def _check_sets_no_proxies(base: Base, **vcpa_arguments: object) -> None:

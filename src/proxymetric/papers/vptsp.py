@@ -71,7 +71,7 @@ def vptsp_m(
         dropout: in [0, 1), on the accumulated state.
         source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
     """
-    _check_accumulate(accumulate, MOVING_AVERAGES, other="vptsp-g")
+    _check_accumulate(accumulate, MOVING_AVERAGES, other_method="vptsp-g")
     proxies = SemanticProxies(
         classes,
         dim,
@@ -140,7 +140,7 @@ def vptsp_g(
         dropout: in [0, 1), on the accumulated state.
         source: "prompts"; "sample", "encoder" or "fixed_encoder", with a=0, for Table 5.
     """
-    _check_accumulate(accumulate, LEARNED_CELLS, other="vptsp-m")
+    _check_accumulate(accumulate, LEARNED_CELLS, other_method="vptsp-m")
     proxies = SemanticProxies(
         classes,
         dim,
@@ -158,8 +158,10 @@ def vptsp_g(
     return Compare(ProxyAnchor(scale, margin, positive_norm), proxies)
 
 
-def _check_accumulate(accumulate: str, known: tuple[str, ...], other: str) -> None:
-    """Raise an error for a cell that the method does not have; the message names the other method if that has it."""
-    if accumulate not in known and accumulate in (*MOVING_AVERAGES, *LEARNED_CELLS):
-        raise ValueError(f"accumulate: got {accumulate!r}, which {other} has; expected one of {', '.join(known)}")
-    one_of("accumulate", accumulate, known)
+def _check_accumulate(accumulate: str, cells: tuple[str, ...], other_method: str) -> None:
+    """Raise an error for a cell that the method does not have; name the other method if it has the cell."""
+    if accumulate not in cells and accumulate in (*MOVING_AVERAGES, *LEARNED_CELLS):
+        raise ValueError(
+            f"accumulate: got {accumulate!r}, a cell of {other_method}; expected one of {', '.join(cells)}"
+        )
+    one_of("accumulate", accumulate, cells)

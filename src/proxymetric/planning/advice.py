@@ -49,17 +49,19 @@ def advice_for(work: Workload, available: int) -> tuple[Advice, ...]:
     """
     if total(work) <= available:
         return ()
-    single = [_changed(words, work, available, **change) for words, change in _changes(work)]
+    single_changes = [_advise(words, work, available, **change) for words, change in _changes(work)]
     devices = _more_devices("more devices", work, available) if work.touched == "all" else None
-    changes = [*single, *([devices] if devices else []), *_fewer_dimensions(work, available)]
-    combined = {key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"}
-    same_loss = [advice for advice in single if advice.work.touched == work.touched]
-    if len(combined) > 1 and not any(advice.fits for advice in same_loss):
-        joint = _changed("together", work, available, **combined)
-        joint_on_more = None
-        if not joint.fits and work.touched == "all":
-            joint_on_more = _more_devices("together, on more devices", work, available, **combined)
-        changes += [joint, *([joint_on_more] if joint_on_more else [])]
+    changes = [*single_changes, *([devices] if devices else []), *_fewer_dimensions(work, available)]
+    combined_change = {
+        key: value for words, change in _changes(work) for key, value in change.items() if key != "touched"
+    }
+    same_loss = [advice for advice in single_changes if advice.work.touched == work.touched]
+    if len(combined_change) > 1 and not any(advice.fits for advice in same_loss):
+        joint_change = _advise("together", work, available, **combined_change)
+        joint_change_on_more = None
+        if not joint_change.fits and work.touched == "all":
+            joint_change_on_more = _more_devices("together, on more devices", work, available, **combined_change)
+        changes += [joint_change, *([joint_change_on_more] if joint_change_on_more else [])]
     return tuple(advice for advice in changes if advice.total < total(work))
 
 
@@ -109,18 +111,18 @@ def _changes(work: Workload) -> Iterator[tuple[str, dict[str, str]]]:
         yield "sparse updates: compare with the batch's classes only, which is another loss", {"touched": "batch"}
 
 
-def _changed(words: str, work: Workload, available: int, **change: str | int) -> Advice:
-    changed = replace(work, **change)  # type: ignore[arg-type]
+def _advise(words: str, work: Workload, available: int, **change: str | int) -> Advice:
+    changed_work = replace(work, **change)  # type: ignore[arg-type]
     options = tuple(word for key, value in change.items() for word in (f"--{key}", str(value)))
-    needed = total(changed)
-    return Advice(words, options, needed, needed <= available, changed)
+    needed_bytes = total(changed_work)
+    return Advice(words, options, needed_bytes, needed_bytes <= available, changed_work)
 
 
 def _more_devices(words: str, work: Workload, available: int, **change: str) -> Advice | None:
     """The change to the smallest number of devices on which the workload fits; None if no number suffices."""
-    most = min(MAX_DEVICES, work.classes, work.batch)
-    for devices in range(work.devices + 1, most + 1):
-        advice = _changed(words, work, available, **change, devices=devices)
+    max_devices = min(MAX_DEVICES, work.classes, work.batch)
+    for devices in range(work.devices + 1, max_devices + 1):
+        advice = _advise(words, work, available, **change, devices=devices)
         if advice.fits:
             return advice
     return None
@@ -134,4 +136,4 @@ def _fewer_dimensions(work: Workload, available: int) -> Iterator[Advice]:
         fits = total(replace(work, dim=8 * middle)) <= available
         low, high = (middle, high) if fits else (low, middle)
     if low:
-        yield _changed("fewer dimensions", work, available, dim=8 * low)
+        yield _advise("fewer dimensions", work, available, dim=8 * low)

@@ -121,16 +121,16 @@ def _loss_span(work: Workload, machine: Machine) -> Span:
         peak = machine.matrix.value
         why = f"{amount}; {work.implementation} is not measured: the matrix units reach {peak:g} TFLOP/s at most"
         return Span(tflop / peak, None, why)
-    (_, best), *slower = loss_rates(work, machine)
-    why = f"{amount} at {best.value:g} TFLOP/s ({best.kind})"
-    if not slower:
-        return Span(tflop / best.value, None, f"{why} at best")
-    ((name, rate),) = slower
+    (_, upper_rate), *lower_rates = loss_rates(work, machine)
+    why = f"{amount} at {upper_rate.value:g} TFLOP/s ({upper_rate.kind})"
+    if not lower_rates:
+        return Span(tflop / upper_rate.value, None, f"{why} at best")
+    ((name, lower_rate),) = lower_rates
     if name != work.implementation:
-        why += f" at best, at {rate.value:g} TFLOP/s (that of {name}) at worst"
-    elif rate != best:
-        why = f"{amount} at {rate.value:g} to {best.value:g} TFLOP/s ({best.kind})"
-    low, high = sorted((tflop / best.value, tflop / rate.value))
+        why += f" at best, at {lower_rate.value:g} TFLOP/s (that of {name}) at worst"
+    elif lower_rate != upper_rate:
+        why = f"{amount} at {lower_rate.value:g} to {upper_rate.value:g} TFLOP/s ({upper_rate.kind})"
+    low, high = sorted((tflop / upper_rate.value, tflop / lower_rate.value))
     return Span(low, high, why)
 
 
@@ -160,9 +160,9 @@ def loss_rates(work: Workload, machine: Machine) -> list[tuple[str, Rate]]:
     names = ("triton", "chunked") if work.implementation == "triton" else (work.implementation,)
     for name in names:
         same_work = replace(work, implementation=name)
-        reached = [rate for rate in machine.implementations[name] if not less_than_measured(same_work, rate)]
-        if reached:
-            return [upper_bound, (name, max(reached, key=_size))]
+        smaller_rates = [rate for rate in machine.implementations[name] if not less_than_measured(same_work, rate)]
+        if smaller_rates:
+            return [upper_bound, (name, max(smaller_rates, key=_size))]
     return [upper_bound]
 
 

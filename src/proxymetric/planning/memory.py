@@ -154,14 +154,17 @@ def _triton_bytes(work: Workload) -> int:
     """
     size, rows, batch_rows = BYTES[work.dtype], chunk(work), work.batch * work.per_class
     similarity_rows, share_rows = rows, rows
-    wide, narrow = NUMBERS_PER_TRITON_ROW * work.compared + (batch_rows + 2 * work.batch) * work.dim, 0
+    float32_numbers = NUMBERS_PER_TRITON_ROW * work.compared + (batch_rows + 2 * work.batch) * work.dim
+    product_numbers = 0
     if work.kind.over == "classes":
         positive_rows = min(_rows(work), batch_rows)
         share_rows = max(positive_rows, rows)
         similarity_rows = positive_rows if work.cached else share_rows
-        wide += RUNNING_SUM_NUMBERS + work.batch * work.dim + (work.batch * work.compared if work.cached else 0)
-        narrow += (batch_rows + work.batch) * work.dim
+        float32_numbers += RUNNING_SUM_NUMBERS + work.batch * work.dim
+        float32_numbers += work.batch * work.compared if work.cached else 0
+        product_numbers += (batch_rows + work.batch) * work.dim
     if size != FLOAT32_BYTES and not (work.dtype == "bfloat16" and work.batch <= MAX_FUSED_BATCH):
-        wide += rows * work.dim
-    float32_numbers, product_numbers = wide + similarity_rows * work.batch, narrow + share_rows * work.batch
+        float32_numbers += rows * work.dim
+    float32_numbers += similarity_rows * work.batch
+    product_numbers += share_rows * work.batch
     return FLOAT32_BYTES * float32_numbers + size * product_numbers + WORKSPACE_BYTES

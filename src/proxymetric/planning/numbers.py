@@ -15,7 +15,7 @@ def count(name: str, text: str) -> int:
     """Read a whole number of at least 1.
 
     Args:
-        name: of the option, for errors.
+        name: the name of the option, for errors.
         text: what the user typed.
 
     Raises:

@@ -113,12 +113,12 @@ def plan(work: Workload, available: int, machine: Machine) -> Plan:
 def _rate_notes(work: Workload, machine: Machine) -> list[str]:
     if work.implementation not in machine.implementations:
         return []
-    used = loss_rates(work, machine)
-    notes = [f"{_description(name, rate)}: {rate.origin()}" for name, rate in dict.fromkeys(used)]
-    if not used:
+    used_rates = loss_rates(work, machine)
+    notes = [f"{_description(name, rate)}: {rate.origin()}" for name, rate in dict.fromkeys(used_rates)]
+    if not used_rates:
         notes = [f"{_description('matrix units', machine.matrix)}: {machine.matrix.origin()}"]
-    elif [name for name, _ in used].count(work.implementation) == 1:
-        reasons = less_than_measured(work, used[0][1])
+    elif [name for name, _ in used_rates].count(work.implementation) == 1:
+        reasons = less_than_measured(work, used_rates[0][1])
         notes.append(f"the rate of {work.implementation} may not be reached: it was measured with {'; '.join(reasons)}")
     return notes
 

@@ -101,11 +101,11 @@ def similar(name: str | None) -> Machine:
     """The measured GPU whose name is most similar.
 
     Args:
-        name: of a GPU; None: the first measured GPU is returned.
+        name: the name of a GPU; None: the first measured GPU is returned.
 
     Example:
         >>> similar("NVIDIA H100 80GB HBM3").name
         'NVIDIA H200'
     """
-    known = [row.name for row in machines().values() if not row.is_cpu]
-    return machines()[known[0] if name is None else nearest(name, known)]
+    gpu_names = [row.name for row in machines().values() if not row.is_cpu]
+    return machines()[gpu_names[0] if name is None else nearest(name, gpu_names)]

@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, int | None] = {"adamw": 2, "adam": 2, "sgd": 1, "rowwise-a
 IMPLEMENTATIONS = ("plain", "chunked", "triton")
 TOUCHED = ("all", "batch")
 
-BUDGET = 2**30
+BUDGET_BYTES = 2**30
 """bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed"""
 
 
@@ -75,8 +75,8 @@ class Workload:
         devices: from 1 to `classes`; each holds the proxies of at most ceil(C / devices) classes.
         per_class: K, at least 1.
         method: one of `planned_methods()`.
-        dtype: of the proxies, "float32" or "bfloat16".
-        optimizer: of the proxies, "adamw", "adam", "sgd" (with momentum) or "rowwise-adagrad".
+        dtype: type of the proxies, "float32" or "bfloat16".
+        optimizer: optimiser of the proxies, "adamw", "adam", "sgd" (with momentum) or "rowwise-adagrad".
         implementation: "plain", "chunked" or "triton"; "auto" is what the library chooses for many pairs: triton on a
             GPU and chunked on a CPU.
         touched: the classes that a batch is compared with. "all": all classes; "batch": the classes of the batch only;
@@ -163,8 +163,8 @@ class Workload:
         """The number of classes on the device with the most classes that a batch is compared with, see `touched`."""
         if self.touched == "all":
             return self.shard
-        drawn = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
-        return min(self.shard, self.batch + drawn)
+        drawn_classes = 0 if isinstance(self.touched, str) else round(self.touched * self.classes)
+        return min(self.shard, self.batch + drawn_classes)
 
     @property
     def compared(self) -> int:
@@ -176,8 +176,8 @@ class Workload:
         """Whether the (B, compared) similarities are kept for the backward pass, which saves a matrix product.
 
         The backward pass of a loss that sums over the batch does not need them. Of the losses that sum over the
-        classes, `plain` always keeps them; the other implementations keep them if they fit into `BUDGET`.
+        classes, `plain` always keeps them; the other implementations keep them if they fit into `BUDGET_BYTES`.
         """
         if self.kind.over == "batch":
             return False
-        return self.implementation == "plain" or 4 * self.batch * self.compared <= BUDGET
+        return self.implementation == "plain" or 4 * self.batch * self.compared <= BUDGET_BYTES

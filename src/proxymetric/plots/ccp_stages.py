@@ -143,14 +143,14 @@ def _name_classes(axes: Any, stage: CcpStage, names: Sequence[str], colours: Seq
     for c in np.unique(stage.labels):
         x, y = np.median(stage.points[stage.labels == c], axis=0)
         length = float(np.hypot(x, y))
-        away = np.array([x, y]) / length if length > 0.05 else np.array([0.0, 1.0])
+        direction = np.array([x, y]) / length if length > 0.05 else np.array([0.0, 1.0])
         # There is no room outside the circle, so a name near its edge is placed inwards.
-        place = np.array([x, y]) + away * (0.15 if length < 0.9 else -0.15)
+        position = np.array([x, y]) + direction * (0.15 if length < 0.9 else -0.15)
         effects = [withStroke(linewidth=2.5, foreground="white")]
         axes.text(
-            *place,
+            *position,
             names[c],
-            color=_darker(colours[c]),
+            color=_darken(colours[c]),
             fontsize=11,
             fontweight="bold",
             ha="center",
@@ -161,7 +161,7 @@ def _name_classes(axes: Any, stage: CcpStage, names: Sequence[str], colours: Seq
         )
 
 
-def _darker(colour: str) -> tuple[float, ...]:
+def _darken(colour: str) -> tuple[float, ...]:
     """A darker shade of the colour for text: light blue and sand are too pale for letters."""
     from matplotlib.colors import to_rgb
 

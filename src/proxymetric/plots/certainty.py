@@ -16,7 +16,7 @@ class ClassSamples(NamedTuple):
     uncertainty: float
     images: list[Image.Image]
     files: Sequence[str] = ()
-    """names of the images' files; none are shown where it is empty"""
+    """names of the images' files; empty: no names are shown"""
 
 
 class Certainty(NamedTuple):
@@ -34,16 +34,16 @@ def certainty_html(certainty: Certainty) -> str:
 
 
 def _row(classes: Sequence[ClassSamples]) -> str:
-    return f'<div class="pairs five">{"".join(_class(shown) for shown in classes)}</div>'
+    return f'<div class="pairs five">{"".join(_class(samples) for samples in classes)}</div>'
 
 
-def _class(shown: ClassSamples) -> str:
-    name = escaped(shown.class_name)
+def _class(samples: ClassSamples) -> str:
+    name = escaped(samples.class_name)
     frames = "".join(
         f'<div class="frame"><img src="{data_uri(image)}" alt="class {name}"{title_of(file)}></div>'
-        for image, file in zip(shown.images, shown.files or [""] * len(shown.images))
+        for image, file in zip(samples.images, samples.files or [""] * len(samples.images))
     )
     return (
         f'<figure class="pair">{frames}<figcaption><span class="name" title="{name}">{name}</span>'
-        f'<span class="score">uncertainty {shown.uncertainty:.3g}</span></figcaption></figure>'
+        f'<span class="score">uncertainty {samples.uncertainty:.3g}</span></figcaption></figure>'
     )

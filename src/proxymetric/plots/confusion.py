@@ -34,10 +34,10 @@ def _pair(pair: ConfusedPair) -> str:
     share = f"{100 * pair.share:.1f} % of its results"
     if pair.reverse_share:
         share = f"{100 * pair.share:.1f} % of its results, {100 * pair.reverse_share:.1f} % the other way round"
-    image, found = data_uri(pair.image), data_uri(pair.found_image)
+    image, found_image = data_uri(pair.image), data_uri(pair.found_image)
     return (
         f'<figure class="pair"><div class="frame"><img src="{image}" alt="class {name}"{title_of(pair.file)}></div>'
-        f'<div class="frame"><img src="{found}" alt="class {found_name}"{title_of(pair.found_file)}></div>'
+        f'<div class="frame"><img src="{found_image}" alt="class {found_name}"{title_of(pair.found_file)}></div>'
         f'<figcaption><span class="name" title="{name}">{name}</span>'
         f'<span class="name" title="{found_name}">confused with {found_name}</span>'
         f'<span class="score">{share}</span></figcaption></figure>'

@@ -51,14 +51,14 @@ def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "proxymetric", "font.family": "sans-serif"}):
         figure = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = figure.add_subplot()
-        for key, (colour, times) in series.items():
-            _line(axes, curve, key, colour, times)
+        for key, (colour, factor) in series.items():
+            _line(axes, curve, key, colour, factor)
         axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
         axes.set_xlabel("epoch", color=_INK, fontsize=9)
         epochs = [record["epoch"] for record in curve]
         # A short run with evaluations inside its epochs needs fractional ticks; whole ones would leave the axis empty.
-        whole = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, steps=[1, 2, 5, 10]))
+        integer_ticks = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=integer_ticks, nbins=8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.tick_params(colors=_INK, labelsize=9, length=0)
         axes.grid(color=_GRID, linewidth=0.8)
@@ -81,13 +81,13 @@ def _points(curve: Sequence[dict[str, Any]], key: str) -> tuple[list[float], lis
     return [epoch for epoch, _ in pairs], [value for _, value in pairs]
 
 
-def _line(axes: Any, curve: Sequence[dict[str, Any]], key: str, colour: str, times: int) -> None:
+def _line(axes: Any, curve: Sequence[dict[str, Any]], key: str, colour: str, factor: int) -> None:
     epochs, values = _points(curve, key)
-    scaled = [times * value for value in values]
+    scaled = [factor * value for value in values]
     marker = "o" if len(epochs) <= 30 else None
     axes.plot(epochs, scaled, color=colour, linewidth=1.8, marker=marker, markersize=3, label=key)
     chosen_epochs, chosen_values = _points([record for record in curve if record.get("chosen")], key)
-    chosen_scaled = [times * value for value in chosen_values]
+    chosen_scaled = [factor * value for value in chosen_values]
     axes.plot(chosen_epochs, chosen_scaled, color=colour, linestyle="none", marker="o", markersize=7)
 
 

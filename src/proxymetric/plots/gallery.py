@@ -53,15 +53,15 @@ def pick_queries(ranking: Ranking, count: int, seed: int = 0) -> list[int]:
 
     Example:
         >>> hits = torch.tensor([[False], [True], [True], [False]])
-        >>> one = torch.ones(4, dtype=torch.long)
-        >>> rows = pick_queries(Ranking(hits, one, one[:, None], torch.arange(4), left_out=0), count=2)
+        >>> ones = torch.ones(4, dtype=torch.long)
+        >>> rows = pick_queries(Ranking(hits, ones, ones[:, None], torch.arange(4), left_out=0), count=2)
         >>> hits[rows].flatten().tolist()
         [True, False]
     """
     if count < 1:
         raise ValueError(f"count: got {count}, expected a number of at least 1")
-    within_reach = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
-    quality = per_query(within_reach, "MAP@R")["MAP@R"].numpy()
+    clipped_ranking = ranking._replace(relevant=ranking.relevant.clamp(max=ranking.hits.shape[1]))
+    quality = per_query(clipped_ranking, "MAP@R")["MAP@R"].numpy()
     order = np.argsort(-quality, kind="stable")
     generator = np.random.default_rng(seed)
     parts = np.array_split(order, min(count, len(order))) if len(order) else []
@@ -76,7 +76,7 @@ def gallery_rows(
     classes: Sequence[str],
     read: Callable[[int], Image.Image],
     top: int = RESULTS_SHOWN,
-    file: Callable[[int], str] = lambda place: "",
+    file: Callable[[int], str] = lambda index: "",
 ) -> list[GalleryRow]:
     """Build gallery rows of a leave-one-out ranking, with cosine similarities.
 
@@ -98,31 +98,31 @@ def gallery_rows(
         ('cat', [('cat', True, 1.0), ('dog', False, 0.6)])
     """
     vectors = torch.as_tensor(embeddings)
-    shown = []
+    gallery = []
     for row in rows:
         query = int(ranking.queries[row])
-        neighbours = [place for place in ranking.neighbours[row, :top].tolist() if place >= 0]
+        neighbours = [index for index in ranking.neighbours[row, :top].tolist() if index >= 0]
         similarity = torch.cosine_similarity(vectors[query, None].double(), vectors[neighbours].double())
         hits = [
-            GalleryHit(read(place), classes[int(labels[place])], float(score), bool(right), file(place))
-            for place, score, right in zip(neighbours, similarity, ranking.hits[row])
+            GalleryHit(read(index), classes[int(labels[index])], float(score), bool(right), file(index))
+            for index, score, right in zip(neighbours, similarity, ranking.hits[row])
         ]
-        shown.append(GalleryRow(read(query), classes[int(labels[query])], hits, file(query)))
-    return shown
+        gallery.append(GalleryRow(read(query), classes[int(labels[query])], hits, file(query)))
+    return gallery
 
 
 def data_uri(image: Image.Image, longest: int = THUMBNAIL_PIXELS) -> str:
     """An image of at most `longest` pixels a side as a data URI: PNG or JPEG, whichever is smaller."""
-    small = image.convert("RGB")
-    small.thumbnail((longest, longest))
-    kinds: dict[str, dict] = {"png": {"optimize": True}, "jpeg": {"quality": 85}}
+    thumbnail = image.convert("RGB")
+    thumbnail.thumbnail((longest, longest))
+    formats: dict[str, dict] = {"png": {"optimize": True}, "jpeg": {"quality": 85}}
     encoded = {}
-    for kind, options in kinds.items():
+    for format_name, options in formats.items():
         buffer = io.BytesIO()
-        small.save(buffer, kind, **options)
-        encoded[kind] = buffer.getvalue()
-    kind = min(encoded, key=lambda name: len(encoded[name]))
-    return f"data:image/{kind};base64,{base64.b64encode(encoded[kind]).decode()}"
+        thumbnail.save(buffer, format_name, **options)
+        encoded[format_name] = buffer.getvalue()
+    format_name = min(encoded, key=lambda name: len(encoded[name]))
+    return f"data:image/{format_name};base64,{base64.b64encode(encoded[format_name]).decode()}"
 
 
 def title_of(file: str) -> str:

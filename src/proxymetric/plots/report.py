@@ -13,19 +13,19 @@ from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
 from proxymetric.plots.style import CSS
 
-PICKED = (
+PICKED_NOTE = (
     "The queries were sorted by average precision and cut into equal parts; one was drawn from each. "
     "So the rows run from the best to the worst, and failures appear as often as they happen."
 )
-UNSEEN = "Retrieval on classes never seen in training, in per cent."
+UNSEEN_NOTE = "Retrieval on classes never seen in training, in per cent."
 PAGE_MARK = '<meta name="generator" content="proxymetric">'
 """what every page holds near its beginning, so that a page is recognised before it is replaced"""
 
 
 def is_page(file: Path) -> bool:
     """Whether a file is a page that `write_report` wrote."""
-    with file.open("rb") as opened:
-        return PAGE_MARK.encode() in opened.read(1000)
+    with file.open("rb") as page:
+        return PAGE_MARK.encode() in page.read(1000)
 
 
 def write_report(
@@ -38,11 +38,11 @@ def write_report(
     gallery: list[GalleryRow],
     scatter: Scatter | None,
     notes: list[str],
-    gallery_note: str = PICKED,
+    gallery_note: str = PICKED_NOTE,
     confused: Sequence[ConfusedPair] = (),
     hardest: Sequence[GalleryRow] = (),
     certainty: Certainty | None = None,
-    results_note: str = UNSEEN,
+    results_note: str = UNSEEN_NOTE,
     remarks: Sequence[str] = (),
     map_heading: str = "Map of the unseen classes",
 ) -> Path:
@@ -137,7 +137,7 @@ def _page(
         parts.append(_section("Hardest queries", hint, _KEY + gallery_html(hardest)))
     pictures = curve_svg(curve)
     if pictures:
-        parts.append(_section("Training", _chosen(curve), f'<div class="chart">{"".join(pictures)}</div>'))
+        parts.append(_section("Training", _chosen_note(curve), f'<div class="chart">{"".join(pictures)}</div>'))
     if certainty is not None:
         hint = (
             f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
@@ -188,24 +188,24 @@ def _columns(table: Sequence[dict[str, Any]]) -> list[str]:
 def _table(table: Sequence[dict[str, Any]]) -> str:
     columns = _columns(table)
     numbers = [key for key in columns if any(isinstance(row.get(key), float) for row in table)]
-    tops = {key: max(row[key] for row in table if isinstance(row.get(key), float)) for key in numbers}
+    best_values = {key: max(row[key] for row in table if isinstance(row.get(key), float)) for key in numbers}
     head = "".join(f'<th scope="col">{escaped(key)}</th>' for key in columns)
     body = []
-    marked = False
+    has_best_row = False
     for row in table:
-        held = [key for key in numbers if isinstance(row.get(key), float)]
-        best = (
+        row_metrics = [key for key in numbers if isinstance(row.get(key), float)]
+        is_best = (
             len(table) > 1
-            and not marked
-            and len(held) * 2 > len(numbers)
-            and all(row[key] == tops[key] for key in held)
+            and not has_best_row
+            and len(row_metrics) * 2 > len(numbers)
+            and all(row[key] == best_values[key] for key in row_metrics)
         )
-        marked |= best
-        badge = ' <span class="badge">best</span>' if best else ""
+        has_best_row |= is_best
+        badge = ' <span class="badge">best</span>' if is_best else ""
         ranges = row.get("intervals") or {}
-        cells = "".join(_cell(row.get(key), tops.get(key), ranges.get(key)) for key in columns)
+        cells = "".join(_cell(row.get(key), best_values.get(key), ranges.get(key)) for key in columns)
         name = escaped(row.get("name", ""))
-        opening = '<tr class="best">' if best else "<tr>"
+        opening = '<tr class="best">' if is_best else "<tr>"
         body.append(f'{opening}<th scope="row">{name}{badge}</th>{cells}</tr>')
     return (
         f'<div class="wide"><table><thead><tr><th scope="col"></th>{head}</tr></thead>'
@@ -213,22 +213,22 @@ def _table(table: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _cell(value: Any, top: float | None, interval: tuple[float, float] | None = None) -> str:
+def _cell(value: Any, best_value: float | None, interval: tuple[float, float] | None = None) -> str:
     if isinstance(value, float):
-        shown = f"{100 * value:.1f}"
-        strong = f"<strong>{shown}</strong>" if value == top else shown
+        text = f"{100 * value:.1f}"
+        content = f"<strong>{text}</strong>" if value == best_value else text
         if interval:
-            strong += f'<span class="range">{100 * interval[0]:.1f} – {100 * interval[1]:.1f}</span>'
-        return f'<td class="number" style="--share:{min(max(value, 0.0), 1.0):.3f}">{strong}</td>'
+            content += f'<span class="range">{100 * interval[0]:.1f} – {100 * interval[1]:.1f}</span>'
+        return f'<td class="number" style="--share:{min(max(value, 0.0), 1.0):.3f}">{content}</td>'
     return f"<td>{'–' if value is None else escaped(value)}</td>"
 
 
-def _chosen(curve: Sequence[dict[str, Any]]) -> str:
-    chosen = [record for record in curve if record.get("chosen")]
-    if not chosen:
+def _chosen_note(curve: Sequence[dict[str, Any]]) -> str:
+    chosen_records = [record for record in curve if record.get("chosen")]
+    if not chosen_records:
         return ""
-    metrics = [key for key in metric_columns(curve) if isinstance(chosen[0].get(key), float)]
-    values = ", ".join(f"{key} {100 * chosen[0][key]:.1f}" for key in metrics)
-    return f"Epoch {round(chosen[0]['epoch'], 2)} was chosen on validation classes" + (
+    metrics = [key for key in metric_columns(curve) if isinstance(chosen_records[0].get(key), float)]
+    values = ", ".join(f"{key} {100 * chosen_records[0][key]:.1f}" for key in metrics)
+    return f"Epoch {round(chosen_records[0]['epoch'], 2)} was chosen on validation classes" + (
         f": {values} %." if values else "."
     )

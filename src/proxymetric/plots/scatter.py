@@ -13,7 +13,9 @@ from torch import Tensor
 from proxymetric.plots.escaping import escaped
 
 WIDTH, HEIGHT = 900, 640
+"""size of the map in SVG units"""
 _MARGIN = 40
+"""distance of the points from the edge of the map, in SVG units"""
 _SHAPES = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 """marker of matplotlib -> the same shape as a character, for the class names"""
 _LETTER_WIDTH = 7.6
@@ -71,21 +73,24 @@ def tsne(
         if value < 1:
             raise ValueError(f"{name}: got {value}, expected a number of at least 1")
     generator = np.random.default_rng(seed)
-    present = np.unique(class_labels)
-    chosen = np.sort(generator.permutation(present)[:classes])
-    places = np.flatnonzero(np.isin(class_labels, chosen))
-    places = np.sort(generator.permutation(places)[:limit])
-    unit = torch.nn.functional.normalize(vectors[places]).numpy()
-    of = f" of {len(present):,}" if len(chosen) < len(present) else ""
-    caption = f"{len(places):,} images of {len(chosen):,}{of} classes"
+    present_labels = np.unique(class_labels)
+    chosen_labels = np.sort(generator.permutation(present_labels)[:classes])
+    rows = np.flatnonzero(np.isin(class_labels, chosen_labels))
+    rows = np.sort(generator.permutation(rows)[:limit])
+    unit_vectors = torch.nn.functional.normalize(vectors[rows]).numpy()
+    total = f" of {len(present_labels):,}" if len(chosen_labels) < len(present_labels) else ""
+    caption = f"{len(rows):,} images of {len(chosen_labels):,}{total} classes"
     return Scatter(
-        _project(unit, seed), np.searchsorted(chosen, class_labels[places]), [names[int(c)] for c in chosen], caption
+        _project(unit_vectors, seed),
+        np.searchsorted(chosen_labels, class_labels[rows]),
+        [names[int(c)] for c in chosen_labels],
+        caption,
     )
 
 
-def _project(unit: np.ndarray, seed: int) -> np.ndarray:
-    if len(unit) < 10 or unit.shape[1] < 2:
-        left, sizes, _ = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
+def _project(unit_vectors: np.ndarray, seed: int) -> np.ndarray:
+    if len(unit_vectors) < 10 or unit_vectors.shape[1] < 2:
+        left, sizes, _ = np.linalg.svd(unit_vectors - unit_vectors.mean(axis=0), full_matrices=False)
         axes = (left * sizes)[:, :2]
         return np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
     from sklearn.manifold import TSNE
@@ -93,27 +98,34 @@ def _project(unit: np.ndarray, seed: int) -> np.ndarray:
 
     # With several threads, the order of summation would change from call to call.
     with threadpool_limits(limits=1):
-        perplexity = min(30.0, (len(unit) - 1) / 3)
-        return TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(unit)
+        perplexity = min(30.0, (len(unit_vectors) - 1) / 3)
+        return TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(
+            unit_vectors
+        )
 
 
 def scatter_svg(scatter: Scatter) -> str:
     """An inline SVG: an image of the points, coloured and shaped by class, with the class names as text."""
     low, high = scatter.points.min(axis=0), scatter.points.max(axis=0)
-    span = np.where(high > low, high - low, 1.0)
-    room = np.array([WIDTH, HEIGHT]) - 2 * _MARGIN
-    placed = _MARGIN + (scatter.points - low) / span * room
-    placed[:, 1] = HEIGHT - placed[:, 1]
-    present = np.unique(scatter.labels)
-    styles = [(colour, list(_SHAPES)[number % len(_SHAPES)]) for number, colour in enumerate(colours(len(present)))]
-    groups = [placed[scatter.labels == label] for label in present]
-    shown = [_short(scatter.names[label]) for label in present]
-    widths = np.array([_LETTER_WIDTH * (len(name) + 2) for name in shown])
+    extent = np.where(high > low, high - low, 1.0)
+    space = np.array([WIDTH, HEIGHT]) - 2 * _MARGIN
+    positions = _MARGIN + (scatter.points - low) / extent * space
+    positions[:, 1] = HEIGHT - positions[:, 1]
+    present_labels = np.unique(scatter.labels)
+    styles = [
+        (colour, list(_SHAPES)[number % len(_SHAPES)]) for number, colour in enumerate(colours(len(present_labels)))
+    ]
+    groups = [positions[scatter.labels == label] for label in present_labels]
+    short_names = [_shorten(scatter.names[label]) for label in present_labels]
+    widths = np.array([_LETTER_WIDTH * (len(name) + 2) for name in short_names])
     texts = "".join(
         f'<text x="{x:.1f}" y="{y:.1f}"><title>{escaped(scatter.names[label])}</title>'
         f'<tspan style="fill:{_hex(colour)}">{_SHAPES[shape]}</tspan> {escaped(name)}</text>'
         for label, name, (colour, shape), (x, y) in zip(
-            present, shown, styles, _separate_labels(np.stack([_densest_point(group) for group in groups]), widths)
+            present_labels,
+            short_names,
+            styles,
+            _separate_labels(np.stack([_densest_point(group) for group in groups]), widths),
         )
     )
     return (
@@ -156,31 +168,31 @@ def _picture(groups: Sequence[np.ndarray], styles: Sequence[tuple[tuple[float, f
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _separate_labels(centres: np.ndarray, widths: np.ndarray, down: float = 18) -> np.ndarray:
+def _separate_labels(centres: np.ndarray, widths: np.ndarray, line_height: float = 18) -> np.ndarray:
     """Move labels up and down until none overlap, or until moving does not help; all stay inside the map."""
     x = centres[:, 0].clip(widths / 2, WIDTH - widths / 2)
     y = centres[:, 1].copy()
-    near = np.abs(x[:, None] - x[None]) < (widths[:, None] + widths[None]) / 2
-    np.fill_diagonal(near, False)
-    earlier = np.sign(np.subtract.outer(np.arange(len(x)), np.arange(len(x))))
+    same_column = np.abs(x[:, None] - x[None]) < (widths[:, None] + widths[None]) / 2
+    np.fill_diagonal(same_column, False)
+    order_signs = np.sign(np.subtract.outer(np.arange(len(x)), np.arange(len(x))))
     for _ in range(200):
         gap = y[:, None] - y[None]
-        close = near & (np.abs(gap) < down)
-        if not close.any():
+        overlap = same_column & (np.abs(gap) < line_height)
+        if not overlap.any():
             break
-        away = np.where(gap == 0, earlier, np.sign(gap))
-        push = np.where(close, away * (down + 1 - np.abs(gap)) / 2, 0).sum(axis=1)
-        y = (y + push.clip(-4, 4)).clip(down, HEIGHT - down / 2)
+        directions = np.where(gap == 0, order_signs, np.sign(gap))
+        push = np.where(overlap, directions * (line_height + 1 - np.abs(gap)) / 2, 0).sum(axis=1)
+        y = (y + push.clip(-4, 4)).clip(line_height, HEIGHT - line_height / 2)
     return np.stack([x, y], axis=1)
 
 
-def _short(name: str, most: int = 22) -> str:
+def _shorten(name: str, max_letters: int = 22) -> str:
     """Cut the middle out of a long name: names of one family often differ only at their end.
 
-    >>> _short("Arla-Medium-Fat-Milk-Lactose-Free")
+    >>> _shorten("Arla-Medium-Fat-Milk-Lactose-Free")
     'Arla-Mediu…actose-Free'
     """
-    if len(name) <= most:
+    if len(name) <= max_letters:
         return name
-    end = most // 2
-    return f"{name[: most - end - 1]}…{name[-end:]}"
+    end = max_letters // 2
+    return f"{name[: max_letters - end - 1]}…{name[-end:]}"

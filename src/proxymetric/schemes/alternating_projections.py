@@ -38,7 +38,8 @@ class AlternatingProjections(Objective):
         objective: what is minimised; exactly one of its sources must have seats.
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
         first_lam: the same for the first problem; None: lam (released code: 0).
-        pool: b samples of a class, at least the seats; b equal to the seats, or 1, gives random proxies.
+        pool: b, the number of samples of each class to pick from, at least the seats; b equal to the seats, or 1, gives
+            random proxies.
         patience: evaluations without a better score after which a problem has converged; 3 by default.
         anchor: theta* and rho* are those of the "last" (the paper) or the "best" evaluation of the problem (released
             code).
@@ -68,17 +69,17 @@ class AlternatingProjections(Objective):
     ) -> None:
         super().__init__()
         at_least_zero(lam=lam, first_lam=lam if first_lam is None else first_lam)
-        for name, value, known in (("anchor", anchor, ("last", "best")), ("start", start, ("random", "zero"))):
-            one_of(name, value, known)
+        one_of("anchor", anchor, ("last", "best"))
+        one_of("start", start, ("random", "zero"))
         whole_number(1, patience=patience, pool=pool)
         if roll_back and anchor != "best":
             raise ValueError(
                 "roll_back: got True with anchor='last', which stores no solution to return to; expected anchor='best'"
             )
-        seated = [module for module in objective.modules() if isinstance(module, Source) and module.seats]
-        if len(seated) != 1:
-            raise ValueError(f"objective: got {len(seated)} sources whose proxies can be re-picked, expected one")
-        self.seats = seated[0].seats
+        sources = [module for module in objective.modules() if isinstance(module, Source) and module.seats]
+        if len(sources) != 1:
+            raise ValueError(f"objective: got {len(sources)} sources whose proxies can be re-picked, expected one")
+        self.seats = sources[0].seats
         if pool != 1 and pool < self.seats:
             raise ValueError(
                 f"pool: got {pool}, expected at least the {self.seats} proxies of a class, or 1 for random ones"
@@ -88,14 +89,14 @@ class AlternatingProjections(Objective):
         self.lam, self.first_lam = lam, lam if first_lam is None else first_lam
         self.pool, self.patience, self.anchor, self.roll_back = max(pool, self.seats), patience, anchor, roll_back
         self.start, self.alternate = start, alternate
-        self._source, self._encoder = seated, list[nn.Module]()  # in lists, so as not to become submodules
+        self._source, self._encoder = sources, list[nn.Module]()  # in lists, so that they do not become submodules
         self.problem = 0
         """problems begun so far"""
         self.stale = 0
-        """evaluations since the problem's best"""
+        """evaluations since the best one of the problem"""
         self.best_score = -math.inf
         self.radius = self.class_distance = self.moved = 0.0
-        self.register_buffer("rho", torch.zeros_like(seated[0].seated()))
+        self.register_buffer("rho", torch.zeros_like(sources[0].seated()))
         self.register_buffer("best_rho", torch.zeros_like(self.rho))
         self.register_buffer("picked", torch.zeros_like(self.rho))  # the proxies that the problem began with
         self.theta = nn.Module()
@@ -150,8 +151,8 @@ class AlternatingProjections(Objective):
         """Take the solution of the problem as theta* and rho*, pick new proxies, and begin the next problem."""
         if pool is None:
             raise ValueError("pool: got None, expected embeddings of training images to pick new proxies from")
-        source, first = self._source[0], self.problem == 0
-        if self.anchor == "best" and not first:
+        source, is_first = self._source[0], self.problem == 0
+        if self.anchor == "best" and not is_first:
             for name, value in self.theta.named_buffers():
                 value.copy_(self.best_theta.get_buffer(name))
             self.rho.copy_(self.best_rho)
@@ -162,19 +163,20 @@ class AlternatingProjections(Objective):
             self._copy_to(self.theta)
             self.rho.copy_(source.seated())
         converged = self.rho.unflatten(0, (-1, self.seats))
-        extra = self.seats if first and self.start == "random" else 0
-        samples, has_samples = self._group_by_class(*pool(extra + self.pool), extra + self.pool)
-        if first:
-            converged = samples[:, :extra] if extra else torch.zeros_like(converged)
-            samples = samples[:, extra:]
-        normal = NORMALISATIONS[self.normalise]
-        picks = k_center(normal(samples), normal(converged), self.seats)
+        extra_count = self.seats if is_first and self.start == "random" else 0
+        count = extra_count + self.pool
+        samples, has_samples = self._group_by_class(*pool(count), count)
+        if is_first:
+            converged = samples[:, :extra_count] if extra_count else torch.zeros_like(converged)
+            samples = samples[:, extra_count:]
+        normalise = NORMALISATIONS[self.normalise]
+        picks = k_center(normalise(samples), normalise(converged), self.seats)
         picked = samples.gather(1, picks[:, :, None].expand(-1, -1, samples.shape[2]))
         # A class without a readable image keeps its proxies.
         proxies = torch.where(has_samples[:, None, None], picked, source.seated().view_as(picked))
         source.reseed(proxies.flatten(0, 1))
         self.picked.copy_(source.seated())
-        self._measure(normal(samples[has_samples]))
+        self._measure(normalise(samples[has_samples]))
         self.problem, self.stale, self.best_score = self.problem + 1, 0, -math.inf
 
     def _group_by_class(self, embeddings: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +185,7 @@ class AlternatingProjections(Objective):
         if embeddings.shape != (len(labels), self.rho.shape[1]) or not len(labels):
             raise ValueError(
                 f"pool: got embeddings {tuple(embeddings.shape)} and {len(labels)} labels, "
-                f"expected (n, {self.rho.shape[1]}) and n of them"
+                f"expected (n, {self.rho.shape[1]}) and n labels, at least one"
             )
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise ValueError(
@@ -199,11 +201,11 @@ class AlternatingProjections(Objective):
 
     def _measure(self, samples: Tensor) -> None:
         """Measure the width and the distance of at most `MAX_MEASURED_CLASSES` classes, evenly chosen from the pool."""
-        chosen = samples[:: -(-len(samples) // MAX_MEASURED_CLASSES)]
-        labels = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
-        self.radius = covering_radius(chosen.flatten(0, 1), labels, distance="euclidean")
-        if len(chosen) > 1:
-            self.class_distance = inter_class_distance(chosen.flatten(0, 1), labels, distance="euclidean")
+        subset = samples[:: -(-len(samples) // MAX_MEASURED_CLASSES)]
+        labels = torch.arange(len(subset), device=subset.device).repeat_interleave(subset.shape[1])
+        self.radius = covering_radius(subset.flatten(0, 1), labels, distance="euclidean")
+        if len(subset) > 1:
+            self.class_distance = inter_class_distance(subset.flatten(0, 1), labels, distance="euclidean")
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """The trained parameters of the encoder, with the names of their copies."""

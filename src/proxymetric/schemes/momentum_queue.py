@@ -1,4 +1,4 @@
-"""A momentum encoder that fills a queue: a step has many more samples, without a forward pass for them."""
+"""A momentum encoder fills a queue, so that a step has many more samples without a forward pass for them."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class MomentumQueue(Objective):
         batch = ctx.batch
         if not self._theta:
             raise ValueError(
-                "bind: got no encoder, expected bind(encoder) before the first step: the momentum encoder is its copy"
+                "bind: got no encoder, expected bind(encoder) before the first step: the momentum encoder copies it"
             )
         stored_count = len(self.queue) if len(batch.labels) else 0  # an empty batch has a loss of 0
-        stored, stored_labels = self.queue.vectors[:stored_count], self.queue.labels[:stored_count]
-        joined = Batch(None, torch.cat([batch.labels, stored_labels]))
-        embeddings = torch.cat([ctx.embeddings, stored.to(ctx.embeddings)])
-        outcome: Outcome = self.objective(ctx._replace(batch=joined, embeddings=embeddings))
+        stored_vectors, stored_labels = self.queue.vectors[:stored_count], self.queue.labels[:stored_count]
+        joined_batch = Batch(None, torch.cat([batch.labels, stored_labels]))
+        embeddings = torch.cat([ctx.embeddings, stored_vectors.to(ctx.embeddings)])
+        outcome: Outcome = self.objective(ctx._replace(batch=joined_batch, embeddings=embeddings))
         if not (self.training and torch.is_grad_enabled()):
             return outcome
         if batch.images is None:

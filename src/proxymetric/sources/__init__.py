@@ -32,7 +32,7 @@ def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", t
         touched: the proxies that a step reads and moves. "all": `LearnedProxies`, trained by the run's optimiser.
             "batch": `RowProxies` of the classes in the batch, so that the cost of a step does not grow with C. A
             number in (0, 1): `RowProxies` of the batch's classes and of this share of the classes, drawn at each step.
-            The last two are other losses than "all": negative pairs with the other classes are missing.
+            With the last two, the loss differs from that of "all": negative pairs with the other classes are missing.
 
     Returns:
         The source.

@@ -3,8 +3,7 @@
 A cell is a small module `forward(state (P, S), sample (P, D)) -> (P, S)` for P classes with one sample each. S = D,
 except for the LSTM, whose state is the proxy followed by its cell (`parts` 2). A cell that is `whole` takes all samples
 of a class at once: `forward(state (P, D), samples (P, T, D), present (P, T) bool)`. Cells do not normalise; the caller
-does. What a cell computes from the samples alone, `read(samples)`, can be computed for a whole batch at once; `forward`
-is `step(state, read(sample))`.
+does. `forward` is `step(state, read(sample))`: `read` needs no state, so that it can run once for a whole batch.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def gates(dim: int, count: int, bias: bool) -> nn.Linear:
 class EMA(Cell):
     """`lam P + (1 - lam) p` (Eq. 3).
 
-    The paper prints 1 instead of the first lam; after normalisation, this is the same average with a weight of the
-    past of 1 / (2 - lam).
+    The paper prints 1 instead of the first lam; after normalisation, the result is the same average, in which the past
+    has the weight 1 / (2 - lam).
 
     Args:
         lam: weight of the past, in [0, 1]; 0.8 in the released code.

@@ -128,8 +128,8 @@ def descend(
     }
     with torch.enable_grad():
         for _ in range(steps):
-            current = Gaussian(parameters[0], parameters[1].exp().clamp(min=floor))
-            value = energy(current.mu + current.sigma * noise()) + tau * divergence(current, prior)
+            new_q = Gaussian(parameters[0], parameters[1].exp().clamp(min=floor))
+            value = energy(new_q.mu + new_q.sigma * noise()) + tau * divergence(new_q, prior)
             (parameters.grad,) = torch.autograd.grad(value, parameters)
             optimizer.step()
     state = optimizer.state[parameters]

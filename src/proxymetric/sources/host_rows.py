@@ -1,7 +1,7 @@
 """Reading and writing rows of a table in host memory.
 
-One thread copies the rows, through NumPy. The rows of a batch are a few megabytes: waking all threads of torch takes
-longer than the copy: several milliseconds each time if other programs also use the CPU.
+One thread copies the rows, through NumPy. The rows of a batch are a few megabytes, and waking all threads of torch
+takes longer than copying them: several milliseconds each time if other programs also use the CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def copy_rows(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
-    """A copy of rows on `device`; from host memory to a GPU, without synchronising with it.
+    """A copy of rows on `device`; a copy from host memory does not synchronise with the GPU.
 
     Args:
         table: (N, ...).

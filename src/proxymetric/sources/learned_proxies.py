@@ -87,7 +87,8 @@ class LearnedProxies(Source):
     def seated(self) -> Tensor:
         if self.part is not None:
             raise ValueError(
-                "shard: got proxies divided among processes, which cannot be re-picked, expected all in each process"
+                "shard: got proxies divided among processes, which cannot be re-picked, expected all proxies in each "
+                "process"
             )
         return self.vectors.detach().clone()
 

@@ -32,8 +32,8 @@ class RowTable(nn.Module):
         weight_decay: as in torch.optim.
         momentum: as in torch.optim.
         rate: which learning rate of a run applies: "proxies" or "network".
-        host: the table and its state stay in host memory when the module is moved to a device (a change of dtype still
-            applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
+        host: True: the table and its state stay in host memory when the module is moved to a device (a change of dtype
+            still applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
             device holds the rows of one batch only.
 
     Example:
@@ -108,8 +108,8 @@ class RowTable(nn.Module):
         Args:
             index: (n,) distinct row numbers.
             device: of the rows; None: that of the table.
-            per_process: each process uses the same rows for its own samples, so that their gradients must be averaged
-                over processes, like those of parameters.
+            per_process: True: each process uses the same rows for its own samples, so that the gradients of the rows
+                must be averaged over processes, like those of parameters.
 
         Returns:
             (n, ...) rows.
@@ -202,8 +202,8 @@ class RowTable(nn.Module):
         rows, state = self.optimizer.stepped(leaf.detach(), gradients, state, steps, lr)
         self.steps[index] = steps
         self._update_prefetched(index, rows)
-        for name, moved in {"values": rows, **state}.items():
-            self._store(name, index, moved)
+        for name, new_rows in {"values": rows, **state}.items():
+            self._store(name, index, new_rows)
         if self._arriving:
             self._sent = torch.cuda.current_stream(gradients.device).record_event()
 
@@ -254,14 +254,14 @@ class RowTable(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """The attributes for a copy, without the prefetched rows and the rows that the next step would move."""
         self._finish_copies()
-        passing: dict[str, Any] = {
+        reset: dict[str, Any] = {
             "_taken": [],
             "_unaveraged": [],
             "_state": {},
             "_state_leaf": None,
             "_prefetched": None,
         }
-        return self.__dict__ | passing
+        return self.__dict__ | reset
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowTable:
         """Called by `.to`, `.cuda` and `.double`; for a table in host memory, only the dtype changes."""

@@ -77,15 +77,15 @@ def turns(labels: Tensor, keys: Tensor) -> Turns:
         >>> turns(torch.tensor([7, 3, 3]), keys=torch.tensor([0.1, 0.9, 0.5]))
         Turns(classes=tensor([3, 7]), place=tensor([1, 0, 0]), samples=[tensor([2, 0]), tensor([1])])
     """
-    present, place, counts = labels.unique(return_inverse=True, return_counts=True)
+    classes, place, counts = labels.unique(return_inverse=True, return_counts=True)
     class_order = _largest_first(counts)
     place = class_order.argsort()[place]
     counts = counts[class_order]
     sample_order = keys.argsort(stable=True)
     sample_order = sample_order[place[sample_order].argsort(stable=True)]
     starts = counts.cumsum(0) - counts
-    longest = int(counts[0]) if len(counts) else 0
-    return Turns(present[class_order], place, [sample_order[starts[counts > t] + t] for t in range(longest)])
+    turn_count = int(counts[0]) if len(counts) else 0
+    return Turns(classes[class_order], place, [sample_order[starts[counts > t] + t] for t in range(turn_count)])
 
 
 def _largest_first(counts: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class SemanticProxies(Source):
 
     def second_pass(self, labels: Tensor, rows: slice) -> SecondPass:
         """The second pass with the class prompts of this batch (`NeedsSecondPass`)."""
-        plan = self._planned(labels)
+        plan = self._plan(labels)
         return SecondPass(self.prompts_of(plan, rows), self.shared, plan)
 
     def receive(self, result: SecondPassResult | None) -> None:
@@ -259,8 +259,8 @@ class SemanticProxies(Source):
     def prefetch_batch(self, labels: Tensor) -> None:
         """Copy the class prompts of the next batch to the device (`Prefetches`)."""
         if self.needs_second_pass:
-            present, counts = labels.cpu().unique(return_counts=True)
-            self.prompts.prefetch(present[_largest_first(counts)], self.stored.device)
+            classes, counts = labels.cpu().unique(return_counts=True)
+            self.prompts.prefetch(classes[_largest_first(counts)], self.stored.device)
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         states, commit = self.stored, nothing
@@ -270,17 +270,17 @@ class SemanticProxies(Source):
                 plan = self._received.request.plan
                 samples = self.head(self._received.features.to(self.stored.dtype))
             else:
-                plan = self._planned(ctx.batch.labels)
+                plan = self._plan(ctx.batch.labels)
                 samples = self._samples(ctx, plan)
-            new_states, gates = self._accumulated(unit(samples), plan.turns)
-            present = plan.turns.classes
+            new_states, gates = self._new_states(unit(samples), plan.turns)
+            batch_classes = plan.turns.classes
             detached_states = new_states.detach()
-            states = self.stored.index_copy(0, present, new_states)
-            counts = self._counted(energy, gates)
+            states = self.stored.index_copy(0, batch_classes, new_states)
+            counts = self._batch_counts(energy, gates)
 
             @torch.no_grad()
             def commit() -> None:
-                self.stored[present] = detached_states
+                self.stored[batch_classes] = detached_states
                 self.tally.add(**counts)
 
         vectors = states[:, : self.dim]
@@ -293,8 +293,8 @@ class SemanticProxies(Source):
         return unit(self.free) if self.normalise_free else self.free
 
     @torch.no_grad()
-    def _counted(self, energy: Energy, gates: list[Tensor]) -> dict[str, Tensor | int]:
-        """The counts that this batch adds to the tally. P is from before the batch and contains none of its images."""
+    def _batch_counts(self, energy: Energy, gates: list[Tensor]) -> dict[str, Tensor | int]:
+        """The counts that this batch adds to the tally. P is the state before the batch and has none of its images."""
         labels, counts = energy.labels, dict[str, Tensor | int]()
         if len(labels) * len(self.stored) <= MAX_COUNTED_PAIRS:
             counts = {"samples": len(labels)}
@@ -332,10 +332,10 @@ class SemanticProxies(Source):
         figures["gate z"] = None if gate is None else gate / GATE_UNIT
         return {name: value for name, value in figures.items() if value is not None}
 
-    def _planned(self, labels: Tensor) -> Plan:
+    def _plan(self, labels: Tensor) -> Plan:
         """The plan of a batch; it is made in host memory, where the prompt table lies."""
         host_labels = labels.cpu()
-        host_turns = turns(host_labels, self._drawn(len(host_labels)))
+        host_turns = turns(host_labels, self._random(len(host_labels)))
         return Plan(host_turns.classes, host_turns.on(self.stored.device))
 
     def _samples(self, ctx: Context, plan: Plan) -> Tensor:
@@ -372,46 +372,46 @@ class SemanticProxies(Source):
         values = self.prompts.take(plan.classes, self.stored.device, per_process=rows is not None)
         return ClassPrompts(values, plan.turns.place[rows or slice(None)], self.per_block)
 
-    def _accumulated(self, samples: Tensor, plan: Turns) -> tuple[Tensor, list[Tensor]]:
+    def _new_states(self, samples: Tensor, plan: Turns) -> tuple[Tensor, list[Tensor]]:
         """The new states (U, S) of the batch's classes, from unit samples (B, D), and the gates of the cell."""
         states, gates = self.stored[plan.classes], list[Tensor]()
         if not plan.samples:
             return states, gates
         if self.cell.whole:
             index = nn.utils.rnn.pad_sequence(plan.samples, padding_value=-1)
-            return self._normal(self._dropped(self.cell(states, samples[index], index >= 0))), gates
+            return self._normalised(self._with_dropout(self.cell(states, samples[index], index >= 0))), gates
         inputs = self.cell.read(samples)
         for index in plan.samples:
             new_states, gate = self.cell.gated(states[: len(index)], inputs[index])
-            new_states = self._dropped(new_states)
+            new_states = self._with_dropout(new_states)
             gates += [] if gate is None else [gate.detach()]
             if self.normalise_every == "step":
-                new_states = self._normal(new_states)
+                new_states = self._normalised(new_states)
             states = new_states if len(new_states) == len(states) else torch.cat([new_states, states[len(index) :]])
-        return (self._normal(states) if self.normalise_every == "batch" else states), gates
+        return (self._normalised(states) if self.normalise_every == "batch" else states), gates
 
-    def _normal(self, state: Tensor) -> Tensor:
+    def _normalised(self, state: Tensor) -> Tensor:
         """The states with their proxies, the first D values, at unit length."""
         if self.cell.parts == 1:
             return unit(state)
         return torch.cat([unit(state[:, : self.dim]), state[:, self.dim :]], 1)
 
-    def _dropped(self, state: Tensor) -> Tensor:
+    def _with_dropout(self, state: Tensor) -> Tensor:
         """Inverted dropout on the proxies, the first D values of the states."""
         if not self.dropout:
             return state
-        mask = self._drawn(len(state), state.shape[1]) >= self.dropout
+        mask = self._random(len(state), state.shape[1]) >= self.dropout
         mask[:, self.dim :] = True
         factor = torch.ones(state.shape[1])
         factor[: self.dim] /= 1 - self.dropout
         return state * (mask * factor).to(state)
 
-    def _drawn(self, *shape: int) -> Tensor:
+    def _random(self, *shape: int) -> Tensor:
         """Random numbers in [0, 1), the same in all processes."""
         return shared_random(*shape, device=self.stored.device)
 
 
-def _encoder_sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
+def _encoder_sizes(encoder: Any, needs_prompts: bool) -> tuple[int, int, int]:
     """F of an encoder, and blocks and token width of its vision transformer (0 and 0 for other backbones)."""
     backbone = getattr(encoder, "backbone", encoder)
     blocks, width = getattr(backbone, "blocks", None), getattr(backbone, "embed_dim", None)
@@ -422,7 +422,7 @@ def _encoder_sizes(encoder: Any, prompted: bool) -> tuple[int, int, int]:
         )
     if blocks is not None and isinstance(width, int) and getattr(encoder, "is_vit", True):
         return int(encoder.width), len(blocks), width
-    if prompted:
+    if needs_prompts:
         raise ValueError(
             f"encoder: got {type(backbone).__name__}, which takes no prompts, expected a vision transformer such as "
             "vit_small_patch16_224, or source='sample'"

@@ -46,8 +46,8 @@ class VariationalProxies(Source):
         damping: added to the curvature, at least 0.
         prior_lag: number of batches, at least 1: the prior of the KL divergence is q of that many batches ago (the
             paper: 1).
-        init: of mu: "zero" or a name of `INITIALISATIONS`. None: "zero", or "kaiming" if sample is False, because
-            without noise the classes would never differ.
+        init: the first mu: "zero" or a name of `INITIALISATIONS`. None: "zero", or "kaiming" if sample is False,
+            because without noise the classes would never differ.
 
     Example:
         >>> source = VariationalProxies(classes=3, dim=2)
@@ -97,7 +97,7 @@ class VariationalProxies(Source):
         whole_number(1, prior_lag=prior_lag)
         if (halving or damping) and not newton_steps:
             raise ValueError(
-                f"halving, damping: got {halving}, {damping} with newton_steps=0, expected False, 0 or Newton steps"
+                f"halving, damping: got {halving}, {damping} with newton_steps=0, expected False and 0, or Newton steps"
             )
         if init is None:
             init = "zero" if sample else "kaiming"
@@ -141,7 +141,7 @@ class VariationalProxies(Source):
         self.register_buffer("past_mu", mu.detach().expand(prior_lag - 1, -1, -1).clone())
         self.register_buffer("past_sigma", torch.ones_like(self.past_mu))
         self._last_step = -1
-        """the training step whose q entered the past last"""
+        """the last training step that stored a q in the past"""
 
     def q(self) -> Gaussian:
         """The current Gaussians; mu and sigma are (C K, D)."""
@@ -162,10 +162,10 @@ class VariationalProxies(Source):
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
         q, commit = self.q(), nothing
         if self.training and torch.is_grad_enabled():
-            before = Gaussian(q.mu.detach().clone(), q.sigma.detach().clone())
+            q_before = Gaussian(q.mu.detach().clone(), q.sigma.detach().clone())
             changes: dict[str, Tensor] = {}
             if self.settles:
-                changes = self._settled(before, energy)
+                changes = self._settle(q_before, energy)
                 q = Gaussian(changes["mu"], changes["sigma"])
 
             @torch.no_grad()
@@ -174,13 +174,13 @@ class VariationalProxies(Source):
                     self.get_buffer(name).copy_(value)
                 if self._last_step != ctx.progress.step:  # several passes before one commit count as one batch
                     self._last_step = ctx.progress.step
-                    self._store_past(before)
+                    self._store_past(q_before)
 
         vectors = q.mu + q.sigma * self._noise() if self.sample else q.mu
         return References(vectors, self.labels, self.per_class), commit
 
     @torch.no_grad()
-    def _settled(self, before: Gaussian, energy: Energy) -> dict[str, Tensor]:
+    def _settle(self, q_before: Gaussian, energy: Energy) -> dict[str, Tensor]:
         """The new values of the buffers, after q has moved on this batch."""
 
         def refs(vectors: Tensor) -> References:
@@ -188,11 +188,11 @@ class VariationalProxies(Source):
 
         prior = self.prior()
         if self.newton_steps:
-            energy = energy._replace(queries=energy.queries.to(before.mu))
-            with full_precision(before.mu.device.type):
-                closed_forms = energy.closed_forms(refs(before.mu))
+            energy = energy._replace(queries=energy.queries.to(q_before.mu))
+            with full_precision(q_before.mu.device.type):
+                closed_forms = energy.closed_forms(refs(q_before.mu))
                 settled, clamps = newton(
-                    before,
+                    q_before,
                     prior,
                     self._noise,
                     closed_forms,
@@ -205,7 +205,7 @@ class VariationalProxies(Source):
             return {"mu": settled.mu, "sigma": settled.sigma, "clamps": self.clamps + clamps}
         moments = Moments(self.first, self.second, self.steps)
         settled, moments = descend(
-            before,
+            q_before,
             prior,
             self._noise,
             lambda vectors: energy(refs(vectors)).to(vectors),
@@ -226,11 +226,11 @@ class VariationalProxies(Source):
             torch.distributed.broadcast(eps, 0)
         return eps
 
-    def _store_past(self, before: Gaussian) -> None:
+    def _store_past(self, q_before: Gaussian) -> None:
         """Replace the oldest stored q by the q from before this step."""
         if self.prior_lag > 1:
             oldest = self.turn % (self.prior_lag - 1)
-            self.past_mu[oldest], self.past_sigma[oldest] = before
+            self.past_mu[oldest], self.past_sigma[oldest] = q_before
         self.turn += 1
 
     def seated(self) -> Tensor:

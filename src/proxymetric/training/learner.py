@@ -25,7 +25,7 @@ class Learner(nn.Module):
     Args:
         encoder: maps images to embeddings.
         criterion: maps embeddings and labels to the loss; the constructor binds it to the encoder.
-        frozen: `forward` gets cached features instead of images, and only the encoder's head runs and is trained.
+        frozen: True: `forward` gets cached features instead of images, and only the encoder's head runs and is trained.
         world: number of processes.
     """
 
@@ -61,8 +61,8 @@ class Learner(nn.Module):
         """Return the loss of the global batch, that of all processes."""
         counts = row_counts(len(images), images.device)
         labels = gather_rows(labels, counts)
-        first = sum(counts[: torch.distributed.get_rank()])
-        rows = slice(first, first + len(images))
+        start = sum(counts[: torch.distributed.get_rank()])
+        rows = slice(start, start + len(images))
         if not self.frozen and (passes := self._two_passes(images, labels, rows)) is not None:
             features, second_pass = passes
             second_pass = second_pass._replace(features=gather_rows(second_pass.features, counts))
@@ -122,8 +122,8 @@ def gather_rows(part: Tensor, counts: list[int]) -> Tensor:
         part: the rows of this process.
         counts: the number of rows in each process, from `row_counts`.
     """
-    longest, world = max(counts), len(counts)
-    padded = part.new_zeros((longest, *part.shape[1:]))
+    world = len(counts)
+    padded = part.new_zeros((max(counts), *part.shape[1:]))
     padded[: len(part)] = part.detach()
     gathered = [torch.empty_like(padded) for _ in counts]
     torch.distributed.all_gather(gathered, padded)

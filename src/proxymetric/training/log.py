@@ -16,7 +16,7 @@ class Log:
     Args:
         file: path of the log.
         writes: whether records are written; False in all processes but the first.
-        also: called with each record after it is written.
+        on_record: called with each record after it is written.
 
     Attributes:
         size: number of bytes in the log.
@@ -29,10 +29,12 @@ class Log:
         [1, 3]
     """
 
-    def __init__(self, file: Path, writes: bool = True, also: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self, file: Path, writes: bool = True, on_record: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         self.file = file
         self.writes = writes
-        self.also = also
+        self.on_record = on_record
         self.size = file.stat().st_size if file.is_file() else 0
 
     def add(self, **record: Any) -> None:
@@ -43,8 +45,8 @@ class Log:
         with open(self.file, "ab") as out:
             out.write(line)
         self.size += len(line)
-        if self.also is not None:
-            self.also(record)
+        if self.on_record is not None:
+            self.on_record(record)
 
     def cut(self, size: int) -> None:
         """Remove everything after the first `size` bytes."""

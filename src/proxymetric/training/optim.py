@@ -166,7 +166,7 @@ def clip_gradients(
         parameters: the parameters of the optimiser.
         rows: the leaf tensors of row tables, whose gradients are clipped as well.
         options: the training options; `clip_norm` and `clip_value` are used.
-        sharded: tells which parameters have parts in other processes; None: no parameter has.
+        sharded: tells which parameters have parts in other processes; None: no parameter has such parts.
 
     Returns:
         The norm of all gradients before clipping; if it is not finite, the step must be skipped.

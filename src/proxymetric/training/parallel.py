@@ -106,9 +106,9 @@ class Parallel:
             self.module = nn.parallel.DistributedDataParallel(self.learner, broadcast_buffers=False)
 
     @contextlib.contextmanager
-    def synchronised_if(self, last: bool) -> Iterator[None]:
+    def synchronised_if(self, is_last: bool) -> Iterator[None]:
         """Let DDP exchange gradients only after the last micro-batch; FSDP2 exchanges them after each."""
-        if last or not isinstance(self.module, nn.parallel.DistributedDataParallel):
+        if is_last or not isinstance(self.module, nn.parallel.DistributedDataParallel):
             yield
         else:
             with self.module.no_sync():
@@ -179,7 +179,7 @@ def stages(backbone: nn.Module) -> list[nn.Module]:
     for child in backbone.children():
         parts += child.children() if isinstance(child, (nn.Sequential, *lists)) else [child]
     while any(isinstance(part, lists) for part in parts):  # a list of modules is never called itself
-        parts = [inner for part in parts for inner in (part.children() if isinstance(part, lists) else [part])]
+        parts = [child for part in parts for child in (part.children() if isinstance(part, lists) else [part])]
     min_size = MIN_STAGE_FRACTION * _size(backbone)
     return [part for part in parts if _size(part) >= min_size]
 

@@ -49,8 +49,8 @@ class ProcessGroup(NamedTuple):
         if size == 1:
             yield ProcessGroup()
             return
-        creates = not torch.distributed.is_initialized()
-        if creates:
+        is_creator = not torch.distributed.is_initialized()
+        if is_creator:
             # Values that all processes must agree on are exchanged between CPUs, gradients between their devices.
             backend, attempt = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", restarts()
             if attempt == 0:
@@ -63,7 +63,7 @@ class ProcessGroup(NamedTuple):
         try:
             yield ProcessGroup(torch.distributed.get_rank(), size)
         finally:
-            if creates:
+            if is_creator:
                 # A gloo thread needs the interpreter's lock to free its last tensors. If this thread destroys the group
                 # while it holds the lock, the two threads wait for each other forever. If the interpreter exits first,
                 # the process aborts. Sleeping releases the lock, so that the gloo thread can finish.

@@ -80,15 +80,15 @@ class ShardedState:
         gathered = {
             name: torch.empty(sum(row_counts[name]), *part.shape[1:], dtype=part.dtype) for name, part in parts.items()
         }
-        for name, whole in gathered.items():
-            whole[: row_counts[name][0]] = parts[name]
-        for other in range(1, size):
-            targets = {name: whole.split(row_counts[name])[other] for name, whole in gathered.items()}
+        for name, tensor in gathered.items():
+            tensor[: row_counts[name][0]] = parts[name]
+        for sender in range(1, size):
+            targets = {name: tensor.split(row_counts[name])[sender] for name, tensor in gathered.items()}
             for names in _bundles(targets):
                 buffers = [_as_bytes(targets[name]) for name in names]
                 message = buffers[0] if len(buffers) == 1 else torch.empty(sum(map(len, buffers)), dtype=torch.uint8)
-                torch.distributed.recv(message, other, group=group)
-                for buffer, content in zip(buffers, message.split([len(each) for each in buffers]), strict=True):
+                torch.distributed.recv(message, sender, group=group)
+                for buffer, content in zip(buffers, message.split([len(buffer) for buffer in buffers]), strict=True):
                     buffer.copy_(content)
         return tensors | gathered
 
@@ -119,8 +119,9 @@ class ShardedState:
         """Return how many rows of a tensor each process holds; None if the tensor is not sharded."""
         if shard := self._shard_of(name, value):
             size = torch.distributed.get_world_size(shard.group)
-            shards = [Shard.of(shard.classes, other, size) for other in range(size)]
-            return [(each.stop - each.start) * (len(value) // (shard.stop - shard.start)) for each in shards]
+            rows_per_class = len(value) // (shard.stop - shard.start)
+            shards = [Shard.of(shard.classes, rank, size) for rank in range(size)]
+            return [(part.stop - part.start) * rows_per_class for part in shards]
         return _dtensor_rows(len(value), value.device_mesh.size()) if is_dtensor(value) and value.ndim else None
 
     def _shard_of(self, name: str, value: Tensor) -> Shard | None:
@@ -151,8 +152,8 @@ def local_tensor(parameter: Tensor) -> Tensor:
     """Return this process's part of a DTensor with its gradient; return any other parameter unchanged."""
     if not is_dtensor(parameter):
         return parameter
-    whole: Any = parameter.detach()
-    part: Tensor = whole.to_local()
+    detached: Any = parameter.detach()
+    part: Tensor = detached.to_local()
     gradient: Any = parameter.grad
     part.grad = None if gradient is None else gradient.to_local()
     return part
@@ -165,8 +166,8 @@ def is_dtensor(value: Any) -> bool:
 
 def _dtensor_rows(rows: int, size: int) -> list[int]:
     """Return the number of rows of a DTensor in each process: equal, but fewer or none in the last processes."""
-    most = -(-rows // size)
-    return [max(0, min(most, rows - most * rank)) for rank in range(size)]
+    max_rows = -(-rows // size)
+    return [max(0, min(max_rows, rows - max_rows * rank)) for rank in range(size)]
 
 
 def _local(value: Any) -> Tensor:

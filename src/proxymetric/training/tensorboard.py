@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 EVENTS_SUFFIX = ".proxymetric"
-"""the end of the names of our files"""
+"""the end of the names of the files that proxymetric writes"""
 
 
 class TensorBoard:

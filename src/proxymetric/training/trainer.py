@@ -37,7 +37,7 @@ from proxymetric.training.sharded_state import ShardedState
 from proxymetric.training.tensorboard import TensorBoard
 
 LOG_EVERY_STEPS = 10
-REPORT_SKIPPED = (1, 10, 100, 1000)
+REPORTED_SKIPPED_STEPS = (1, 10, 100, 1000)
 """numbers of skipped steps at which a message is shown"""
 StepPool = Callable[[int, int], tuple[Tensor, Tensor]]
 """`pool(count, step)`: vectors (N, D) and labels (N,) of `count` training images of each class, drawn by the step"""
@@ -72,7 +72,7 @@ class Trainer:
         facts: returns what the checkpoint stores under `facts` besides the state of the training, as JSON.
         stop_after: epochs to train, perhaps a fraction, instead of `options.epochs` (for a refit).
         world: the processes that train together.
-        device: where the learner lies.
+        device: the device of the learner.
 
     Attributes:
         epoch: the current epoch, from 0.
@@ -112,7 +112,9 @@ class Trainer:
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         if len(feed) < 1:
-            raise ValueError("data: got too few training images for a single batch, expected more images, or --batch")
+            raise ValueError(
+                "data: got too few training images for a single batch, expected more images, or a smaller --batch"
+            )
         self.learner = learner
         self.feed = feed
         self.options = options
@@ -133,7 +135,7 @@ class Trainer:
                 "expected 'bf16'"
             )
         if options.compile and not learner.frozen:
-            # A recorded step reuses its memory: gradients that accumulate or are exchanged must not lie there.
+            # A step recorded as a CUDA graph reuses its memory, so gradients must neither accumulate nor be exchanged.
             learner.encoder.compile_steps(device.type == "cuda" and options.accumulate == 1 and world.size == 1)
         only_backbone = {group["name"] for group in self.optimizer.param_groups} == {"backbone"}
         if options.warmup > 0 and only_backbone and not learner.criterion.row_tables():
@@ -144,7 +146,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
         self._steps_unchecked = can_step_unchecked(self.optimizer) and not self.scaler.is_enabled() and world.size == 1
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
-        self.log = Log(folder / "log.jsonl", writes=world.first, also=self.tracker)
+        self.log = Log(folder / "log.jsonl", writes=world.first, on_record=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
         self.steps = steps_in(options.epochs if stop_after is None else stop_after, self.steps_per_epoch)
         self.epochs = -(-self.steps // self.steps_per_epoch)
@@ -193,7 +195,7 @@ class Trainer:
         with stop_on_signal(self._request_stop):
             if self.step == 0 and self.epoch == 0 and not self.curve:
                 self._evaluate()
-                self.save()  # a run without a checkpoint has not begun, so that a lost checkpoint is noticed
+                self.save()  # a run that has begun always has a checkpoint, so that a lost checkpoint is noticed
             while not self.done:
                 self._train_epoch()
         self.world.wait()
@@ -203,14 +205,14 @@ class Trainer:
         options = self.options
         self._begin_epoch()
         end = min(len(self.feed), (self.steps - self.epoch * self.steps_per_epoch) * options.accumulate)
-        started, images, first_step = time.perf_counter(), 0, self.step
+        start_time, images, first_step = time.perf_counter(), 0, self.step
         micro_batches: list[Batch] = []
         remaining = itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position)
         batches = Lookahead(remaining, self.learner.criterion if self.world.size == 1 else None)
         for batch in batches:
             micro_batches.append(batch)
-            last = self.position + len(micro_batches) == end
-            if len(micro_batches) < options.accumulate and not last:
+            is_last = self.position + len(micro_batches) == end
+            if len(micro_batches) < options.accumulate and not is_last:
                 continue
             unread_before = self.unread
             loss = self._step(micro_batches, batches.announce)
@@ -219,28 +221,28 @@ class Trainer:
             images += step_images
             self.images += step_images
             micro_batches = []
-            elapsed = time.perf_counter() - started
+            elapsed = time.perf_counter() - start_time
             unread = self.unread > unread_before
             self._report_step(loss, unread, images / max(elapsed, 1e-9), elapsed / (self.step - first_step))
             evaluation_due = options.evaluate_steps is not None and self.step % options.evaluate_steps == 0
-            evaluation_due = evaluation_due and not last
-            better = False
+            evaluation_due = evaluation_due and not is_last
+            is_best = False
             if evaluation_due:
-                self.seconds += time.perf_counter() - started
-                better = self._evaluate()
+                self.seconds += time.perf_counter() - start_time
+                is_best = self._evaluate()
                 self._to_training()
-                started = time.perf_counter()
+                start_time = time.perf_counter()
             stop = self.world.any(self._stop)
             # Save the checkpoint with every new best model: a resumed run must not fall behind its own best model.
-            if stop or better or self.done or (self.step % options.save_every == 0 and not last):
-                self.seconds += time.perf_counter() - started
+            if stop or is_best or self.done or (self.step % options.save_every == 0 and not is_last):
+                self.seconds += time.perf_counter() - start_time
                 self.save()
-                started, images, first_step = time.perf_counter(), 0, self.step
+                start_time, images, first_step = time.perf_counter(), 0, self.step
                 if self.done:
                     return
                 if stop:
                     raise Interrupted
-        self.seconds += time.perf_counter() - started
+        self.seconds += time.perf_counter() - start_time
         if end == len(self.feed):
             self.epoch, self.position = self.epoch + 1, 0
         steps_between = options.evaluate_every * self.steps_per_epoch
@@ -267,12 +269,12 @@ class Trainer:
         if self.learner.frozen:
             self.learner.encoder.eval()
 
-    def _step(self, micro_batches: list[Batch], meanwhile: Callable[[], None] = nothing) -> float | None:
+    def _step(self, micro_batches: list[Batch], cpu_work: Callable[[], None] = nothing) -> float | None:
         """Make one optimiser step.
 
         Args:
-            micro_batches: whose gradients are averaged.
-            meanwhile: work for the CPU while an accelerator computes the step.
+            micro_batches: the batches whose gradients are averaged.
+            cpu_work: called while an accelerator computes the step.
 
         Returns:
             The loss; None if the step was skipped.
@@ -305,11 +307,11 @@ class Trainer:
         has_gradients = any(p.grad is not None for p in self._trainable)
         if has_gradients and self._steps_unchecked:
             step_if(self.optimizer, loss_and_norm.isfinite().all())
-        meanwhile()
+        cpu_work()
         # The only synchronisation with an accelerator in a step.
         loss_value, norm_value = loss_and_norm.tolist()
-        finite = math.isfinite(loss_value) and math.isfinite(norm_value)
-        if finite:
+        is_finite = math.isfinite(loss_value) and math.isfinite(norm_value)
+        if is_finite:
             if has_gradients and not self._steps_unchecked:
                 self.scaler.step(self.optimizer)
             factor = decay_factor(self.options, self.epoch)
@@ -322,16 +324,16 @@ class Trainer:
             self.skipped += 1
         if has_gradients:
             self.scaler.update()
-        return loss_value if finite else None
+        return loss_value if is_finite else None
 
     def _report_step(self, loss: float | None, unread: bool, images_per_second: float, seconds_per_step: float) -> None:
-        """Write a step to the log and show it; unread: none of its images could be read."""
+        """Write a step to the log and show it; `unread` means that none of its images could be read."""
         if loss is None and unread:
             self.log.add(event="unread", step=self.step, epoch=self.epoch)
             return
         if loss is None:
             self.log.add(event="skipped", step=self.step, epoch=self.epoch)
-            if self.skipped in REPORT_SKIPPED:
+            if self.skipped in REPORTED_SKIPPED_STEPS:
                 self.watcher.say(f"step {self.step}: loss or gradient not finite, skipped ({self.skipped} so far)")
             return
         self.losses = [self.losses[0] + loss, self.losses[1] + 1]
@@ -345,7 +347,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> bool:
-        """Score the learner and pass the score to the method; whether it is the best score so far."""
+        """Score the learner and pass the score to the method; return whether it is the best score so far."""
         record: dict[str, Any] = {"epoch": self.passed, "step": self.step}
         if self.losses[1]:
             record["loss"] = self.losses[0] / self.losses[1]
@@ -359,8 +361,8 @@ class Trainer:
                 scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
         # The untrained model is a candidate too, because training does not always help.
-        better = value is not None and (self.best is None or value > self.best[0])
-        if better:
+        is_best = value is not None and (self.best is None or value > self.best[0])
+        if is_best:
             assert value is not None
             self.best, self.stale = (value, self.passed), 0
             # Save the model that was scored, before the method changes it at the boundary.
@@ -377,8 +379,8 @@ class Trainer:
         self.log.add(event="evaluation", **record)
         self.done = self._is_over()
         if value is not None:
-            self.watcher.evaluated(self.passed, scores, better, self.scored_on)
-        return better
+            self.watcher.evaluated(self.passed, scores, is_best, self.scored_on)
+        return is_best
 
     def _draw_pool(self, count: int) -> tuple[Tensor, Tensor]:
         assert self.pool is not None
@@ -388,8 +390,8 @@ class Trainer:
         """Whether the epochs or the patience are used up."""
         patience = self.options.patience
         # A run that was stopped after its last step still lacks the evaluation of that step.
-        ended = self.epoch >= self.epochs or self.curve[-1]["step"] >= self.steps
-        return ended or (patience is not None and self.stale >= patience)
+        has_ended = self.epoch >= self.epochs or self.curve[-1]["step"] >= self.steps
+        return has_ended or (patience is not None and self.stale >= patience)
 
     def _model(self) -> Checkpoint:
         """A checkpoint of the encoder and the criterion alone."""
@@ -473,11 +475,11 @@ class Trainer:
         return True
 
     def _request_stop(self) -> bool:
-        """Stop after the current step; whether a stop was requested before."""
-        before, self._stop = self._stop, True
-        if not before:
+        """Request a stop after the current step; return whether there was an earlier request."""
+        was_requested, self._stop = self._stop, True
+        if not was_requested:
             self.watcher.say("stopping after this step and saving (press Ctrl-C again to stop now, without saving)")
-        return before
+        return was_requested
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

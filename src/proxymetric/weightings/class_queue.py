@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from proxymetric.sources.queue import Queue
 
 UNITS_PER_ONE = 2**40
-"""sums are integers in this unit, so that adding a row and removing it later cancel exactly in any order"""
+"""sums are whole multiples of 1 / UNITS_PER_ONE, so that adding and removing a row cancel exactly in any order"""
 MAX_SUM_ENTRIES = 2**25
 """entries (classes x dim) of the sums; a queue with more keeps no sums"""
 MAX_ENTRIES_PER_CHUNK = 2**22

@@ -108,7 +108,8 @@ class InformativeSamples(Weighting):
         epoch = ctx.progress.epoch
         if epoch is None:
             raise ValueError(
-                "epoch: got None, expected steps_per_epoch=... or criterion.epoch(i): memory and filter start by epochs"
+                "epoch: got None, expected steps_per_epoch=... or criterion.epoch(i): the memory and the filter start "
+                "at an epoch"
             )
         remembering, filtering = epoch >= self.memory_epoch, epoch >= self.filter_epoch
         labels = ctx.batch.labels
@@ -140,11 +141,11 @@ class InformativeSamples(Weighting):
         """
         low = (self.hardness - self.band())[:, None]
         high = torch.nextafter(self.hardness, self.hardness.new_full((), math.inf))[:, None]  # the band includes S
-        outside = self._penalty(self.positive)[:, None]
-        constant = StepFunction(low[:, :0], torch.ones_like(outside))
-        band = StepFunction(torch.cat([low, high], 1), torch.cat([outside, 1 + outside, outside], 1))
-        below = self._penalty(self.negative)[:, None]
-        below_band = StepFunction(low, torch.cat([below, torch.ones_like(below)], 1))
+        outer_weight = self._penalty(self.positive)[:, None]
+        constant = StepFunction(low[:, :0], torch.ones_like(outer_weight))
+        band = StepFunction(torch.cat([low, high], 1), torch.cat([outer_weight, 1 + outer_weight, outer_weight], 1))
+        low_weight = self._penalty(self.negative)[:, None]
+        below_band = StepFunction(low, torch.cat([low_weight, torch.ones_like(low_weight)], 1))
         return PairWeights(
             band if filtering and self.positive != "none" else constant,
             below_band if self.negative != "none" else constant,
@@ -179,20 +180,18 @@ class InformativeSamples(Weighting):
             # A class with several samples is measured once for each sample, with the same result. Finding the distinct
             # classes would synchronise with the GPU.
             mean = proxies.similarity(self.queue.means(labels), labels)
-            measured = torch.where(
-                self.queue.number[labels] > 0, self.h * mean.to(self.hardness), self.hardness[labels]
-            )
-            self.hardness[labels] = measured
+            has_rows = self.queue.number[labels] > 0
+            self.hardness[labels] = torch.where(has_rows, self.h * mean.to(self.hardness), self.hardness[labels])
             return
-        present = torch.zeros(len(self.count), dtype=torch.bool, device=labels.device)
-        present[labels] = True
-        rows = present[self.queue.labels[: len(self.queue)]].nonzero().squeeze(1)
+        in_batch = torch.zeros(len(self.count), dtype=torch.bool, device=labels.device)
+        in_batch[labels] = True
+        rows = in_batch[self.queue.labels[: len(self.queue)]].nonzero().squeeze(1)
         total = torch.zeros_like(self.count)  # integers: their sum does not depend on the order
         for chunk in rows.split(max(1, MAX_ENTRIES_PER_CHUNK // proxies.entries_per_class)):
             chunk_labels = self.queue.labels[chunk]
             similarity = proxies.similarity(self.queue.vectors[chunk], chunk_labels)
             total.index_add_(0, chunk_labels, (similarity.double() * UNITS_PER_ONE).round().long())
-        is_measured = present & (self.queue.number > 0)
+        is_measured = in_batch & (self.queue.number > 0)
         mean = (total.double() / (UNITS_PER_ONE * self.queue.number.clamp(min=1))).to(self.hardness)
         self.hardness.copy_(torch.where(is_measured, self.h * mean, self.hardness))
 
@@ -218,7 +217,7 @@ class InformativeSamples(Weighting):
 
 
 class _Proxies:
-    """The proxies of the classes in one batch, as the loss compared with them, looked up by class."""
+    """The proxies of the classes in one batch, as the loss uses them, looked up by class."""
 
     def __init__(self, labels: Tensor, refs: References, queries: Tensor, classes: int, of_class: Similarity) -> None:
         assert refs.per_class is not None

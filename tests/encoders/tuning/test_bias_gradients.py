@@ -1,4 +1,4 @@
-"""Layers of which the bias alone is trained: torch's values and gradients, on a way that CUDA can go for many rows."""
+"""Layers with a trained bias and a frozen weight: torch's values and gradients, also for many rows on CUDA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def afresh() -> Iterator[None]:
 
 
 def norms(maps: bool = False, trained: str = "bias") -> tuple[nn.LayerNorm, SummedNorm]:
-    """timm's norm in float64, away from its start, and the same with a bias whose gradient is summed."""
+    """Return timm's norm in float64 with changed weights, and the same norm as a `SummedNorm`."""
     from timm.layers import LayerNorm, LayerNorm2d
 
     plain = (LayerNorm2d if maps else LayerNorm)(WIDTH, eps=1e-3).double()
@@ -40,7 +40,7 @@ def norms(maps: bool = False, trained: str = "bias") -> tuple[nn.LayerNorm, Summ
 
 
 def slopes(norm: nn.LayerNorm, x: Tensor, run: Any = None) -> list[Tensor]:
-    """What comes out, and its gradients by the input and all that the norm trains."""
+    """Return the output, and its gradients for the input and all trained parameters of the norm."""
     x = x.clone().requires_grad_()
     y = (norm if run is None else run)(x)
     wanted = [x, *(p for p in norm.parameters() if p.requires_grad)]
@@ -48,7 +48,7 @@ def slopes(norm: nn.LayerNorm, x: Tensor, run: Any = None) -> list[Tensor]:
 
 
 def asked_for_a_bias_alone(y: Tensor) -> list[bool]:
-    """Of each norm of torch's own behind `y`: whether its backward pass must give the bias's gradient alone."""
+    """Return, for each norm of torch in the graph of `y`, whether it computes only the gradient of the bias."""
     found, seen, left = [], set(), [y.grad_fn]
     while left:
         if (node := left.pop()) is None or node in seen:
@@ -82,7 +82,7 @@ def test_so_they_are_under_autocast(given: torch.dtype) -> None:
     assert torch.equal(found[1], wanted[1])
     exact = drawn(4, *x.shape).to(found[0]).double().sum((0, 1))
     torch.testing.assert_close(found[2].double(), exact, rtol=1e-5, atol=1e-5)
-    rounded = 1e-5 if given is torch.float32 else 0.1  # on a CPU torch adds up in the type of its input
+    rounded = 1e-5 if given is torch.float32 else 0.1  # on a CPU, torch sums in the type of its input
     torch.testing.assert_close(wanted[2].double(), exact, rtol=rounded, atol=rounded)
 
 
@@ -119,7 +119,7 @@ def test_the_gradient_is_summed_for_a_bias_alone(trained: str) -> None:
 
 
 def kept(norm: nn.Module, x: Tensor) -> int:
-    """Bytes that are kept for the backward pass."""
+    """Return the bytes that are kept for the backward pass."""
     found: dict[int, int] = {}
 
     def seen(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def trainable(encoder: nn.Module) -> set[str]:
 
 
 def expected(encoder: Any, tuning: str) -> set[str]:
-    """By name, from what each tuning says of itself."""
+    """Return the names of the trained parameters, from the description of each tuning."""
     names = {name for name, _ in encoder.named_parameters()}
     parts = tuning.split("+")
     found = {name for name in names if name.startswith(("head.", "tuning."))}
@@ -69,7 +69,7 @@ def test_the_end_of_a_warm_up_frees_nothing_that_is_frozen(tuning: str) -> None:
 
 
 def test_a_frozen_backbone_keeps_nothing_for_the_backward_pass() -> None:
-    """Bytes that autograd keeps besides the parameters: none for the linear probe, few where no weight is trained."""
+    """Autograd keeps no bytes besides the parameters for the linear probe, and few if no weight is trained."""
 
     def kept(tuning: Any) -> int:
         encoder = build(**TINY_VIT, tuning=tuning)
@@ -318,7 +318,7 @@ VIT_RUN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six classes, four of which are trained on: three steps an epoch."""
+    """Six classes, of which four are trained on, with three steps in an epoch."""
     from conftest import write_photos
 
     return write_photos(tmp_path_factory.mktemp("few") / "photos", classes=6, images=6)

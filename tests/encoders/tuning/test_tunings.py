@@ -1,4 +1,4 @@
-"""Tunings of a ViT: against the plain loops, against timm, what they train and what they leave alone."""
+"""Tunings of a ViT, compared with plain loops and with timm: what they train and what they do not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tuned(vit: Any, tuning: str | dict[str, Any]) -> Any:
 
 
 def forward_features(vit: Any, images: Tensor, tuning: Any, *tower: Any) -> Tensor:
-    """The tokens behind the final norm, seen with one tower."""
+    """Return the tokens after the final norm, with one tower."""
     return last_tokens(vit, first_tokens(vit, images), tuning, [Tower(*tower)])
 
 
@@ -56,7 +56,7 @@ def same(got: Tensor, want: np.ndarray) -> None:
 
 
 def same_gradient(got: Callable[[], Tensor], want: Callable[[], np.ndarray], parameter: Tensor) -> None:
-    """Of a random sum of all that is computed, at some places of `parameter`, by central differences of the oracle."""
+    """Compare some entries of the gradient of a random sum of all outputs with central differences of the oracle."""
     upstream = drawn(9, *got().shape)
     (gradient,) = torch.autograd.grad((got() * upstream).sum(), parameter)
     values, step = parameter.detach().view(-1), 1e-5
@@ -93,7 +93,7 @@ def test_prompts_are_those_of_the_oracle(vit: Any, options: dict[str, int], coun
 
 
 def test_prompts_begin_as_the_released_ones() -> None:
-    """Standard deviation sqrt(2 / ((N + 1) D)), also of a block that carries fewer than N."""
+    """Their standard deviation is sqrt(2 / ((N + 1) D)), even in a block with fewer than N prompts."""
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_prompts_begin_as_the_released_ones() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_prompts_from_outside(vit: Any, shared: bool) -> None:
-    """Of each image its own, in one block and not in the other; gradients flow to them."""
+    """Each image has its own prompts, in one block and not in the other; gradients flow to them."""
     tuning = tuned(vit, {"name": "vpt+bitfit", "prompts": 2})
     given = drawn(3, 2, 3, 8).requires_grad_()
     own = [p.detach().numpy() for p in tuning.parameters()]
@@ -229,7 +229,7 @@ TIMMS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def timms(encoder: Encoder, images: Tensor) -> Tensor:
-    """The features as timm has them."""
+    """Return the features that timm computes."""
     tokens = encoder.backbone.forward_features(encoder.normalise(images))
     if encoder.pooling is None:
         return encoder.backbone.forward_head(tokens, pre_logits=True)
@@ -252,7 +252,7 @@ def test_without_prompts_features_are_timms_bit_for_bit(
         name, dim=8, size=size, pooling=pooling, pretrained=False, tuning={"name": "vpt", "prompts": 0}
     ).eval()
     empty.load_state_dict(own.state_dict())
-    # Frozen as its own weights are: on some CPUs torch multiplies otherwise where nothing has a gradient.
+    # timm runs with the same frozen weights: on some CPUs, torch multiplies in another way if nothing has a gradient.
     assert torch.equal(empty.features(x), timms(empty, x))
     torch.testing.assert_close(empty.features(x), want)
     deep = build(name, dim=8, size=size, pooling=pooling, pretrained=False, tuning="vpt").eval()
@@ -292,7 +292,7 @@ HEAD, PROMPTS, BIASES, ADAPTER = 148_608, 46_080, 51_456, 2 * 384 * 256 + 256 + 
     ],
 )
 def test_counts_are_those_of_table_1(tuning: Any, counts: dict[str, int], printed: float | None) -> None:
-    """With 100 free proxies of 384, and with BitFit the 21,843 biases of the classifier that the paper counts too."""
+    """They include 100 free proxies of 384 numbers and, with BitFit, the 21,843 biases of the unused classifier."""
     found = tuned_parameters(build(**SMALL, tuning=tuning))
     assert found == counts
     if printed is not None:

@@ -58,13 +58,13 @@ def detect(root: Path) -> str | None:
     layout_of_root = next((layout for layout, benchmark in BENCHMARKS.items() if benchmark.matches(root)), None)
     if layout_of_root is not None:
         return layout_of_root
-    inside = {layout: folder for layout in BENCHMARKS if (folder := _inside(root, layout)) is not None}
-    if len(inside) > 1:
+    folders_inside = {layout: folder for layout in BENCHMARKS if (folder := _folder_inside(root, layout)) is not None}
+    if len(folders_inside) > 1:
         raise ValueError(
-            f"data: got {root} with {' and '.join(folder.name for folder in inside.values())} inside, expected one of "
-            f"these folders, or {' or '.join(f'layout={layout!r}' for layout in inside)}"
+            f"data: got {root} with {' and '.join(folder.name for folder in folders_inside.values())} inside, expected "
+            f"one of these folders, or {' or '.join(f'layout={layout!r}' for layout in folders_inside)}"
         )
-    return next(iter(inside), None)
+    return next(iter(folders_inside), None)
 
 
 def from_benchmark(root: Path, layout: str) -> ImageSet:
@@ -76,11 +76,11 @@ def from_benchmark(root: Path, layout: str) -> ImageSet:
     benchmark = BENCHMARKS[layout]
     if benchmark.matches(root):
         return benchmark.read(root)
-    named = next((root / name for name in benchmark.folder_names if (root / name).is_dir()), root)
-    return benchmark.read(_inside(root, layout) or named)
+    named_folder = next((root / name for name in benchmark.folder_names if (root / name).is_dir()), root)
+    return benchmark.read(_folder_inside(root, layout) or named_folder)
 
 
-def _inside(root: Path, layout: str) -> Path | None:
+def _folder_inside(root: Path, layout: str) -> Path | None:
     """Return the folder inside `root` with a usual name and the layout of a benchmark; None if there is none."""
     benchmark = BENCHMARKS[layout]
     folders = (root / name for name in benchmark.folder_names)

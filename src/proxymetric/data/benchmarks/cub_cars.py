@@ -13,14 +13,14 @@ from proxymetric.data.text_files import read_text
 
 CLASS_COUNTS = {"cub": 200, "cars": 196}
 _LISTS = ("images.txt", "image_class_labels.txt", "classes.txt")
-_NUMBERED = re.compile(r"\d+\.")
+_NUMBER_PREFIX = re.compile(r"\d+\.")
 
 
 def matches(root: Path, layout: str) -> bool:
     """Return whether `root` has the layout "cub" or "cars".
 
-    Lists are taken for CUB unless they have 196 classes. Numbered class folders match only if their number is exactly
-    200 (CUB) or 196 (Cars).
+    Lists with 196 classes are those of Cars, all others those of CUB. Numbered class folders match only if there are
+    exactly 200 (CUB) or 196 (Cars) of them.
     """
     if (root / "cars_annos.mat").is_file():
         return layout == "cars"
@@ -67,15 +67,18 @@ def _from_lists(root: Path, layout: str) -> ImageSet:
             f"first {unmatched[0]}"
         )
     order = {number: label for label, number in enumerate(names)}
-    unknown = [(number, label) for number, label in labels.items() if not (label.isdigit() and int(label) in order)]
-    if unknown:
+    unknown_labels = [
+        (number, label) for number, label in labels.items() if not (label.isdigit() and int(label) in order)
+    ]
+    if unknown_labels:
         raise ValueError(
-            f"{root / 'image_class_labels.txt'}: got {len(unknown)} images of unknown classes, first image "
-            f"{unknown[0][0]} of class {unknown[0][1]!r}, expected classes that are in {root / 'classes.txt'}"
+            f"{root / 'image_class_labels.txt'}: got {len(unknown_labels)} images of unknown classes, first image "
+            f"{unknown_labels[0][0]} of class {unknown_labels[0][1]!r}, expected classes that are in "
+            f"{root / 'classes.txt'}"
         )
     paths = [root / "images" / file for file in files.values()]
     require_files(paths, root, root / "images.txt")
-    return _halved(layout, [order[int(labels[n])] for n in files], list(names.values()), paths, root)
+    return _make_halved_set(layout, [order[int(labels[n])] for n in files], list(names.values()), paths, root)
 
 
 def _from_annotations(root: Path) -> ImageSet:
@@ -98,32 +101,32 @@ def _from_annotations(root: Path) -> ImageSet:
         raise ValueError(f"{file}: got classes from {min(labels) + 1} to {max(labels) + 1}, expected 1 to {len(names)}")
     paths = [root / str(path) for path in rows["relative_im_path"]]
     require_files(paths, root, file)
-    return _halved("cars", labels, names, paths, root)
+    return _make_halved_set("cars", labels, names, paths, root)
 
 
 def _from_numbered_folders(root: Path, layout: str) -> ImageSet:
     folders = _numbered_folders(root)
     names = [folder.name for folder in folders]
     if (root / "classes.txt").is_file():
-        listed = _numbered_lines(root / "classes.txt")
+        listed_names = _numbered_lines(root / "classes.txt")
         numbers = [int(folder.name.split(".")[0]) for folder in folders]
-        if list(listed) != numbers:
-            unmatched = sorted(set(listed) ^ set(numbers))
+        if list(listed_names) != numbers:
+            unmatched = sorted(set(listed_names) ^ set(numbers))
             raise ValueError(
-                f"{root / 'classes.txt'}: got {len(listed)} classes, expected the {len(folders)} class folders; "
+                f"{root / 'classes.txt'}: got {len(listed_names)} classes, expected the {len(folders)} class folders; "
                 f"they differ at number {unmatched[0] if unmatched else numbers[0]}"
             )
-        names = list(listed.values())
+        names = list(listed_names.values())
     labels: list[int] = []
     paths: list[Path] = []
     for label, folder in enumerate(folders):
         files = image_files(folder)
         labels += [label] * len(files)
         paths += files
-    return _halved(layout, labels, names, paths, root)
+    return _make_halved_set(layout, labels, names, paths, root)
 
 
-def _halved(layout: str, labels: list[int], names: list[str], paths: list[Path], root: Path) -> ImageSet:
+def _make_halved_set(layout: str, labels: list[int], names: list[str], paths: list[Path], root: Path) -> ImageSet:
     """Return an image set in which the second half of the classes is for the test."""
     if len(names) < 2:
         raise ValueError(f"{root}: got {len(names)} classes, expected at least two")
@@ -137,12 +140,12 @@ def _numbered_lines(file: Path) -> dict[int, str]:
     """Return the lines `1 first`, `2 second` as {1: "first", 2: "second"}, in the order of the file."""
     lines: dict[int, str] = {}
     for line_number, line in enumerate(read_text(file).splitlines(), 1):
-        number, _, rest = line.strip().partition(" ")
+        number, _, name = line.strip().partition(" ")
         if not number:
             continue
-        if not number.isdigit() or not rest.strip():
+        if not number.isdigit() or not name.strip():
             raise ValueError(f"{file}, line {line_number}: got {line!r}, expected a number, a space and a name")
-        lines[int(number)] = rest.strip()
+        lines[int(number)] = name.strip()
     return lines
 
 
@@ -150,6 +153,6 @@ def _numbered_folders(root: Path) -> list[Path]:
     """Return the class folders `001.Name` of `root/images` or `root` by number; [] unless all folders are numbered."""
     parent = root / "images" if (root / "images").is_dir() else root
     folders = class_folders(parent)
-    if not all(_NUMBERED.match(folder.name) for folder in folders):
+    if not all(_NUMBER_PREFIX.match(folder.name) for folder in folders):
         return []
     return sorted(folders, key=lambda folder: int(folder.name.split(".")[0]))

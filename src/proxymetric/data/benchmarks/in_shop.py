@@ -9,7 +9,7 @@ from proxymetric.data.images import ImageSet
 
 _LIST = "list_eval_partition.txt"
 _HEADER = ["image_name", "item_id", "evaluation_status"]
-_STATUS = ("train", "query", "gallery")
+_STATUSES = ("train", "query", "gallery")
 
 
 def matches(root: Path) -> bool:
@@ -49,10 +49,10 @@ def read(root: Path) -> ImageSet:
         )
     rows = []
     for line_number, words in lines[2:]:
-        if len(words) != len(_HEADER) or words[2] not in _STATUS:
+        if len(words) != len(_HEADER) or words[2] not in _STATUSES:
             raise ValueError(
                 f"{file}, line {line_number}: got {' '.join(words)!r}, expected an image, an item and one of "
-                f"{', '.join(_STATUS)}"
+                f"{', '.join(_STATUSES)}"
             )
         rows.append(ListedImage(words[0], words[1], test=words[2] != "train", gallery=words[2] == "gallery"))
     stated_count = lines[0][1][0]

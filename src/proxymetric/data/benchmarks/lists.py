@@ -43,12 +43,12 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
     Raises:
         ValueError: training or test has fewer than two classes, a class is in both, or files are missing.
     """
-    training = {row.class_name for row in rows if not row.test}
-    testing = {row.class_name for row in rows if row.test}
-    for part, class_names in (("training", training), ("test", testing)):
+    training_classes = {row.class_name for row in rows if not row.test}
+    test_classes = {row.class_name for row in rows if row.test}
+    for part, class_names in (("training", training_classes), ("test", test_classes)):
         if len(class_names) < 2:
             raise ValueError(f"{listed_in}: got {len(class_names)} {part} classes, expected at least two")
-    shared = [row.class_name for row in rows if row.class_name in training and row.class_name in testing]
+    shared = [row.class_name for row in rows if row.class_name in training_classes and row.class_name in test_classes]
     if shared:
         raise ValueError(
             f"{listed_in}: got {len(set(shared))} classes for both training and test, first {shared[0]!r}, "
@@ -64,7 +64,7 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
         labels=np.array([label_of[row.class_name] for row in rows]),
         classes=classes,
         paths=paths,
-        test_classes=tuple(label for label, class_name in enumerate(classes) if class_name in testing),
+        test_classes=tuple(label for label, class_name in enumerate(classes) if class_name in test_classes),
         root=root,
         gallery=gallery if gallery.any() else None,
     )

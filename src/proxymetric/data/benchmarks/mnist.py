@@ -95,7 +95,7 @@ def _file(root: Path, name: str) -> Path | None:
 
     Some programs replace the hyphen before "idx" by a dot when they uncompress the file; both names are accepted.
     """
-    endings = [f"{joint}idx{_rank(name)}-ubyte{suffix}" for joint in "-." for suffix in ("", ".gz")]
+    endings = [f"{separator}idx{_rank(name)}-ubyte{suffix}" for separator in "-." for suffix in ("", ".gz")]
     candidates = [folder / (name + ending) for folder in (root, root / "raw") for ending in endings]
     return next((file for file in candidates if file.is_file()), None)
 

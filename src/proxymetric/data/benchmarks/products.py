@@ -31,7 +31,7 @@ def read(root: Path) -> ImageSet:
             f"data: got {root}, expected the layout of Stanford_Online_Products: {' and '.join(_LISTS)}, and folders "
             "such as bicycle_final/"
         )
-    numbered: list[tuple[int, ListedImage]] = []
+    numbered_images: list[tuple[int, ListedImage]] = []
     names: dict[int, str] = {}
     for name, test in _LISTS.items():
         lines = lines_of(root / name)
@@ -45,6 +45,8 @@ def read(root: Path) -> ImageSet:
                 )
             number = int(words[1])
             category = Path(words[3]).parent.name.removesuffix("_final")
-            numbered.append((number, ListedImage(words[3], names.setdefault(number, f"{category} {number}"), test)))
-    numbered.sort(key=lambda row: row[0])
-    return make_image_set("sop", [row for _, row in numbered], root, root, root)
+            numbered_images.append(
+                (number, ListedImage(words[3], names.setdefault(number, f"{category} {number}"), test))
+            )
+    numbered_images.sort(key=lambda row: row[0])
+    return make_image_set("sop", [row for _, row in numbered_images], root, root, root)

@@ -103,6 +103,6 @@ class Bottleneck(nn.Module):
             nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor, mlp: Tensor) -> Tensor:
-        inner = x if self.position == "parallel" else mlp
-        change = self.up(torch.relu(self.down(self.pre(inner))))
+        source = x if self.position == "parallel" else mlp
+        change = self.up(torch.relu(self.down(self.pre(source))))
         return mlp + self.post(self.scale * change if self.scale != 1 else change)

@@ -78,8 +78,8 @@ def complete_tuning(tuning: str | Mapping[str, Any], known: Mapping[str, type[Tu
     for key, value in values.items():
         if key not in arguments:
             expected = f"one of {', '.join(arguments)}" if arguments else "no arguments"
-            near = did_you_mean(key, arguments)
-            raise ValueError(f"tuning: got argument {key!r} for {'+'.join(names)!r}, expected {expected}{near}")
+            hint = did_you_mean(key, arguments)
+            raise ValueError(f"tuning: got argument {key!r} for {'+'.join(names)!r}, expected {expected}{hint}")
         values[key] = fit(f"tuning.{key}", value, arguments[key][0])
     table = {key: values.get(key, default) for key, (_, default) in arguments.items()}
     return {"name": "+".join(names), **table} if table else "+".join(names)

@@ -56,21 +56,24 @@ class CandidatePool:
         """Add the scores above the threshold from a tile (n, C) of rows and items, or (C, n) of items and rows."""
         n, width = scores.shape[int(transposed)], scores.shape[1]
         threshold = self.threshold[first_row : first_row + n]
-        flat = indices_above(scores, threshold[None] if transposed else threshold[:, None])
-        if len(flat) == 0:
+        flat_indices = indices_above(scores, threshold[None] if transposed else threshold[:, None])
+        if len(flat_indices) == 0:
             return
-        tile_row, tile_column = flat.div(width, rounding_mode="floor").int(), flat.remainder(width).int()
+        tile_row, tile_column = (
+            flat_indices.div(width, rounding_mode="floor").int(),
+            flat_indices.remainder(width).int(),
+        )
         row, item = (tile_column, tile_row) if transposed else (tile_row, tile_column)
-        self._put(row + first_row, item + first_item, scores.flatten()[flat])
+        self._put(row + first_row, item + first_item, scores.flatten()[flat_indices])
         if self._count - self._pruned > self.limit:
             self.prune()
 
     def _put(self, rows: Tensor, items: Tensor, values: Tensor) -> None:
         count = self._count + len(rows)
         if count > self._table.shape[1]:
-            larger = self._table.new_empty(3, 2 * count)
-            larger[:, : self._count] = self._table[:, : self._count]
-            self._table = larger
+            larger_table = self._table.new_empty(3, 2 * count)
+            larger_table[:, : self._count] = self._table[:, : self._count]
+            self._table = larger_table
         for line, part in zip(self._table, (rows, items, values.view(torch.int32))):
             line[self._count : count] = part
         self._count = count
@@ -78,21 +81,21 @@ class CandidatePool:
     def prune(self) -> None:
         """Sort by row, best first, raise the thresholds and drop the entries below them."""
         order = argsort((self.rows.long() << 32) + _descending(self.values))
-        rows, items, values = (each.index_select(0, order) for each in (self.rows, self.items, self.values))
+        rows, items, values = (column.index_select(0, order) for column in (self.rows, self.items, self.values))
         counts, starts = self._extent(rows)
-        full = (counts >= self.k) & (self.k > 0)
-        last = values[(starts + self.k - 1)[full]]
-        self.threshold[full] = torch.maximum(self.threshold[full], last - 2 * self.slack[full])
-        keep = true_indices(values > self.threshold.index_select(0, rows))
-        rows, items, values = (each.index_select(0, keep) for each in (rows, items, values))
+        full_rows = (counts >= self.k) & (self.k > 0)
+        kth_scores = values[(starts + self.k - 1)[full_rows]]
+        self.threshold[full_rows] = torch.maximum(self.threshold[full_rows], kth_scores - 2 * self.slack[full_rows])
+        kept_entries = true_indices(values > self.threshold.index_select(0, rows))
+        rows, items, values = (column.index_select(0, kept_entries) for column in (rows, items, values))
         crowded = self._extent(rows)[0] > 2 * self.k + SPARE_PER_QUERY
         # A row that has not seen k items yet has no threshold, so it is not crowded.
         crowded &= self.threshold > -torch.inf
         if crowded.any():
             self.crowded |= crowded
             self.threshold[crowded] = torch.inf
-            keep = ~crowded[rows.long()]
-            rows, items, values = rows[keep], items[keep], values[keep]
+            kept_entries = ~crowded[rows.long()]
+            rows, items, values = rows[kept_entries], items[kept_entries], values[kept_entries]
         self._count = 0
         self._put(rows, items, values)
         self._pruned = self._count

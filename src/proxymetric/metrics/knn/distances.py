@@ -36,7 +36,7 @@ CENTRING_RADIUS = 0.125
 FLOAT32_UNIT, FLOAT64_UNIT = 2.0**-24, 2.0**-53
 """unit roundoff"""
 EXACT_RESOLUTION = 2.0**-72
-"""exact scores are rounded to multiples of it"""
+"""exact scores are rounded to multiples of this number"""
 
 
 class BoundedScores(NamedTuple):
@@ -77,7 +77,7 @@ def row_slices(count: int, size: int) -> list[slice]:
 
 
 def select_rows(values: Tensor, index: Index) -> Tensor:
-    """`values[index]`, several times faster for rows."""
+    """Return `values[index]`; for a tensor of indices, several times faster than indexing."""
     return values.index_select(0, index) if isinstance(index, Tensor) else values[index]
 
 
@@ -202,7 +202,7 @@ class Euclidean(Space):
 
     def pairs(self, queries: Tensor, items: Tensor) -> BoundedScores:
         differences = (self.rows(self.queries, q) - self.rows(self.items, g) for q, g in self._chunks(queries, items))
-        values = torch.cat([-exact_sums.dot(each, each) for each in differences])
+        values = torch.cat([-exact_sums.dot(rows, rows) for rows in differences])
         return BoundedScores(values, values.abs() * rounding_bound(self.dim + 4, FLOAT64_UNIT))
 
     def exact(self, queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ class Euclidean(Space):
             exact_sums.squared_distance(self.rows(self.queries, q), self.rows(self.items, g))
             for q, g in self._chunks(queries, items)
         ]
-        high, low = (torch.cat(each) for each in zip(*sums))
+        high, low = (torch.cat(parts) for parts in zip(*sums))
         resolution = EXACT_RESOLUTION / exact_sums.power_of_two(high)
         return -high, -torch.round(low / resolution) * resolution
 
@@ -246,8 +246,8 @@ class Cosine(Space):
         if vectors.dtype == torch.float64:
             largest = map_rows(len(vectors), lambda part: vectors[part].abs().amax(dim=1), vectors.device)
             shift = exact_sums.power_of_two(largest)
-        blank = VectorSet(vectors, shift, shift)
-        length = map_rows(len(vectors), lambda part: _shifted(blank, part).norm(dim=1), vectors.device)
+        unscaled = VectorSet(vectors, shift, shift)
+        length = map_rows(len(vectors), lambda part: _shifted(unscaled, part).norm(dim=1), vectors.device)
         return VectorSet(vectors, shift, torch.where(length > 0, 1 / length, 0))
 
     def rows(self, side: VectorSet, index: Index) -> Tensor:
@@ -265,8 +265,8 @@ class Cosine(Space):
     def _slack(self, queries: Tensor, unit: float) -> Tensor:
         if self.centre is not None:
             differences = self.reach[queries] + self.farthest
-            blurred = self._unit_vector_error(differences / self.scale) + 2 * EXACT_RESOLUTION
-            return super()._slack(queries, unit) + blurred * self.scale**2
+            unit_error = self._unit_vector_error(differences / self.scale) + 2 * EXACT_RESOLUTION
+            return super()._slack(queries, unit) + unit_error * self.scale**2
         # The 8 covers two roundings of each vector, the rounding of the threshold, and underflow in float32.
         slack = rounding_bound(self.dim + 8, unit) + 2.1 * (
             self.off_unit if unit == FLOAT32_UNIT else self.length_error
@@ -283,7 +283,7 @@ class Cosine(Space):
 
     def pairs(self, queries: Tensor, items: Tensor) -> BoundedScores:
         differences = (self.rows(self.queries, q) - self.rows(self.items, g) for q, g in self._chunks(queries, items))
-        squared = torch.cat([exact_sums.dot(each, each) for each in differences])
+        squared = torch.cat([exact_sums.dot(rows, rows) for rows in differences])
         slack = (
             self._unit_vector_error(squared.sqrt())
             + rounding_bound(self.dim + 4, FLOAT64_UNIT) * squared
@@ -299,7 +299,7 @@ class Cosine(Space):
             a, b = _sliced(self.queries, q), _sliced(self.items, g)
             sums = [exact_sums.sum_of_products(x, y, exact_sums.dot) for x, y in ((a, b), (a, a), (b, b))]
             cosines.append(exact_sums.cosine(*sums))
-        high, low = (torch.cat(each) for each in zip(*cosines))
+        high, low = (torch.cat(parts) for parts in zip(*cosines))
         return high, torch.round(low / EXACT_RESOLUTION) * EXACT_RESOLUTION
 
 

@@ -19,19 +19,19 @@ def distinct(items: Tensor) -> Tensor | None:
     """
     width = torch.int64 if items.dtype == torch.float64 else torch.int32
     generator = torch.Generator().manual_seed(0)
-    odd = torch.randint(-(2**62), 2**62, (items.shape[1],), generator=generator).to(items.device) * 2 + 1
+    odd_factors = torch.randint(-(2**62), 2**62, (items.shape[1],), generator=generator).to(items.device) * 2 + 1
     hashes = torch.empty(len(items), dtype=torch.int64, device=items.device)
-    for part, out in zip(items.split(ROWS_PER_BLOCK), hashes.split(ROWS_PER_BLOCK)):
-        out.copy_(((part + 0.0).view(width) * odd).sum(dim=1))  # -0 becomes 0
-    first, group = _grouped(hashes)
-    if len(first) == len(items):
+    for part, block_hashes in zip(items.split(ROWS_PER_BLOCK), hashes.split(ROWS_PER_BLOCK)):
+        block_hashes.copy_(((part + 0.0).view(width) * odd_factors).sum(dim=1))  # -0 becomes 0
+    first_rows, group = _group(hashes)
+    if len(first_rows) == len(items):
         return None
-    copies = (first[group] != torch.arange(len(items), device=items.device)).nonzero().flatten()
-    if all(torch.equal(items[part], items[first[group[part]]]) for part in copies.split(ROWS_PER_BLOCK)):
+    copies = (first_rows[group] != torch.arange(len(items), device=items.device)).nonzero().flatten()
+    if all(torch.equal(items[part], items[first_rows[group[part]]]) for part in copies.split(ROWS_PER_BLOCK)):
         return group
     # Different rows have the same hash, which is very unlikely: group by the rows themselves.
-    first, group = _grouped(torch.unique(items, dim=0, return_inverse=True)[1])
-    return group if len(first) < len(items) else None
+    first_rows, group = _group(torch.unique(items, dim=0, return_inverse=True)[1])
+    return group if len(first_rows) < len(items) else None
 
 
 def copies_before(group: Tensor) -> Tensor:
@@ -41,16 +41,16 @@ def copies_before(group: Tensor) -> Tensor:
     tensor([0, 0, 1, 2, 1])
     """
     ascending, order = group.sort(stable=True)
-    place = torch.arange(len(group), device=group.device)
-    before = torch.empty_like(group)
-    before[order] = place - torch.searchsorted(ascending, ascending)
-    return before
+    positions = torch.arange(len(group), device=group.device)
+    counts = torch.empty_like(group)
+    counts[order] = positions - torch.searchsorted(ascending, ascending)
+    return counts
 
 
-def _grouped(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index of each distinct key, and for every key the number of its distinct key."""
+def _group(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index of each distinct key, and for every key the number of its group."""
     ascending, order = keys.sort(stable=True)
-    new = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending[1:] != ascending[:-1]])
+    starts_group = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending[1:] != ascending[:-1]])
     group = torch.empty_like(order)
-    group[order] = new.cumsum(dim=0) - 1
-    return order[new], group
+    group[order] = starts_group.cumsum(dim=0) - 1
+    return order[starts_group], group

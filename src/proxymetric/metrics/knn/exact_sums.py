@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SLICES = 4  # of 22 bits at 512 dimensions: entries down to 2^-35 times the largest keep all 53 bits
-Pair = tuple[
-    Tensor, Tensor
-]  # a number as the exact sum of two; the second is below half a unit in the last place of the first
+SLICES = 4
+"""number of slices; with the 22 bits of 512 dimensions, entries down to 2^-35 times the largest keep all 53 bits"""
+Pair = tuple[Tensor, Tensor]
+"""a number as the exact sum of two; the second is below half a unit in the last place of the first"""
 
 
 def power_of_two(largest: Tensor) -> Tensor:

@@ -40,48 +40,50 @@ class TopItems:
 
 @dataclass(frozen=True)
 class Searcher:
-    """A search of queries for items.
+    """Searches the items for the nearest ones of each query.
 
     Args:
         space: all queries and items.
         tie_breaker: re-ranks near-ties.
-        listed: (G',) ascending indices of the items that can be among the first k of any query.
-        itself: (N,) the position of each query in `listed`, -1 if the query is not listed; None: queries and items are
-            two sets.
+        listed_items: (G',) ascending indices of the items that can be among the first k of any query.
+        query_positions: (N,) the position of each query in `listed_items`, -1 if the query is not listed; None: queries
+            and items are two sets.
         block: queries processed at a time; None: a number that suits the memory.
     """
 
     space: Space
     tie_breaker: TieBreaker
-    listed: Tensor
-    itself: Tensor | None
+    listed_items: Tensor
+    query_positions: Tensor | None
     block: int | None
 
     def run(self, depths: Tensor) -> Iterator[TopItems]:
         """Yield the first `depths` (N,) items of each query; queries of depth 0 are left out."""
-        shallow = (depths > 0) & (depths * MIN_ITEMS_PER_RESULT <= len(self.listed))
-        shallow &= self.space.dim < MAX_DIM_OF_BOUND
-        deep = (depths > 0) & ~shallow
+        is_shallow = (depths > 0) & (depths * MIN_ITEMS_PER_RESULT <= len(self.listed_items))
+        is_shallow &= self.space.dim < MAX_DIM_OF_BOUND
+        is_deep = (depths > 0) & ~is_shallow
         max_candidates = max(MEMORY_BYTES, self.space.items.vectors.numel() * 2) // BYTES_PER_CANDIDATE
-        total = int(depths[shallow].sum())
-        most_are_shallow = self.block is None and 2 * int(shallow.sum()) > len(depths) and 2 * total <= max_candidates
-        if self.itself is not None and most_are_shallow:
-            pool = self._screen_all_pairs(torch.where(shallow, depths, 0)[self.listed])
-            yield self._ranked(pool, self.listed)
-            deep[self.listed[pool.crowded]] = True
-            shallow &= self.itself < 0  # the remaining queries have copies that are listed
-        queries = true_indices(shallow)
+        total = int(depths[is_shallow].sum())
+        most_are_shallow = (
+            self.block is None and 2 * int(is_shallow.sum()) > len(depths) and 2 * total <= max_candidates
+        )
+        if self.query_positions is not None and most_are_shallow:
+            pool = self._screen_all_pairs(torch.where(is_shallow, depths, 0)[self.listed_items])
+            yield self._rank_pool(pool, self.listed_items)
+            is_deep[self.listed_items[pool.crowded]] = True
+            is_shallow &= self.query_positions < 0  # the remaining queries have copies that are listed
+        queries = true_indices(is_shallow)
         if len(queries):
-            fit = max_candidates // (2 * int(depths[queries].max()))
-            for block in queries.split(self.block or max(1, min(fit, 16 * self._tile_rows))):
+            max_queries = max_candidates // (2 * int(depths[queries].max()))
+            for block in queries.split(self.block or max(1, min(max_queries, 16 * self._tile_rows))):
                 pool = self._screen(block, depths[block])
-                yield self._ranked(pool, block)
-                deep[block[pool.crowded]] = True
-        yield from self._rank_by_rows(true_indices(deep), depths)
+                yield self._rank_pool(pool, block)
+                is_deep[block[pool.crowded]] = True
+        yield from self._rank_by_rows(true_indices(is_deep), depths)
 
     @property
     def _tile_rows(self) -> int:
-        return TILE_ROWS.get(self.listed.device.type, TILE_ROWS["cpu"])
+        return TILE_ROWS.get(self.listed_items.device.type, TILE_ROWS["cpu"])
 
     def _screen_all_pairs(self, depths: Tensor) -> CandidatePool:
         """Screen the listed items as queries of each other: tile (I, J) serves the rows I and, transposed, the rows J.
@@ -90,102 +92,102 @@ class Searcher:
         rows have seen equally many items, and their thresholds rise together. The pool is pruned each time this number
         of items has doubled.
         """
-        pool = CandidatePool(depths, self.space.coarse_slack(self.listed), MEMORY_BYTES // BYTES_PER_CANDIDATE)
-        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed.device)
-        blocks = row_slices(len(self.listed), self._tile_rows)
+        pool = CandidatePool(depths, self.space.coarse_slack(self.listed_items), MEMORY_BYTES // BYTES_PER_CANDIDATE)
+        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed_items.device)
+        blocks = row_slices(len(self.listed_items), self._tile_rows)
         half = len(blocks) // 2
         steps = sorted({0, half, *(2**power for power in range(half.bit_length()))})
-        for before, until in zip([-1, *steps], steps):
+        for previous_step, step in zip([-1, *steps], steps):
             for i, rows in enumerate(blocks):
                 left = self.space.coarse(self.space.items, self._slice(rows))
-                for distance in range(before + 1, until + 1):
+                for distance in range(previous_step + 1, step + 1):
                     if 2 * distance == len(blocks) and 2 * i >= len(blocks):
                         continue  # the pair (i, j) was processed as (j, i)
                     columns = blocks[(i + distance) % len(blocks)]
                     self._screen_tile(pool, buffer, left, rows, columns)
-            if until > 0 or half == 0:  # pruning after the diagonal tiles would raise no threshold
+            if step > 0 or half == 0:  # pruning after the diagonal tiles would raise no threshold
                 pool.prune()
         return pool
 
     def _screen_tile(self, pool: CandidatePool, buffer: Tensor, left: Tensor, rows: slice, columns: slice) -> None:
-        both = rows != columns
-        if not any(bool((pool.threshold[each] < torch.inf).any()) for each in (rows, columns)):
+        off_diagonal = rows != columns
+        if not any(bool((pool.threshold[part] < torch.inf).any()) for part in (rows, columns)):
             return
-        right = self.space.coarse(self.space.items, self._slice(columns)) if both else left
+        right = self.space.coarse(self.space.items, self._slice(columns)) if off_diagonal else left
         product = torch.mm(left, right.T, out=buffer[: len(left), : len(right)])
         scores = self._minus_offset(product, columns)
-        if not both:
+        if not off_diagonal:
             scores.fill_diagonal_(-torch.inf)
             pool.start(scores, rows.start)
         pool.add(scores, rows.start, columns.start)
-        if both:
+        if off_diagonal:
             scores = self._minus_offset(product.T, rows).T
             pool.add(scores, columns.start, rows.start, transposed=True)
 
     def _screen(self, queries: Tensor, depths: Tensor) -> CandidatePool:
         """Screen all listed items for the given queries."""
         pool = CandidatePool(depths, self.space.coarse_slack(queries), MEMORY_BYTES // BYTES_PER_CANDIDATE)
-        itself = self.itself[queries] if self.itself is not None else None
-        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed.device)
+        positions = self.query_positions[queries] if self.query_positions is not None else None
+        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed_items.device)
         pruned_at = 1
         groups = [
             (rows, self.space.coarse(self.space.queries, queries[rows]))
             for rows in row_slices(len(queries), self._tile_rows)
         ]
-        for seen, columns in enumerate(row_slices(len(self.listed), self._tile_rows), start=1):
+        for tiles_seen, columns in enumerate(row_slices(len(self.listed_items), self._tile_rows), start=1):
             right = self.space.coarse(self.space.items, self._slice(columns))
             for rows, left in groups:
                 product = torch.mm(left, right.T, out=buffer[: len(left), : len(right)])
                 scores = self._minus_offset(product, columns)
-                if itself is not None:
-                    _exclude_itself(scores, itself[rows] - columns.start)
-                if seen == 1:
+                if positions is not None:
+                    _exclude_itself(scores, positions[rows] - columns.start)
+                if tiles_seen == 1:
                     pool.start(scores, rows.start)
                 pool.add(scores, rows.start, columns.start)
-            if seen >= 2 * pruned_at:
+            if tiles_seen >= 2 * pruned_at:
                 pool.prune()
-                pruned_at = seen
+                pruned_at = tiles_seen
         pool.prune()
         return pool
 
-    def _ranked(self, pool: CandidatePool, queries: Tensor) -> TopItems:
+    def _rank_pool(self, pool: CandidatePool, queries: Tensor) -> TopItems:
         """The entries of the pool with near-ties re-ranked, cut to the depth of each query."""
         counts, starts = pool.extent
         near = torch.zeros(len(pool.rows), dtype=torch.bool, device=queries.device)
         gap = pool.values[:-1] - pool.values[1:]
         near[:-1] = (pool.rows[1:] == pool.rows[:-1]) & (gap <= 2 * pool.slack.index_select(0, pool.rows[:-1]))
-        items = self.listed.index_select(0, pool.items)
+        items = self.listed_items.index_select(0, pool.items)
         self.tie_breaker.sort_runs(near, lambda slots: queries[pool.rows[slots].long()], items)
         ends = (starts + torch.minimum(counts, pool.k)).index_select(0, pool.rows)
         items = items[torch.arange(len(items), device=items.device) < ends]
         result_counts = torch.minimum(counts, pool.k)
-        served = true_indices(result_counts > 0)
-        return TopItems(queries[served], result_counts[served], items)
+        rows_with_results = true_indices(result_counts > 0)
+        return TopItems(queries[rows_with_results], result_counts[rows_with_results], items)
 
     def _rank_by_rows(self, queries: Tensor, depths: Tensor) -> Iterator[TopItems]:
         """Rank by whole rows of float64 scores; queries of similar depth are processed together."""
-        power = torch.ceil(torch.log2(depths[queries].double())).long()
-        for each in power.unique().tolist():
-            group = queries[power == each]
+        exponents = torch.ceil(torch.log2(depths[queries].double())).long()
+        for exponent in exponents.unique().tolist():
+            group = queries[exponents == exponent]
             deepest = int(depths[group].max())
-            max_rows = max(1, MEMORY_BYTES // (16 * len(self.listed) + 64 * deepest))
+            max_rows = max(1, MEMORY_BYTES // (16 * len(self.listed_items) + 64 * deepest))
             for block in group.split(min(self.block or max_rows, max_rows)):
                 yield self._rank_rows(block, depths[block])
 
     def _rank_rows(self, queries: Tensor, depths: Tensor) -> TopItems:
         left = self.space.fine(self.space.queries, queries)
-        scores = torch.empty(len(queries), len(self.listed), dtype=torch.float64, device=queries.device)
-        for columns in row_slices(len(self.listed), self._tile_rows):
+        scores = torch.empty(len(queries), len(self.listed_items), dtype=torch.float64, device=queries.device)
+        for columns in row_slices(len(self.listed_items), self._tile_rows):
             product = left @ self.space.fine(self.space.items, self._slice(columns)).T
             scores[:, columns] = self._minus_offset(product, columns)
-        if self.itself is not None:
-            _exclude_itself(scores, self.itself[queries])
+        if self.query_positions is not None:
+            _exclude_itself(scores, self.query_positions[queries])
         slack = self.space.fine_slack(queries)
-        values, items, least = self._separated_topk(scores, depths, slack)
+        values, items, lowest_results = self._separated_topk(scores, depths, slack)
         near = torch.zeros_like(values, dtype=torch.bool)
-        near[:, :-1] = (values[:, :-1] - values[:, 1:] <= 2 * slack[:, None]) & (values[:, 1:] >= least)
-        if len(self.listed) < len(self.space.items.vectors):
-            items = self.listed[items]
+        near[:, :-1] = (values[:, :-1] - values[:, 1:] <= 2 * slack[:, None]) & (values[:, 1:] >= lowest_results)
+        if len(self.listed_items) < len(self.space.items.vectors):
+            items = self.listed_items[items]
         width = items.shape[1]
         self.tie_breaker.sort_runs(near.view(-1), lambda slots: queries[slots // width], items.view(-1))
         if bool((depths == depths[0]).all()):
@@ -198,14 +200,14 @@ class Searcher:
         depth = min(width, deepest + 16 + deepest // 8)
         while True:
             values, columns = topk(scores, depth)
-            least = values.gather(1, depths[:, None] - 1) - 2 * slack[:, None]
-            if depth == width or bool((values[:, -1:] < least).all()):
-                return values, columns, least
+            lowest_results = values.gather(1, depths[:, None] - 1) - 2 * slack[:, None]
+            if depth == width or bool((values[:, -1:] < lowest_results).all()):
+                return values, columns, lowest_results
             depth = min(width, 4 * depth)
 
     def _slice(self, columns: slice) -> slice | Tensor:
         """The indices of the items at these positions of the list."""
-        return columns if len(self.listed) == len(self.space.items.vectors) else self.listed[columns]
+        return columns if len(self.listed_items) == len(self.space.items.vectors) else self.listed_items[columns]
 
     def _minus_offset(self, product: Tensor, columns: slice) -> Tensor:
         if self.space.offset is None:
@@ -213,7 +215,7 @@ class Searcher:
         return product - self.space.offset[self._slice(columns)].to(product.dtype)
 
 
-def _exclude_itself(scores: Tensor, itself: Tensor) -> None:
+def _exclude_itself(scores: Tensor, positions: Tensor) -> None:
     """Set the score of each query with itself to -inf, if its column is in this matrix."""
-    rows = ((itself >= 0) & (itself < scores.shape[1])).nonzero().flatten()
-    scores[rows, itself[rows]] = -torch.inf
+    rows = ((positions >= 0) & (positions < scores.shape[1])).nonzero().flatten()
+    scores[rows, positions[rows]] = -torch.inf

@@ -39,19 +39,19 @@ class TieBreaker:
             return
         q, g = query_of(slots), items[slots]
         if self.labels is not None:
-            mixed = true_indices(_mixed(run, self.labels[0][q] == self.labels[1][g]))
-            if len(mixed) == 0:
+            mixed_positions = true_indices(_in_mixed_run(run, self.labels[0][q] == self.labels[1][g]))
+            if len(mixed_positions) == 0:
                 return
-            slots, run, q, g = slots[mixed], run[mixed], q[mixed], g[mixed]
+            slots, run, q, g = slots[mixed_positions], run[mixed_positions], q[mixed_positions], g[mixed_positions]
         values, slack = self._per_distinct_pair(self.space.pairs, q, g)
         order = lexsort(run, -values, g)
         g, values, slack = g[order], values[order], slack[order]
         near = torch.zeros_like(slots, dtype=torch.bool)
         near[:-1] = (run[1:] == run[:-1]) & (values[:-1] - values[1:] <= slack[:-1] + slack[1:])
-        finer, run = _runs(near)
-        if len(finer):
-            high, low = self._per_distinct_pair(self.space.exact, q[finer], g[finer])
-            g[finer] = g[finer[lexsort(run, -high, -low, g[finer])]]
+        fine_slots, run = _runs(near)
+        if len(fine_slots):
+            high, low = self._per_distinct_pair(self.space.exact, q[fine_slots], g[fine_slots])
+            g[fine_slots] = g[fine_slots[lexsort(run, -high, -low, g[fine_slots])]]
         items[slots] = g
 
     def _per_distinct_pair(
@@ -60,18 +60,18 @@ class TieBreaker:
         """Two numbers for each pair, computed once for each pair of distinct rows."""
         if self.group is None:
             return score(queries, items)
-        of_query, of_item = (each[index] for each, index in zip(self.group, (queries, items)))
+        of_query, of_item = (groups[index] for groups, index in zip(self.group, (queries, items)))
         keys, inverse = torch.unique(of_query * (int(self.group[1].max()) + 1) + of_item, return_inverse=True)
-        example = torch.empty_like(keys)
-        example[inverse] = torch.arange(len(queries), device=keys.device)
-        a, b = score(queries[example], items[example])
+        examples = torch.empty_like(keys)
+        examples[inverse] = torch.arange(len(queries), device=keys.device)
+        a, b = score(queries[examples], items[examples])
         return a[inverse], b[inverse]
 
 
-def _mixed(run: Tensor, hit: Tensor) -> Tensor:
+def _in_mixed_run(run: Tensor, hit: Tensor) -> Tensor:
     """Whether the run of each position holds both hits and misses; runs are numbered from 1.
 
-    >>> _mixed(torch.tensor([1, 1, 2, 2, 2]), torch.tensor([True, True, False, True, False]))
+    >>> _in_mixed_run(torch.tensor([1, 1, 2, 2, 2]), torch.tensor([True, True, False, True, False]))
     tensor([False, False,  True,  True,  True])
     """
     size = torch.bincount(run)
@@ -85,10 +85,10 @@ def _runs(near: Tensor) -> tuple[Tensor, Tensor]:
     >>> _runs(torch.tensor([False, True, True, False, True, False]))
     (tensor([1, 2, 3, 4, 5]), tensor([1, 1, 1, 2, 2]))
     """
-    first = true_indices(near)
-    marked = torch.zeros_like(near)
-    marked[first] = True
-    marked[first + 1] = True
-    slots = true_indices(marked)
-    begins = (slots == 0) | ~near[(slots - 1).clamp(min=0)]
-    return slots, begins.cumsum(dim=0)
+    first_slots = true_indices(near)
+    in_run = torch.zeros_like(near)
+    in_run[first_slots] = True
+    in_run[first_slots + 1] = True
+    slots = true_indices(in_run)
+    starts_run = (slots == 0) | ~near[(slots - 1).clamp(min=0)]
+    return slots, starts_run.cumsum(dim=0)

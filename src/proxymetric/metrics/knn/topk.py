@@ -37,12 +37,12 @@ def kth_largest(scores: Tensor, k: Tensor) -> Tensor:
     tensor([3., -inf])
     """
     width = scores.shape[1]
-    place = k.clamp(1, width)
+    clipped_k = k.clamp(1, width)
     if use_numpy(scores):
         ascending = torch.from_numpy(np.sort(scores.numpy(), axis=1))
-        values = ascending.gather(1, width - place[:, None])
+        values = ascending.gather(1, width - clipped_k[:, None])
     else:
-        values = scores.topk(int(place.max()), dim=1).values.gather(1, place[:, None] - 1)
+        values = scores.topk(int(clipped_k.max()), dim=1).values.gather(1, clipped_k[:, None] - 1)
     return torch.where(k <= width, values.flatten(), -torch.inf)
 
 
@@ -57,11 +57,13 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return values, columns
     negative = np.negative(scores.numpy())
     if k * 4 > negative.shape[1]:
-        picked = np.argsort(negative, axis=1)[:, :k]
+        picked_columns = np.argsort(negative, axis=1)[:, :k]
     else:
-        top = np.argpartition(negative, k - 1, axis=1)[:, :k]
-        picked = np.take_along_axis(top, np.argsort(np.take_along_axis(negative, top, axis=1), axis=1), axis=1)
-    columns = torch.from_numpy(np.ascontiguousarray(picked))
+        top_columns = np.argpartition(negative, k - 1, axis=1)[:, :k]
+        picked_columns = np.take_along_axis(
+            top_columns, np.argsort(np.take_along_axis(negative, top_columns, axis=1), axis=1), axis=1
+        )
+    columns = torch.from_numpy(np.ascontiguousarray(picked_columns))
     return scores.gather(1, columns), columns
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import LEAST
+from proxymetric.core.pieces import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
 from proxymetric.ops.similarity import KINDS
 from proxymetric.ops.triton.batch_classes import BatchRows
@@ -88,7 +88,7 @@ class ChunkPass:
         self.columns = len(vectors) // self.K
         self.columns_per_chunk = min(max(1, plan.rows // self.K), self.columns)
         self.labels = problem.refs.labels if batch_rows is None else batch_rows.labels
-        self.min_length = None if problem.refs.normalise is None else LEAST[problem.refs.normalise]
+        self.min_length = None if problem.refs.normalise is None else MIN_DIVISORS[problem.refs.normalise]
         self.needs_grad, self.any_needs_grad = plan.needs_grad, any(plan.needs_grad)
         self.empty = self.new_float32(0)
         self.norms = self.empty
@@ -97,9 +97,10 @@ class ChunkPass:
         rule = None
         if problem.weight is not None:
             rule = problem.weight.positive if positive else problem.weight.negative
-        rules = [self.empty] * 2 if rule is None else [each.float().contiguous() for each in rule]
+        rules = [self.empty] * 2 if rule is None else [numbers.float().contiguous() for numbers in rule]
         self.labels_and_rules = (labels, *rules)
-        # Float16 cannot represent the factors of very short rows, nor very small shares.
+        # Shares include the factors of their rows, except in float16: it can represent neither the factors of very
+        # short rows nor very small shares.
         self.fold = self.type != torch.float16
         of_class = problem.of_class
         self.inverse_gamma = 1.0 if of_class is None else 1.0 / of_class.gamma
@@ -158,8 +159,8 @@ class ChunkPass:
     def log_means(self, chunk: ColumnChunk, means: Tensor, gradient_factor: float, value_factor: float) -> None:
         """Write `value_factor log(1 + sum exp)` and the mean weight of each column to `means`; prepare gradients."""
         block = next_power_of_two(self.batch)
-        most = MAX_NUMBERS_WHOLE_BATCH if self.K == 1 else NUMBERS_PER_TILE
-        whole_batch = block * self.padded_K <= most
+        max_numbers = MAX_NUMBERS_WHOLE_BATCH if self.K == 1 else NUMBERS_PER_TILE
+        whole_batch = block * self.padded_K <= max_numbers
         tile = min(max(1, NUMBERS_PER_WARP // block), 16) if self.K == 1 else self.padded_K
         if not whole_batch:
             tile, block = (2, NUMBERS_PER_TILE // 2)

@@ -16,7 +16,7 @@ POINTER_ALIGNMENT = 16
 
 @cache
 def kernels() -> Any:
-    """The package of kernels. The first call imports triton; nothing before it does."""
+    """The package of kernels. The first call imports triton."""
     from proxymetric.ops.triton import kernels
 
     return kernels
@@ -52,7 +52,7 @@ def launch(
         constants: the constexpr arguments by name, in the order of the kernel's signature.
     """
     kernel = getattr(kernels(), name)
-    addresses, all_bits = [each.data_ptr() for each in tensors], 0
+    addresses, all_bits = [tensor.data_ptr() for tensor in tensors], 0
     for address in addresses:
         all_bits |= address
     # A kernel compiled for aligned tensors reads several numbers at once, so it is wrong for other tensors.
@@ -60,7 +60,7 @@ def launch(
         kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
         return
     values, device = constants.values(), tensors[0].get_device()
-    key = (name, warps, device, *[each.dtype for each in tensors], *map(_specialisation, numbers), *values)
+    key = (name, warps, device, *[tensor.dtype for tensor in tensors], *map(_specialisation, numbers), *values)
     compiled = _compiled.get(key)
     if compiled is not None and compiled is not _NO_INTERFACE:
         metadata = (_current_stream()(device), compiled.function, compiled.packed_metadata, None, None, None)
@@ -72,7 +72,7 @@ def launch(
             return
     launched = kernel[grid](*tensors, *numbers, **constants, num_warps=warps)
     if compiled is None:
-        _compiled[key] = launched if all(hasattr(launched, each) for each in INTERFACE) else _NO_INTERFACE
+        _compiled[key] = launched if all(hasattr(launched, attribute) for attribute in INTERFACE) else _NO_INTERFACE
 
 
 @cache
@@ -100,7 +100,7 @@ def _current_stream() -> Callable[[int], int]:
 
 
 def _specialisation(number: float) -> Any:
-    """What Triton specialises a kernel for: of an integer, whether it is 1, divisible by 16, or large."""
+    """What Triton specialises a kernel for; for an integer: whether it is 1, divisible by 16, or large."""
     return None if isinstance(number, float) else (number == 1, number % 16, number >= 2**31)
 
 

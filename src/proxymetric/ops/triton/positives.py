@@ -33,7 +33,7 @@ def positive_means(
     """
     weight, line = problem.weight, problem.positive
     rule = None if weight is None else weight.positive
-    rules = [chunk_pass.empty] * 2 if rule is None else [each.float().contiguous() for each in rule]
+    rules = [chunk_pass.empty] * 2 if rule is None else [numbers.float().contiguous() for numbers in rule]
     per_class, queries = problem.refs.per_class or 1, chunk_pass.queries
     columns = per_class // chunk_pass.K
     size, dim = queries.shape

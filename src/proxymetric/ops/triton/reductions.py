@@ -81,10 +81,10 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
     if not queries.is_cuda and not interpreting():
         raise ValueError(f"impl: got 'triton' for tensors on {queries.device}, expected 'chunked', or tensors on cuda")
     rules = () if problem.weight is None else (*problem.weight.positive, *problem.weight.negative)
-    for each in (problem.labels, problem.refs.labels, problem.refs.vectors, *rules):
-        if each.device != queries.device:
+    for tensor in (problem.labels, problem.refs.labels, problem.refs.vectors, *rules):
+        if tensor.device != queries.device:
             raise ValueError(
-                f"device: got queries on {queries.device} and labels, references or weights on {each.device}, "
+                f"device: got queries on {queries.device} and labels, references or weights on {tensor.device}, "
                 "expected all on one device"
             )
 
@@ -110,7 +110,7 @@ class TritonGradients(NamedTuple):
     over_weights: tuple[bool, bool]
     """which totals were divided by their weights; the gradients here were not"""
     type: torch.dtype
-    """of the queries"""
+    """the type of the queries"""
 
     def combined(self, positive: Tensor, negative: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """See `TotalsGradients.combined`; two launches."""
@@ -152,7 +152,7 @@ class TritonGradients(NamedTuple):
 def _totals(
     queries: Tensor, vectors: Tensor, plan: ChunkPlan
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], TritonGradients]:
-    """A `ComputeTotals`."""
+    """The `ComputeTotals` of the Triton implementation."""
     batch, norms = sort_batch(plan.problem.labels), None
     if plan.problem.refs.normalise is None:
         find_columns(plan.problem, batch)

@@ -74,13 +74,13 @@ def _find_columns_block(
     high = low + B
     for _ in tl.static_range(SEARCH_STEPS):
         middle = (low + high) // 2
-        open_ = (low < high) & (c < C)
-        value = tl.load(sorted_labels + middle, mask=open_, other=0)
-        low = tl.where(open_ & (value < label), middle + 1, low)
-        high = tl.where(open_ & (value >= label), middle, high)
-    inside = (low < B) & (c < C)
-    value = tl.load(sorted_labels + low, mask=inside, other=0)
-    tl.store(columns + low, c, mask=inside & (value == label))
+        is_open = (low < high) & (c < C)
+        value = tl.load(sorted_labels + middle, mask=is_open, other=0)
+        low = tl.where(is_open & (value < label), middle + 1, low)
+        high = tl.where(is_open & (value >= label), middle, high)
+    is_inside = (low < B) & (c < C)
+    value = tl.load(sorted_labels + low, mask=is_inside, other=0)
+    tl.store(columns + low, c, mask=is_inside & (value == label))
 
 
 @triton.jit
@@ -103,28 +103,28 @@ def rows_of_batch(
 
 @triton.jit
 def _product(
-    queries, vectors, i, inside, row, is_row, D,
+    queries, vectors, i, is_inside, row, is_row, D,
     PADDED_K: tl.constexpr, QUERY_GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Products (PADDED_K, QUERY_GROUP) of a few rows and queries: too few for a matrix product."""
     s = tl.zeros([PADDED_K, QUERY_GROUP], tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
-        x = tl.load(queries + i[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        x = tl.load(queries + i[:, None] * D + d[None, :], mask=is_inside[:, None] & (d < D)[None, :], other=0.0)
         p = tl.load(vectors + row[:, None] * D + d[None, :], mask=is_row[:, None] & (d < D)[None, :], other=0.0)
         s += tl.sum(p.to(tl.float32)[:, None, :] * x.to(tl.float32)[None, :, :], 2)
     return s
 
 
 @triton.jit
-def _positive_pairs(similarity, label, inside, edges, levels, slope, offset, EDGES: tl.constexpr):
+def _positive_pairs(similarity, label, is_inside, edges, levels, slope, offset, EDGES: tl.constexpr):
     """Weights and exponents as in `_load_pairs`, for queries that all have the column's class."""
     z = exponents(similarity, slope, offset)
     weight = 1.0
     if EDGES >= 0:
         weight = pair_weights(similarity, edges, levels, label, label >= 0, EDGES)
         z = rounded_product(z, weight)
-    return weight, tl.where(inside[None, :], z, float("-inf"))
+    return weight, tl.where(is_inside[None, :], z, float("-inf"))
 
 
 @triton.jit
@@ -148,8 +148,8 @@ def positive_means(
     end, high = j, B
     for _ in tl.static_range(SEARCH_STEPS):
         middle = (end + high) // 2
-        below = tl.load(sorted_labels + tl.minimum(middle, B - 1)) <= label
-        end, high = tl.where((end < high) & below, middle + 1, end), tl.where((end < high) & ~below, middle, high)
+        is_below = tl.load(sorted_labels + tl.minimum(middle, B - 1)) <= label
+        end, high = tl.where((end < high) & is_below, middle + 1, end), tl.where((end < high) & ~is_below, middle, high)
     if c < 0:
         for m in range(COLUMNS):
             tl.store(logs + j * COLUMNS + m, 0.0)
@@ -178,30 +178,30 @@ def positive_means(
             weight_sum = tl.zeros([1], tl.float32)
             for first in range(j, end, QUERY_GROUP):
                 position = first + tl.arange(0, QUERY_GROUP)
-                inside = position < end
-                i = tl.load(order + position, mask=inside, other=0)
+                is_inside = position < end
+                i = tl.load(order + position, mask=is_inside, other=0)
                 s = (
-                    _product(queries, vectors, i, inside, row, is_row, D, PADDED_K, QUERY_GROUP, BLOCK)
+                    _product(queries, vectors, i, is_inside, row, is_row, D, PADDED_K, QUERY_GROUP, BLOCK)
                     * row_scale[:, None]
                 )
                 tl.store(
                     S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None],
                     s,
-                    mask=is_row[:, None] & inside[None, :],
+                    mask=is_row[:, None] & is_inside[None, :],
                 )
             tl.debug_barrier()  # threads read what other threads wrote
             # The passes below read the same stored similarities. If each pass recomputed them, the compiler could sum
             # in another order, and a large scale would turn a difference in the last bit into a large error of a share.
             for first in range(j, end, QUERY_GROUP):
                 position = first + tl.arange(0, QUERY_GROUP)
-                inside = position < end
+                is_inside = position < end
                 pair_pointers = S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
-                s = tl.load(pair_pointers, mask=is_row[:, None] & inside[None, :], other=0.0)
+                s = tl.load(pair_pointers, mask=is_row[:, None] & is_inside[None, :], other=0.0)
                 similarity = column_similarities(s, k, K, KIND, inverse_gamma)
                 if K > 1:
-                    tl.store(F + (position * COLUMNS + m)[None, :], similarity, mask=inside[None, :])
-                weight, z = _positive_pairs(similarity, labels, inside, edges, levels, slope, offset, EDGES)
-                weight_sum += tl.sum(tl.where(inside[None, :], weight, 0.0), 1)
+                    tl.store(F + (position * COLUMNS + m)[None, :], similarity, mask=is_inside[None, :])
+                weight, z = _positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
+                weight_sum += tl.sum(tl.where(is_inside[None, :], weight, 0.0), 1)
                 higher = tl.maximum(highest, tl.max(z, 1))
                 total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher[:, None]), 1)
                 highest = higher
@@ -216,18 +216,18 @@ def positive_means(
                 inner = tl.zeros([PADDED_K], tl.float32)
                 for first in range(j, end, QUERY_GROUP):
                     position = first + tl.arange(0, QUERY_GROUP)
-                    inside = position < end
+                    is_inside = position < end
                     pair_pointers = S + position[None, :] * (COLUMNS * K) + (m * K + k)[:, None]
-                    s = tl.load(pair_pointers, mask=is_row[:, None] & inside[None, :], other=0.0)
+                    s = tl.load(pair_pointers, mask=is_row[:, None] & is_inside[None, :], other=0.0)
                     similarity = s
                     if K > 1:
-                        similarity = tl.load(F + (position * COLUMNS + m)[None, :], mask=inside[None, :], other=0.0)
-                    weight, z = _positive_pairs(similarity, labels, inside, edges, levels, slope, offset, EDGES)
+                        similarity = tl.load(F + (position * COLUMNS + m)[None, :], mask=is_inside[None, :], other=0.0)
+                    weight, z = _positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
                     slopes = row_slopes(s, similarity, k, K, KIND, inverse_gamma)
                     w = tl.exp(z - bottom[:, None]) * weight * slopes * factor[:, None]
-                    inner += tl.sum(tl.where(is_row[:, None] & inside[None, :], w * s, 0.0), 1)
+                    inner += tl.sum(tl.where(is_row[:, None] & is_inside[None, :], w * s, 0.0), 1)
                     tl.debug_barrier()
-                    tl.store(pair_pointers, w, mask=is_row[:, None] & inside[None, :])
+                    tl.store(pair_pointers, w, mask=is_row[:, None] & is_inside[None, :])
                 tl.debug_barrier()
                 radial = inner * scale_slope
                 for start in range(0, D, BLOCK):
@@ -237,20 +237,20 @@ def positive_means(
                     grad = tl.zeros([PADDED_K, BLOCK], tl.float32)
                     for first in range(j, end, QUERY_GROUP):
                         position = first + tl.arange(0, QUERY_GROUP)
-                        inside = position < end
-                        i = tl.load(order + position, mask=inside, other=0)
-                        value = inside[:, None] & (d < D)[None, :]
-                        x = tl.load(queries + i[:, None] * D + d[None, :], mask=value, other=0.0).to(tl.float32)
+                        is_inside = position < end
+                        i = tl.load(order + position, mask=is_inside, other=0)
+                        is_query = is_inside[:, None] & (d < D)[None, :]
+                        x = tl.load(queries + i[:, None] * D + d[None, :], mask=is_query, other=0.0).to(tl.float32)
                         pair_pointers = S + position[:, None] * (COLUMNS * K) + (m * K + k)[None, :]
-                        w = tl.load(pair_pointers, mask=inside[:, None] & is_row[None, :], other=0.0)
+                        w = tl.load(pair_pointers, mask=is_inside[:, None] & is_row[None, :], other=0.0)
                         # Not sum(a[:, :, None] * b[None, :, :], 1): the compiler turns that into a matrix product in
                         # tensor cores, which round float32 and give wrong results for so few pairs.
                         grad += tl.sum(w[:, :, None] * x[:, None, :], 0)
                         query_grad = tl.sum(tl.trans(w)[:, :, None] * p[:, None, :], 0)
                         if COLUMNS > 1:
                             query_grad += tl.load(
-                                in_queries + i[:, None] * D + d[None, :], mask=value & (m > 0), other=0.0
+                                in_queries + i[:, None] * D + d[None, :], mask=is_query & (m > 0), other=0.0
                             )
-                        tl.store(in_queries + i[:, None] * D + d[None, :], query_grad, mask=value)
+                        tl.store(in_queries + i[:, None] * D + d[None, :], query_grad, mask=is_query)
                     row_pointers = in_rows + ((j * COLUMNS + m) * K + k).to(tl.int64)[:, None] * D + d[None, :]
                     tl.store(row_pointers, grad - radial[:, None] * p, mask=is_value)

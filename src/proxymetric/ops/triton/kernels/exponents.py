@@ -17,8 +17,8 @@ def _log1p(x):
 def _exp(x):
     """`exp(x)` for x <= 0, accurate to the last bit.
 
-    The hardware's result may be off by two bits, which a large scale multiplies. Here `x = n log(2) + r`, with log(2)
-    split in two parts so that n times the first part is exact; then follows a Taylor series in r.
+    The hardware's result may be off by two bits, and a large scale multiplies this error. Here `x = n log(2) + r`, with
+    log(2) split into two parts so that n times the first part is exact; a Taylor series in r follows.
     """
     x = tl.maximum(x, -87.0)
     n = tl.floor(x * 1.4426950408889634 + 0.5)
@@ -122,9 +122,9 @@ def log1p_and_mean_weight(highest, total, weight_sum, count, EDGES: tl.constexpr
     `exp(z - bottom) part` is the derivative of the first result in an exponent z.
     """
     bottom = tl.where(highest == float("-inf"), 0.0, highest)
-    above = tl.maximum(bottom, 0.0)
-    part = tl.exp(bottom - above)
-    whole = total * part + tl.exp(-above)
-    log = tl.where(above > 0.0, above + tl.log(whole), _log1p(total * part))
+    shift = tl.maximum(bottom, 0.0)
+    part = tl.exp(bottom - shift)
+    whole = total * part + tl.exp(-shift)
+    log = tl.where(shift > 0.0, shift + tl.log(whole), _log1p(total * part))
     mean = weight_sum / tl.maximum(count, 1.0) if EDGES >= 0 else tl.where(highest == float("-inf"), 0.0, 1.0)
     return log, mean, bottom, tl.div_rn(part, whole)

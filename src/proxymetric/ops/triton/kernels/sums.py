@@ -75,7 +75,7 @@ def _load_pairs(
 
 @triton.jit
 def _times_row_scale(inner, row_scale, K: tl.constexpr, EDGES: tl.constexpr):
-    """Apply the row scale to a sum over similarities from `_load_pairs`, where these lack it."""
+    """Apply the row scale to a sum over similarities from `_load_pairs`, if these similarities lack it."""
     if K == 1 and EDGES < 0:
         inner = inner * row_scale
     return inner
@@ -301,7 +301,7 @@ def shares(
     K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
     LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The derivatives of each query's log-sum, in the form that `log_means` has, with W multiplied by `lift`.
+    """The derivatives of each query's log-sum, in the same form as in `log_means`, with W multiplied by `lift`.
 
     The gradient in the log-sums is not in W, only in `radials`: the products use queries multiplied by it.
     """

@@ -1,4 +1,4 @@
-"""Sums over all columns of the logarithms and mean weights of each."""
+"""Sums of the logarithms and of the mean weights over all columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def totals(
     positive_logs, positive_means, negative_logs, negative_means, positive, negative, weights, m, n, min_weight_sum,
     DIVIDE_POSITIVE: tl.constexpr, DIVIDE_NEGATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the totals of m positive and n negative columns; program 0 the positive, program 1 the negative one.
+    """Write the total of m positive columns (program 0) and the total of n negative columns (program 1).
 
     `positive` and `negative` receive the sums of the logarithms, `weights` (2,) the sums of the mean weights. With
     DIVIDE_POSITIVE or DIVIDE_NEGATIVE the sum of the logarithms is divided by the sum of the weights.
