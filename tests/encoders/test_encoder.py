@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from proxymetric.encoders import Pooling, build, parameter_counts
+from proxymetric.encoders import Encoder, Pooling, build, parameter_counts
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +220,46 @@ def test_warm_up_trains_the_head_alone() -> None:
     assert parameter_counts(encoder) == everything
     ids = [id(p) for p in encoder.head_parameters() + encoder.backbone_parameters()]
     assert sorted(ids) == sorted(id(p) for p in encoder.parameters())
+
+
+def feature_gradient(encoder: Encoder, images: Tensor) -> float:
+    """Return the summed lengths of the gradients of backbone and tuning."""
+    encoder.zero_grad(set_to_none=True)
+    encoder(images).float().sum().backward()
+    return sum(float(p.grad.norm()) for p in encoder.backbone_parameters() if p.grad is not None)
+
+
+def test_a_warm_up_does_not_use_the_compiled_step() -> None:
+    encoder, calls = build("small", dim=8, size=32).train(), []
+    eager = feature_gradient(encoder, pictures(4))
+
+    def compiled(*inputs):
+        calls.append(1)
+        return encoder._pooled(*inputs)
+
+    encoder._compiled = compiled
+    encoder.set_backbone_trainable(False)
+    assert feature_gradient(encoder, pictures(4)) == 0
+    assert not calls
+    encoder.set_backbone_trainable(True)
+    assert feature_gradient(encoder, pictures(4)) == pytest.approx(eager, rel=1e-4)
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_compiled_backbone_trains_after_a_warm_up(recorded: bool) -> None:
+    encoder = build("resnet18", dim=16, size=32, pretrained=False, freeze_bn=True).cuda().train()
+    images = pictures(4).cuda()
+    eager = feature_gradient(encoder, images)
+    encoder.compile_steps(recorded)
+    encoder.set_backbone_trainable(False)
+    for _ in range(3):
+        assert feature_gradient(encoder, images) == 0
+    encoder.set_backbone_trainable(True)
+    for _ in range(3):
+        assert feature_gradient(encoder, images) == pytest.approx(eager, rel=1e-2)
 
 
 def test_head() -> None:

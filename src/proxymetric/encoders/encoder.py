@@ -126,7 +126,7 @@ class Encoder(nn.Module):
         """Return the features (B, F) of each tower."""
         if not self.is_vit and (len(towers) > 1 or towers[0].prompts is not None):
             raise ValueError(f"prompts: got prompts for a {type(self.backbone).__name__}, expected a ViT as backbone")
-        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        compiled = self._compiled if self.training and self._backbone_trainable and torch.is_grad_enabled() else None
         features = (compiled or self._pooled)(images, towers)
         # An exported program has no fixed batch size, so this code must not depend on the number of rows.
         return (features,) if len(towers) == 1 else features.chunk(len(towers))
@@ -146,7 +146,8 @@ class Encoder(nn.Module):
         """Compile the backbone's training steps with `torch.compile`: the first steps are slow, later ones faster.
 
         Compiled steps also need less memory: under autocast, a ViT keeps less for the backward pass
-        (`encoders.low_memory`). Evaluation and inference are not compiled.
+        (`encoders.low_memory`). Evaluation and inference are not compiled, nor are steps with a frozen backbone: torch
+        2.11 does not notice that parameters start to train, and would give them no gradient.
 
         Args:
             recorded: record the kernels of a step once as a CUDA graph and launch them together. This is faster if
@@ -191,6 +192,7 @@ class Encoder(nn.Module):
         Parameters that the tuning or `freeze_bn` freezes never get a gradient. This method changes gradients only:
         BatchNorm that is not frozen still updates its statistics in training mode.
         """
+        self._backbone_trainable = trainable
         for name, parameter in self._feature_parameters():
             parameter.requires_grad_(trainable and name in self._learnable)
 
