@@ -81,21 +81,21 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     pages, pictures = study_pages.study_pages(tmp_path)
     assert {f"studies/{file.stem}.md" for file in (ROOT / "studies").glob("*.toml")} < set(pages)
     assert not pictures
-    assert "No results are stored in `results/cub-wave1/` yet." in pages["studies/cub-wave1.md"]
+    assert "No results are stored in `results/cub-wave1-eager/` yet." in pages["studies/cub-wave1-eager.md"]
     source = ROOT / "results" / "cub-160" / "proxy-anchor-seed0.json"
-    folder = tmp_path / "cub-wave1"
+    folder = tmp_path / "cub-wave1-eager"
     folder.mkdir()
     for row in ("proxy-anchor", "vcpa"):
         for seed in (0, 1):
             shutil.copy(source, folder / f"{row}-cub-resnet50-held-out-seed{seed}.json")
     pages, pictures = study_pages.study_pages(tmp_path)
-    text = pages["studies/cub-wave1.md"]
+    text = pages["studies/cub-wave1-eager.md"]
     assert "No results are stored" not in text
     value = 100 * scores.score(scores.read(source), "R@1")
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
     assert "4 of 70" in pages["studies/index.md"]
     assert set(pictures) == {
-        f"studies/cub-wave1/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
+        f"studies/cub-wave1-eager/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
     }
     for picture in pictures:
         assert f"]({picture.removeprefix('studies/')})" in text
