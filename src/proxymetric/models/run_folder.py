@@ -101,8 +101,8 @@ def check_description(description: Any, file: Path) -> None:
         raise ValueError(f"{file}: got classes that are not names, {expected}")
     if description["normalise"] not in NORMALISATIONS:
         raise ValueError(
-            f"{file}: got normalise {description['normalise']!r}, expected one of {', '.join(NORMALISATIONS)}, or "
-            f"{_right_version(description)}"
+            f"{file}: got normalise {description['normalise']!r}, expected one of {', '.join(NORMALISATIONS)}; if "
+            f"the file is not damaged, use {_right_version(description)}"
         )
 
 
