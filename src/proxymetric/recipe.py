@@ -83,9 +83,9 @@ class DataOptions:
         cache: "none" decodes images when they are needed, "memory" keeps them decoded, "device" keeps them on the
             accelerator and augments them there. "auto" means "device" for the embedded sets and "none" for files.
         workers: processes that decode images; -1 chooses a number.
-        fraction: share of each training class's images that is used, at least two images, drawn by the seed.
-        wrong_labels: share of the training images that get the label of another class, drawn by the seed. For studies
-            of robustness.
+        fraction: share of each training class's images that is used, at least two images; the seed determines which.
+        wrong_labels: share of the training images that get the label of another class; the seed determines which. For
+            studies of robustness.
     """
 
     path: str = ""
@@ -376,9 +376,7 @@ def _value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
-        raise ValueError(
-            f"settings: got {text[:20]}..., which is nested too deeply, expected a value of TOML"
-        ) from None
+        raise ValueError(f"settings: got {text[:20]}..., which is nested too deeply, expected a TOML value") from None
 
 
 def check(raw: Mapping[str, Any]) -> Recipe:

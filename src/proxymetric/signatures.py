@@ -1,4 +1,4 @@
-"""Checks of arguments: of a choice and of a type, with a "did you mean" for wrong names."""
+"""Check that an argument is one of several choices or has the right type, with a "did you mean" for wrong names."""
 
 from __future__ import annotations
 

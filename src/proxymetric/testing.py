@@ -187,7 +187,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def train_step(criterion: Criterion, optimizer: torch.optim.Optimizer | None, seed: int) -> Tensor:
-    """Train one step on the batch of a seed, and return the gradient in the embeddings."""
+    """Train one step on the batch of a seed, and return the gradient with respect to the embeddings."""
     torch.manual_seed(seed)
     embeddings, labels = sample(seed)
     loss = run(criterion, embeddings.requires_grad_(), labels)
@@ -260,8 +260,8 @@ class _OpsOnly(References):
 def check_reduction(subject: Subject) -> None:
     """The loss sums over what its row states, and is written on `ops`. A row without `sums_over` states nothing.
 
-    A sum over the classes for each query makes queries independent: the gradient in a query does not depend on the
-    other queries. A sum over the batch for each class makes classes independent in the same way.
+    A sum over the classes for each query makes queries independent: the gradient with respect to a query does not
+    depend on the other queries. A sum over the batch for each class makes classes independent in the same way.
     """
     if subject.sums_over is None:
         return
@@ -290,7 +290,9 @@ def check_reduction(subject: Subject) -> None:
     else:
         changed = torch.cat([vectors[:per_class], -vectors[per_class:]])
         before, after = (gradients(queries, each)[1][:per_class] for each in (vectors, changed))
-    message = f"sums_over: got {subject.sums_over!r}, but the loss does not sum over it"
+    message = (
+        f"sums_over: got {subject.sums_over!r}, but the loss does not sum over it; expected what it sums over, or None"
+    )
     torch.testing.assert_close(after, before, msg=message)
 
 
@@ -379,7 +381,7 @@ def check_copies(subject: Subject) -> None:
         assert same(before, snapshot(criterion)), "a commit of the copy changed the original"
         after = snapshot(twin)
         criterion.commit(lr=1e-2, network_lr=1e-3)
-        assert criterion.step == 2, f"the original counts {criterion.step} steps of 2"
+        assert criterion.step == 2, f"the original counts {criterion.step} steps, expected 2"
         assert same(after, snapshot(twin)), "a commit of the original changed the copy"
 
 
@@ -472,7 +474,7 @@ def check_resume(subject: Subject) -> None:
         gradient, resumed_gradient = train_step(original, optimizer, seed), train_step(resumed, resumed_optimizer, seed)
         assert torch.equal(gradient, resumed_gradient), f"the gradients differ in step {seed}; {STATE_HINT}"
     assert same(snapshot(original), snapshot(resumed)), f"the states differ; {STATE_HINT}"
-    assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps of 6"
+    assert resumed.step == 6, f"the resumed criterion counts {resumed.step} steps, expected 6"
 
 
 def check_groups(subject: Subject) -> None:

@@ -308,7 +308,7 @@ def test_a_damaged_checkpoint_cannot_be_gone_on_from_but_the_best_still_loads(ph
 
 def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
     shutil.copy(run / "best.safetensors", run / "last.safetensors")
-    refused(train(photos, run, "--resume", "--epochs", 2), "which holds a model, but not the state of a training")
+    refused(train(photos, run, "--resume", "--epochs", 2), "which holds a model, but no state of the training")
 
 
 @pytest.mark.parametrize(

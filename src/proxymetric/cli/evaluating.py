@@ -86,7 +86,7 @@ def evaluate(
     images, note = evaluation_set(run, data, layout, split, which)
     page = report if report is not None else default_page(run, images.name)
     if report is not None or (not no_report and os.access(page.parent, os.W_OK)):
-        check_target(page)  # without --report, only the page is missing if its folder cannot be written
+        check_target(page)  # without --report, a folder that cannot be written is no error: no page is written
     model = load_model(run, which, device, weights)
     terminal = Terminal()
     for opening_note in images.notes:

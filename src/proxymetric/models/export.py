@@ -206,7 +206,7 @@ def _shapes(model: Model, takes: str) -> str:
 
 
 def _target(kind: str, file: Path, overwrite: bool) -> Path:
-    """Refuse a wrong ending, a file that exists and, also with `overwrite`, a file that no export wrote."""
+    """Refuse a wrong ending, an existing file without `overwrite`, and in any case a file that no export wrote."""
     one_of("files", kind, SUFFIXES)
     if file.suffix != SUFFIXES[kind]:
         raise ValueError(f"--{kind}: got {file}, expected a name that ends in {SUFFIXES[kind]}")

@@ -147,8 +147,8 @@ class Model:
         vectors = NORMALISATIONS[self.normalise](raw).cpu()
         if not vectors.isfinite().all():
             raise ValueError(
-                "model: got vectors that are not finite (NaN or infinite), expected numbers; its weights are damaged, "
-                "or its training diverged: train again with a lower learning rate"
+                "model: got vectors that are not finite (NaN or infinite), expected finite numbers; its weights are "
+                "damaged, or its training diverged: train again with a lower learning rate"
             )
         return vectors
 

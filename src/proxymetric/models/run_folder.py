@@ -100,8 +100,10 @@ def check_description(description: Any, file: Path) -> None:
     if not all(isinstance(name, str) for name in description["classes"]):
         raise ValueError(f"{file}: got classes that are not names, {expected}")
     if description["normalise"] not in NORMALISATIONS:
-        name = description["normalise"]
-        raise ValueError(f"{file}: got normalise {name!r}, {expected}, or {_right_version(description)}")
+        raise ValueError(
+            f"{file}: got normalise {description['normalise']!r}, expected one of {', '.join(NORMALISATIONS)}; if "
+            f"the file is not damaged, use {_right_version(description)}"
+        )
 
 
 def _check_type(file: Path, key: str, value: Any, kind: type) -> None:

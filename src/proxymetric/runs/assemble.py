@@ -143,8 +143,8 @@ def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
 def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
     """Build the batch sampler of a recipe.
 
-    If the recipe does not set `train.per_class`, each class has the number of images that the method recommends. The
-    batch is then smaller than `train.batch` where the data has too few classes to fill it.
+    If the recipe does not set `train.per_class`, each class in a batch has the number of images that the method
+    recommends. The batch is then smaller than `train.batch` where the data has too few classes to fill it.
 
     Args:
         context: what the parts of the run share.

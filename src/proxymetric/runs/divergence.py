@@ -1,4 +1,4 @@
-"""A training without a single finite step has no result."""
+"""A run without a single finite step has no result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxymetric.training.trainer import Trainer
 
 
 def check_trained(trainer: Trainer, recipe: Recipe) -> None:
-    """Refuse to give a result for a training whose steps were all skipped: its model is the untrained one.
+    """Refuse to give a result for a run whose steps were all skipped: its model is the untrained one.
 
     Args:
         trainer: the training loop after its last step.

@@ -89,7 +89,7 @@ def read_checkpoint(last: Path) -> Checkpoint:
     state = checkpoint.state
     if "position" not in state and "epoch" in state:
         raise ValueError(
-            f"resume: got {last}, which holds a model, but not the state of a training; expected a checkpoint that "
+            f"resume: got {last}, which holds a model, but no state of the training; expected a checkpoint that "
             f"`train` wrote. {advice}"
         )
     bad_keys = [key for key, kinds in STATE.items() if key not in state or not isinstance(state[key], kinds)]

@@ -184,7 +184,7 @@ SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_pe
 def commit() -> str | None:
     """The commit of this package's files, with "+changes" where they differ from it; None if unknown.
 
-    An export by `git archive` has the commit in the file `commit.txt`; a checkout asks git.
+    An export by `git archive` has the commit in the file `commit.txt`; in a checkout, git is asked.
     """
     package = Path(__file__).resolve().parent.parent
     exported = package / "commit.txt"

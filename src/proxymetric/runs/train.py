@@ -338,7 +338,7 @@ class RunSession:
         unseen: ImageSet | None,
         stop_after: float | None = None,
     ) -> Training:
-        """Build everything that a training needs, load its checkpoint if there is one, and write `run.json`.
+        """Build everything that is needed to train, load the checkpoint if there is one, and write `run.json`.
 
         Args:
             folder: the folder for the checkpoints.
@@ -470,7 +470,7 @@ class RunSession:
         return training.trainer.learner, all_images, refit
 
     def _cost(self, training: Training) -> dict[str, Any]:
-        """The cost of a training: time, throughput, memory, parameters and steps."""
+        """The cost of training: time, throughput, memory, parameters and steps."""
         trainer = training.trainer
         rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
         memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
@@ -550,7 +550,8 @@ class RunSession:
 
             result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
         result.bad_images = dict(self.context.bad)
-        # The time since the images were opened: features, training, evaluations and refit, in all processes that saved.
+        # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
+        # until their last checkpoint.
         result.seconds = round(training.facts.seconds, 1)
         earlier = training.earlier_result()
         if earlier.get("refit") == result.refit:

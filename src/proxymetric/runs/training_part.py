@@ -1,4 +1,4 @@
-"""One training of a run: the first one, or the refit."""
+"""One training loop of a run: the first one, or the refit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxymetric.training.trainer import Trainer
 
 @dataclass
 class Training:
-    """One training of a run: the first one, or the refit.
+    """One training loop of a run: the first one, or the refit.
 
     Attributes:
         folder: where its checkpoints lie.

@@ -184,7 +184,7 @@ class Session:
         return str(file)
 
     def _next(self, worker: Worker | None) -> Task | None:
-        """The first run that fits into the time left, or one of the same seed whose images the worker has decoded."""
+        """The first run that fits into the time left; a run of its seed whose images the worker holds goes first."""
         estimates = self._estimates()
         fitting = [task for task in self.todo if self._fits(estimates[task.name])]
         if not fitting:

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, checkpoints. A run that was killed anywhere resumes bit for bit."""
+"""The training loop: steps, evaluations, checkpoints. A run that was killed at any point resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ LOG_EVERY_STEPS = 10
 REPORTED_SKIPPED_STEPS = (1, 10, 100, 1000)
 """numbers of skipped steps at which a message is shown"""
 StepPool = Callable[[int, int], tuple[Tensor, Tensor]]
-"""`pool(count, step)`: vectors (N, D) and labels (N,) of `count` training images of each class, drawn by the step"""
+"""`pool(count, step)`: vectors (N, D) and labels (N,) of `count` training images of each class; the step decides
+which"""
 
 
 class Interrupted(Exception):
@@ -89,7 +90,7 @@ class Trainer:
         done: whether the training is over.
         seconds: time spent on steps, also by earlier processes.
         images: images that were trained on, also by earlier processes.
-        trained: parameters that the optimiser moves, counted before a warm-up freezes some of them.
+        trained: number of parameters that the optimiser updates, counted before a warm-up freezes some of them.
 
     Raises:
         ValueError: the options do not fit the learner or the feed.
@@ -432,7 +433,7 @@ class Trainer:
         """Load `last.safetensors`.
 
         Args:
-            resumes: False starts a new training, whatever the folder holds.
+            resumes: False starts training anew, whatever the folder holds.
 
         Returns:
             Whether a checkpoint was loaded. If not, the training starts with an empty log.
