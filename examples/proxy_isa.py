@@ -3,8 +3,8 @@
 Proxy-ISA gives informative samples more weight, and easy samples and outliers less. The loop calls
 `criterion(embeddings, labels)`, and `commit()` after the optimiser's step. The criterion must know the number of steps
 in an epoch, because its memory of past embeddings starts with the second epoch and its filter of outliers with the
-third. The example trains on half of the characters of an embedded data set and searches among the other half. To use it
-for your data, copy `train` and replace network and batches.
+third. The example trains on half of the characters of a built-in data set and searches among the other half. To use it
+for your data, copy `train` and replace the network and the batches.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Each class has a Gaussian instead of a proxy. Ten Newton steps fit the Gaussians to each batch before the network moves,
 and `commit()` stores the new Gaussians. The rest of the loop is the same as for other methods. At the end, the spread
 of a Gaussian tells how certain the method is of a training class; a proxy that is a point cannot tell that. The example
-trains on half of the characters of an embedded data set and searches among the other half.
+trains on half of the characters of a built-in data set and searches among the other half.
 """
 
 import argparse

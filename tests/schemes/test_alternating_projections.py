@@ -392,7 +392,7 @@ def test_what_is_forgotten_is_said() -> None:
         ({"anchor": "first"}, "anchor: got 'first', expected one of last, best"),
         ({"start": "ones"}, "start: got 'ones', expected one of random, zero"),
         ({"roll_back": True}, "roll_back: got True with anchor='last'"),
-        ({"pool": 7}, "pool: got 7, expected at least the 8 proxies of a class, or 1"),
+        ({"pool": 7}, "pool: got 7, expected at least 8, the number of proxies of a class, or 1"),
         ({"normalise": "l1"}, "normalise: got 'l1'"),
     ],
 )

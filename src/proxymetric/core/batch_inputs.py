@@ -20,7 +20,7 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
         The same embeddings, (B, D).
 
     Raises:
-        ValueError: the embeddings are not a dense matrix of floats, or have another width than `dim`.
+        ValueError: the embeddings are not a dense matrix of floats, or their width is not `dim`.
 
     Example:
         >>> check_embeddings(None)

@@ -476,7 +476,8 @@ class Sum(Objective):
         names = {part.normalise for _, part in parts.values()}
         if len(names) != 1:
             raise ValueError(
-                f"normalise: got {' and '.join(sorted(names)) or 'no parts'} in a Sum, expected the same in all parts"
+                f"normalise: got {' and '.join(sorted(names)) or 'no parts'} in a Sum, expected at least one part, and "
+                "the same normalisation in all parts"
             )
         self.normalise = names.pop()
         self.classes = next((part.classes for _, part in parts.values() if part.classes is not None), None)

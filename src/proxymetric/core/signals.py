@@ -36,7 +36,7 @@ def stop_on_signal(request_stop: Callable[[], bool]) -> Iterator[None]:
 def interrupt_after() -> Iterator[None]:
     """Hold Ctrl-C back until the end of the block.
 
-    The safetensors library turns a KeyboardInterrupt into an error of its own, so that a whole file seems damaged.
+    The safetensors library turns a KeyboardInterrupt into an error of its own, so that an intact file seems damaged.
 
     Example:
         >>> reached_end = False

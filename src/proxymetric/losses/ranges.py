@@ -21,7 +21,7 @@ def check_scale(**scales: float) -> None:
         ValueError: scale: got 0, expected a number above 0
     """
     above_zero(**scales)
-    usually(MIN_SCALE, MAX_SCALE, "smaller values hardly train, with larger values a single pair decides", **scales)
+    usually(MIN_SCALE, MAX_SCALE, "smaller values hardly train, and with larger values a single pair decides", **scales)
 
 
 def check_temperature(**temperatures: float) -> None:
@@ -34,7 +34,7 @@ def check_temperature(**temperatures: float) -> None:
     usually(
         1 / MAX_SCALE,
         1 / MIN_SCALE,
-        "with smaller values a single pair decides, larger values hardly train",
+        "with smaller values a single pair decides, and larger values hardly train",
         **temperatures,
     )
 

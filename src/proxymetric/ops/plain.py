@@ -35,7 +35,7 @@ def similarities(queries: Tensor, labels: Tensor, refs: References, of_class: Si
         queries: (B, D), of unit length.
         labels: (B,) the classes of the queries.
         refs: the references.
-        of_class: makes one column of the K references of a class; None: each reference is a column.
+        of_class: combines the K references of a class into one column; None: each reference is a column.
 
     Returns:
         The similarities, both masks and the class of each column.

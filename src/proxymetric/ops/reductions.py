@@ -144,7 +144,7 @@ def mean_over_batch(
         refs: the references.
         positive: the exponent of pairs of the same class.
         negative: the exponent of pairs of different classes.
-        of_class: makes one column of the K references of a class; None: each reference is a column.
+        of_class: combines the K references of a class into one column; None: each reference is a column.
         weight: factors of the exponents; None: all are 1.
         positive_count: N of the positives.
         negative_count: N of the negatives.
@@ -188,7 +188,7 @@ def over_classes(
         refs: the references.
         positive: the exponent of pairs of the same class.
         negative: the exponent of pairs of different classes.
-        of_class: makes one column of the K references of a class; None: each reference is a column.
+        of_class: combines the K references of a class into one column; None: each reference is a column.
         weight: factors of the exponents; None: all are 1. With sharded references it must be None.
 
     Returns:

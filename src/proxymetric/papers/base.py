@@ -60,8 +60,8 @@ def base_objective(base: Base, classes: int, dim: int, **advice: object) -> Comp
         base: the name of a method, or a table of its name and arguments.
         classes: number of training classes, C.
         dim: width of the embeddings, D.
-        **advice: default arguments for the base, and for the base's own base if it has one. A method uses an argument
-            that it takes and that its table does not set.
+        **advice: default arguments for the base, and for the base's own base if it has one. A default applies
+            only if the method takes this argument and its table does not set it.
 
     Raises:
         ValueError: the base is not a single loss against a single source.

@@ -82,7 +82,8 @@ class AlternatingProjections(Objective):
         self.seats = sources[0].seats
         if pool != 1 and pool < self.seats:
             raise ValueError(
-                f"pool: got {pool}, expected at least the {self.seats} proxies of a class, or 1 for random ones"
+                f"pool: got {pool}, expected at least {self.seats}, the number of proxies of a class, or 1 for random "
+                "proxies"
             )
         self.objective, self.normalise = objective, objective.normalise
         self.classes, self.dim = objective.classes, objective.dim
@@ -200,7 +201,10 @@ class AlternatingProjections(Objective):
         return vectors[order[rows.clamp(max=len(order) - 1)]], counts > 0
 
     def _measure(self, samples: Tensor) -> None:
-        """Measure the width and the distance of at most `MAX_MEASURED_CLASSES` classes, evenly chosen from the pool."""
+        """Measure the covering radius and the inter-class distance of the pool.
+
+        At most `MAX_MEASURED_CLASSES` classes are measured, evenly chosen.
+        """
         subset = samples[:: -(-len(samples) // MAX_MEASURED_CLASSES)]
         labels = torch.arange(len(subset), device=subset.device).repeat_interleave(subset.shape[1])
         self.radius = covering_radius(subset.flatten(0, 1), labels, distance="euclidean")

@@ -43,7 +43,7 @@ class Cell(nn.Module):
         raise NotImplementedError
 
     def gated(self, state: Tensor, read: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output of `step`, and its gate: the weight (P, D) of the new state; None for a cell without gate."""
+        """The output of `step`, and its gate: the weight (P, D) of the new state; None for a cell without a gate."""
         return self.step(state, read), None
 
     def forward(self, state: Tensor, sample: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def gates(dim: int, count: int, bias: bool) -> nn.Linear:
 class EMA(Cell):
     """`lam P + (1 - lam) p` (Eq. 3).
 
-    The paper prints 1 instead of the first lam; after normalisation, the result is the same average, in which the past
-    has the weight 1 / (2 - lam).
+    The paper prints 1 instead of the first lam. After normalisation, that is an average of the same form, in which the
+    past has the weight 1 / (2 - lam).
 
     Args:
         lam: weight of the past, in [0, 1]; 0.8 in the released code.

@@ -42,8 +42,9 @@ def newton(
 ) -> tuple[Gaussian, Tensor]:
     """Take Newton steps on `tau KL(q || prior) + L(mu + sigma eps)`.
 
-    g and h are the gradient and the diagonal curvature of L at the sample `p = mu + sigma eps`. The paper's fractions
-    (VCPA, Eqs. 21, 22 and 26 to 29) are expanded by tau, so that nothing is divided by a small tau::
+    g and h are the gradient and the diagonal curvature of L at the sample `p = mu + sigma eps`. The numerators and
+    denominators of the paper's fractions (VCPA, Eqs. 21, 22 and 26 to 29) are multiplied by tau, so that nothing is
+    divided by a small tau::
 
         mu    -= (tau (mu - mu') / sigma'^2 + g) / (tau / sigma'^2 + h)
         sigma -= (tau (sigma / sigma'^2 - 1 / sigma) + eps g) / (tau (1 / sigma'^2 + 1 / sigma^2) + eps^2 h)

@@ -27,7 +27,8 @@ def positive_means(
         count: the number that the positive total is divided by.
 
     Returns:
-        (2, B columns per class): `log(1 + sum exp) / count` and the mean weight of each column of the batch's classes.
+        (2, B times the columns per class): `log(1 + sum exp) / count` and the mean weight of each column of the batch's
+        classes.
         (B, D): the gradient in the queries. (B K, D): the gradient in the rows of the batch's classes. Both gradients
         are empty if no gradient is needed.
     """

@@ -90,8 +90,8 @@ def rows_of_batch(
 ):  # fmt: skip
     """Write the K rows and labels of each of the B classes that `find_columns` found.
 
-    A missing class gets the label ABSENT and arbitrary rows. These rows differ, so that their gradients do not queue
-    for one row.
+    A missing class gets the label ABSENT and arbitrary rows. These rows differ, so that their gradients are not
+    all added to the same row, one after the other.
     """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j, k = position // K, position % K
