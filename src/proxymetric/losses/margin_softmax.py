@@ -56,7 +56,7 @@ class ArcFace:
     ``theta = arccos s_iy``. If theta + margin exceeds pi, ``s - margin sin(margin)`` replaces the cosine, which keeps
     the function monotonic. The loss needs one reference per class.
 
-    Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, shrinks near 0 and
+    Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, grows towards 0 and
     pi.
 
     Args:

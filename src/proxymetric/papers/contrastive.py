@@ -20,7 +20,7 @@ def contrastive(classes: int, dim: int, *, margin: float = 0.5, normalise: str =
     Args:
         classes: number of training classes; the loss has no proxies and ignores it.
         dim: width of the embeddings; ignored as well.
-        margin: in [-1, 1); 0.5 in the paper.
+        margin: in [-1, 1]; 0.5 in the paper.
         normalise: "l2" or "ball", a key of `NORMALISATIONS`.
     """
     return Compare(Contrastive(margin), InBatch(), normalise=normalise)
