@@ -139,7 +139,7 @@ def released_table() -> str:
 
 
 def _seed_by_seed(studies: dict[str, dict[str, str]], train: dict[str, float]) -> str:
-    """A table of runs that differ only in the proxies and in patience; `train` are keys of `[train]` that all have."""
+    """A table of runs that differ only in the proxies and in patience; `train` holds settings that all runs share."""
     rows = []
     for data, title in (("cub", "CUB"), ("cars", "Cars")):
         baseline = seeds(*_place(studies["VPT+B"][data]))
@@ -200,7 +200,7 @@ def tuning_table() -> str:
             row.append(", ".join(_ratio(kind, "times full, eager") for kind in kinds))
             row.append(", ".join(_memory(kind) for kind in kinds))
         rows.append(row)
-    columns = ["side", "paper, batch 64: time, memory"]
+    columns = ["tuning or method", "paper, batch 64: time, memory"]
     for size in sizes:
         columns += [f"batch {size}: time", "memory"]
     costs = [by_batch[size]["full, eager"] for size in sizes]
@@ -238,8 +238,8 @@ def _rounds(by_batch: dict) -> str:
         spans.append(f"{100 * statistics.median((high - low) / middle for low, high, middle in ends):.0f} %")
     *first, last = spans
     return (
-        f"The fastest and the slowest round of a side differ by {', '.join(first)} and {last} of its time (median over "
-        "the sides); smaller differences in the table mean nothing."
+        f"The fastest and the slowest round of a row differ by {', '.join(first)} and {last} of its time (median over "
+        "the rows); smaller differences in the table mean nothing."
     )
 
 
@@ -250,10 +250,11 @@ def _by_classes(sizes: dict) -> str:
     prompts = sizes["class prompts, their gradient and two moments, if they lay on the device, mb"]
     text = (
         f"With {int(many[0]):,} classes instead of {few[0]}, a step of VPTSP-G with {sizes['batch']} images uses "
-        f"{many[1]:,.0f} MB at its peak instead of {few[1]:,.0f}: {sizes['difference_mb']:.1f} MB more. Five arrays "
-        "with a row for each class (free proxies, their gradient, two moments, stored proxies) are "
-        f"{rows:.1f} MB of that, and an array of similarities {sizes['one (B, C) array, mb']:.1f}. Class prompts lie "
-        f"in host memory; on the accelerator, they, their gradient and their moments would take {prompts:,.0f} MB."
+        f"{many[1]:,.0f} MB at its peak instead of {few[1]:,.0f}: {sizes['difference_mb']:.1f} MB more. By "
+        "calculation, five arrays with a row for each class (free proxies, their gradient, two moments, stored "
+        f"proxies) grow by {rows:.1f} MB, and an array of similarities by {sizes['one (B, C) array, mb']:.1f}. Class "
+        "prompts lie in host memory; on the accelerator, they, their gradient and their moments would take "
+        f"{prompts:,.0f} MB."
     )
     return paragraph(text)
 

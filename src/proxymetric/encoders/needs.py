@@ -127,5 +127,5 @@ def _unmet_expectation(name: str, value: Any) -> str | None:
     three_numbers = (
         isinstance(value, list) and len(value) == 3 and all(isinstance(number, int | float) for number in value)
     )
-    minimum = 0 if name == "mean" else 1e-9
-    return None if three_numbers and all(minimum <= number <= 1 for number in value) else "three numbers in [0, 1]"
+    minimum, interval = (0, "[0, 1]") if name == "mean" else (1e-9, "(0, 1]")
+    return None if three_numbers and all(minimum <= number <= 1 for number in value) else f"three numbers in {interval}"

@@ -124,7 +124,7 @@ def breakdown(
             of the queries.
         worst: the number of queries listed, at least 0.
         pairs: the number of pairs of classes listed, at least 0.
-        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.

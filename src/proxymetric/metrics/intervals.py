@@ -110,7 +110,7 @@ def estimate(
         repeats: see `interval`.
         seed: see `interval`.
         by: "class" draws whole classes, since queries of one class depend on each other; "query" draws single queries.
-        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.

@@ -62,7 +62,7 @@ class Search:
         labels: (N,).
         item_labels: (G,).
         relevant: (N,) the number of relevant items of each query.
-        leave_one_out: whether the queries search each other.
+        leave_one_out: whether there is no gallery, so that each query is compared with all other queries.
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.
     """
@@ -205,7 +205,7 @@ def rank(
     once to 2^-72. Candidates are found in float32 with a proven error bound; near-ties are re-ranked exactly.
 
     Args:
-        embeddings: (N, D), of any float or integer type and any length.
+        embeddings: (N, D), of any float or integer type; rows need not have unit length.
         labels: (N,) whole numbers or text.
         k: the number of results of each query, at least 1; by default the largest number of relevant items of a query,
             which P@R and MAP@R need.
@@ -249,7 +249,7 @@ def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
 
     Args:
         labels: (N,) of the queries.
-        gallery_labels: (G,); None: the queries search each other.
+        gallery_labels: (G,); None: each query is compared with all other queries.
 
     Example:
         >>> left_out([0, 0, 1, 2, 2])

@@ -12,8 +12,8 @@ results:
 MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
 R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query.
 Other libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's competitions). Others divide the sum by
-R, even if R > K (pytorch-metric-learning's mean_average_precision), or by the relevant items among the first K
-(torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
+R, even if R > K (pytorch-metric-learning's mean_average_precision), or by the number of relevant items among the
+first K (torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
 Each metric is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe
 a whole set: see `clustering` and `geometry`.
@@ -128,7 +128,7 @@ def evaluate(
         labels: (N,) whole numbers or text.
         metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "nDCG@8", with any cutoff from 1; also
             "NMI", "covering_radius" and "inter_class_distance", which describe embeddings and gallery together.
-        gallery: (G, D) the items to search; None: the embeddings search each other.
+        gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.

@@ -81,7 +81,8 @@ def draw_ccp_stages(path: str | Path, stages: Sequence[CcpStage], names: Sequenc
         if stage.points.ndim != 2 or stage.points.shape[1] != 2 or len(stage.points) != len(stage.labels):
             shape = stage.points.shape
             raise ValueError(
-                f"stages: got points {shape} for {len(stage.labels)} labels in {stage.title!r}, expected (N, 2)"
+                f"stages: got points {shape} for {len(stage.labels)} labels in {stage.title!r}, expected (N, 2) "
+                "for N labels"
             )
     names = [str(c) for c in range(len(stages[0].proxies))] if names is None else names
     figure = _figure(stages, names)

@@ -67,7 +67,7 @@ def tsne(
     class_labels = torch.as_tensor(labels).cpu().numpy()
     if vectors.ndim != 2 or len(vectors) == 0 or len(vectors) != len(class_labels):
         raise ValueError(
-            f"embeddings: got shape {tuple(vectors.shape)} for {len(class_labels)} labels, expected one row each"
+            f"embeddings: got shape {tuple(vectors.shape)} for {len(class_labels)} labels, expected (N, D) for N labels"
         )
     for name, value in (("limit", limit), ("classes", classes)):
         if value < 1:

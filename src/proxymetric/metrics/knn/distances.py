@@ -90,7 +90,7 @@ def map_rows(count: int, number: Callable[[slice], Tensor], device: torch.device
 
 
 class Space(ABC):
-    """Queries (N, D) and items (G, D) with a score; both are the same `VectorSet` if items search each other.
+    """Queries (N, D) and items (G, D) with a score; both are the same `VectorSet` if there is no gallery.
 
     Attributes:
         queries: the queries.

@@ -17,7 +17,7 @@ def plain_topk(queries: Tensor, items: Tensor | None, k: int, distance: str = "c
 
     Args:
         queries: (N, D).
-        items: (G, D); None: the queries search each other, and no query finds itself.
+        items: (G, D); None: the items of a query are all other queries.
         k: the number of items, from 1 to the number that can be found.
         distance: "cosine" or "euclidean". The cosine of a zero vector with any vector is 0.
         block: queries whose scores are computed at a time.
