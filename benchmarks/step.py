@@ -100,6 +100,8 @@ SETTINGS = {
 class Given:
     """A feed of given batches."""
 
+    advice = ""
+
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
 

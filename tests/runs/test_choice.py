@@ -15,7 +15,7 @@ from proxymetric.data import ImageSet, open_data, split
 from proxymetric.runs.train import Run
 from training_runs import Notes, Process, command, records, run, same_run, same_tensors, state, until
 
-TIMES = ("training_seconds", "memory", "images_per_second")
+TIMES = ("training_seconds", "waiting_seconds", "memory", "images_per_second")
 
 pytestmark = pytest.mark.usefixtures("no_page")
 LONGER = {"train__epochs": 5, "train__lr": 3e-3, "data__validation": 0.4}

@@ -120,6 +120,8 @@ def test_a_run_compiles_its_steps(photos: Path, tmp_path: Path, monkeypatch: pyt
 class Feed:
     """Six batches of eight images, of four classes and then of three."""
 
+    advice = ""
+
     def __init__(self, device: str) -> None:
         labels = [torch.tensor(4 * [number, 1, 2] if number > 3 else 2 * [0, 1, 2, 3])[:8] for number in range(6)]
         self.batches = [Batch(pictures(8).roll(i, 0).to(device), own) for i, own in enumerate(labels)]

@@ -219,7 +219,7 @@ def same_run(folder: Path, other: Path) -> None:
             same_tensors(folder / name, other / name)
     ours, theirs = state(folder), state(other)
     for kept in (ours, theirs):
-        del kept["seconds"], kept["facts"]["seconds"]
+        del kept["seconds"], kept["waited"], kept["facts"]["seconds"]
     assert ours == theirs
     assert records(folder) == records(other)
     result, expected = (json.loads((path / "result.json").read_text()) for path in (folder, other))
@@ -227,7 +227,7 @@ def same_run(folder: Path, other: Path) -> None:
         del facts["recipe"]["train"]["save_every"], facts["finished"], facts["seconds"]
         for cost in (facts, facts.get("refit")):
             if cost:
-                del cost["training_seconds"], cost["memory"], cost["images_per_second"]
+                del cost["training_seconds"], cost["waiting_seconds"], cost["memory"], cost["images_per_second"]
     assert result == expected
     left = [path.name for path in folder.glob(".*")]
     assert not left, left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from proxymetric.core.pieces import Batch
+from proxymetric.core.watcher import Silent
 from proxymetric.data.feeds import TrainFeed
 from training_runs import run, state
 from vptsp_steps import batch, build
@@ -66,3 +68,34 @@ def test_a_run_makes_use_of_it(photos: Path, tmp_path: Path, monkeypatch: pytest
     run(photos, tmp_path / "run", **SMALL, train__epochs=2)
     assert taken[0] is False
     assert sum(taken) == len(prefetched) == len(taken) - 2, "all but the first of an epoch"
+
+
+class Slow(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("cache", "advised"), [("none", True), ("device", False)])
+def test_a_run_that_waits_for_images_says_so(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, advised: bool
+) -> None:
+    epoch = TrainFeed.epoch
+
+    def slow(self: TrainFeed, number: int, start: int = 0) -> Iterator[Batch]:
+        for made in epoch(self, number, start):
+            time.sleep(0.05)
+            yield made
+
+    monkeypatch.setattr(TrainFeed, "epoch", slow)
+    monkeypatch.setattr("proxymetric.training.trainer.MIN_SECONDS", 0.2)
+    watcher = Slow()
+    result = run(photos, tmp_path / "run", watcher=watcher, data__cache=cache).result
+    sentences = [text for text in watcher.said if "wait for images" in text]
+    assert len(sentences) == advised
+    assert not advised or "% of the time: try --cache memory" in sentences[0]
+    assert 0.3 < result.waiting_seconds <= result.training_seconds + 0.1

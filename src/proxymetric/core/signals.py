@@ -38,17 +38,7 @@ def interrupt_after() -> Iterator[None]:
 
     The safetensors library turns a KeyboardInterrupt into an error of its own, so that an intact file seems damaged.
 
-    Example:
-        >>> reached_end = False
-        >>> try:
-        ...     with interrupt_after():
-        ...         signal.raise_signal(signal.SIGINT)
-        ...         reached_end = True
-        ... except KeyboardInterrupt:
-        ...     print("interrupted")
-        interrupted
-        >>> reached_end
-        True
+    In a thread, and where Ctrl-C is ignored, this changes nothing.
     """
     signals: list[int] = []
     previous = signal.getsignal(signal.SIGINT)

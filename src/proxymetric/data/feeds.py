@@ -231,6 +231,15 @@ class TrainFeed:
         self._labels = torch.from_numpy(images.labels)
         self._cached: _CachedImages | None = None
 
+    @property
+    def advice(self) -> str:
+        """What to try if training waits for these images; empty if there is nothing to try."""
+        if self.cache == "none":
+            return "try --cache memory, which decodes each image once"
+        if self.cache == "memory":
+            return "try --cache device, which cuts whole batches at once, or more processes: --set data.workers=N"
+        return ""
+
     def __len__(self) -> int:
         """Return the number of steps in an epoch."""
         return len(self.batches)

@@ -194,6 +194,8 @@ class FeatureFeed:
         device: where the batches lie.
     """
 
+    advice = ""
+
     def __init__(self, vectors: Tensor, labels: np.ndarray, batches: Batches, device: torch.device) -> None:
         self.vectors, self.labels, self.batches = vectors.to(device), labels, batches
         self._labels = torch.from_numpy(labels).to(device)
@@ -224,6 +226,7 @@ class RefuseUnreadable:
 
     def __init__(self, feed: Feed, images: int) -> None:
         self.feed, self.images, self.labels, self.views = feed, images, feed.labels, feed.views
+        self.advice = feed.advice
 
     def __len__(self) -> int:
         return len(self.feed)

@@ -49,6 +49,7 @@ class Result:
         finished: time of the end, UTC.
         rates: first learning rate of each parameter group.
         training_seconds: time of the training steps.
+        waiting_seconds: the part of this time in which the steps waited for images.
         images_per_second: throughput of the training steps.
         memory: peak memory in MB: `process_mb` where the platform reports it, `device_mb` on a GPU.
         parameters: `trained` and `total` numbers of parameters, and the trained ones by part in `parts`.
@@ -88,6 +89,7 @@ class Result:
     finished: str = ""
     rates: dict[str, float] = field(default_factory=dict)
     training_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     images_per_second: float | None = None
     memory: dict[str, int] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"refit", "uncertainty"}
+OPTIONAL = {"refit", "uncertainty", "waiting_seconds"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

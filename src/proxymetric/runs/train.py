@@ -476,6 +476,7 @@ class RunSession:
         memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
         return {
             "training_seconds": round(trainer.seconds, 1),
+            "waiting_seconds": round(trainer.waited, 1),
             "images_per_second": round(trainer.images / trainer.seconds, 1) if trainer.seconds else None,
             "memory": memory,
             "parameters": results.count_parameters(trainer.learner, trainer.trained, rows, trainer.sharded.remote),

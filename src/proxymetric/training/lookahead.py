@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from proxymetric.core.pieces import Batch
@@ -18,6 +19,10 @@ class Lookahead(Iterator[Batch]):
         batches: the batches of an epoch.
         criterion: receives the labels of the next batch; None: `announce` does nothing.
 
+    Attributes:
+        waited: seconds that `next` has waited for batches. Batches that are made early are not counted: the step runs
+            meanwhile.
+
     Example:
         >>> import torch
         >>> batches = Lookahead(iter([Batch(None, torch.tensor([0])), Batch(None, torch.tensor([1]))]), None)
@@ -31,12 +36,19 @@ class Lookahead(Iterator[Batch]):
         """the batch that was made early, or the error that was raised; at most one"""
         uses_host_rows = criterion is not None and any(table.host for table in criterion.row_tables())
         self._criterion = criterion if uses_host_rows else None
+        self.waited = 0.0
 
     def __next__(self) -> Batch:
-        batch = self._next.pop() if self._next else next(self._batches)
-        if isinstance(batch, Exception):
-            raise batch
-        return batch
+        if self._next:
+            batch = self._next.pop()
+            if isinstance(batch, Exception):
+                raise batch
+            return batch
+        start_time = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self.waited += time.perf_counter() - start_time
 
     def announce(self) -> None:
         """Make the next batch and announce it. An error in making it is raised later, by `next`."""

@@ -51,11 +51,43 @@ class Interrupted(Exception):
 class Feed(Protocol):
     """The training batches: a pure function of the epoch's number."""
 
+    @property
+    def advice(self) -> str:
+        """What to try if training waits for these batches; empty if there is nothing to try."""
+
     def __len__(self) -> int:
         """Batches in an epoch."""
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on."""
+
+
+MIN_WAITING_SHARE = 0.25
+"""share of the time of the steps from which on waiting for images is worth a message"""
+MIN_SECONDS = 10.0
+"""seconds of training before that message"""
+
+
+def waiting_advice(waited: float, seconds: float, advice: str) -> str:
+    """Say how much of the training was spent waiting for images, and what to try.
+
+    Args:
+        waited: seconds that the steps waited.
+        seconds: seconds of the steps, waiting included.
+        advice: what to try.
+
+    Returns:
+        A sentence; empty if the share is small, the time is short, or there is nothing to try.
+
+    Example:
+        >>> waiting_advice(40.0, 100.0, "try --cache memory")
+        'the steps wait for images 40 % of the time: try --cache memory'
+        >>> waiting_advice(4.0, 100.0, "try --cache memory")
+        ''
+    """
+    if not advice or seconds < MIN_SECONDS or waited < MIN_WAITING_SHARE * seconds:
+        return ""
+    return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
 
 
 class Trainer:
@@ -89,6 +121,7 @@ class Trainer:
         curve: the records of all evaluations.
         done: whether the training is over.
         seconds: time spent on steps, also by earlier processes.
+        waited: the part of `seconds` in which the steps waited for images.
         images: images that were trained on, also by earlier processes.
         trained: number of parameters that the optimiser updates, counted before a warm-up freezes some of them.
 
@@ -164,8 +197,11 @@ class Trainer:
         self.curve: list[dict[str, Any]] = []
         self.done = False
         self.seconds = 0.0
+        self.waited = 0.0
         self.images = 0
         self._stop = False
+        self._has_batch = False
+        self._said_waiting = False
         self._trainable = list(_parameters(self.optimizer))
         self.trained = sum(p.numel() for p in self._trainable if p.requires_grad) + self.sharded.remote
         self._statistics: list[Tensor] = []
@@ -211,6 +247,8 @@ class Trainer:
         remaining = itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position)
         batches = Lookahead(remaining, self.learner.criterion if self.world.size == 1 else None)
         for batch in batches:
+            if not self._has_batch:  # the first batch of a process waits until the cache is filled
+                self._has_batch, batches.waited = True, 0.0
             micro_batches.append(batch)
             is_last = self.position + len(micro_batches) == end
             if len(micro_batches) < options.accumulate and not is_last:
@@ -229,21 +267,21 @@ class Trainer:
             evaluation_due = evaluation_due and not is_last
             is_best = False
             if evaluation_due:
-                self.seconds += time.perf_counter() - start_time
+                self._add_time(start_time, batches)
                 is_best = self._evaluate()
                 self._to_training()
                 start_time = time.perf_counter()
             stop = self.world.any(self._stop)
             # Save the checkpoint with every new best model: a resumed run must not fall behind its own best model.
             if stop or is_best or self.done or (self.step % options.save_every == 0 and not is_last):
-                self.seconds += time.perf_counter() - start_time
+                self._add_time(start_time, batches)
                 self.save()
                 start_time, images, first_step = time.perf_counter(), 0, self.step
                 if self.done:
                     return
                 if stop:
                     raise Interrupted
-        self.seconds += time.perf_counter() - start_time
+        self._add_time(start_time, batches)
         if end == len(self.feed):
             self.epoch, self.position = self.epoch + 1, 0
         steps_between = options.evaluate_every * self.steps_per_epoch
@@ -252,6 +290,15 @@ class Trainer:
         self.save()
         if self.world.any(self._stop) and not self.done:
             raise Interrupted
+
+    def _add_time(self, start_time: float, batches: Lookahead) -> None:
+        """Add the time since `start_time` to the time of the steps, and say so if much of it was spent waiting."""
+        self.seconds += time.perf_counter() - start_time
+        self.waited, batches.waited = self.waited + batches.waited, 0.0
+        advice = waiting_advice(self.waited, self.seconds, self.feed.advice)
+        if advice and not self._said_waiting:
+            self._said_waiting = True
+            self.watcher.say(advice)
 
     def _begin_epoch(self) -> None:
         learner, warms_up = self.learner, self.epoch < self.options.warmup
@@ -422,6 +469,7 @@ class Trainer:
             "curve": self.curve,
             "done": self.done,
             "seconds": self.seconds,
+            "waited": self.waited,
             "images": self.images,
             "scaler": self.scaler.state_dict(),
             "log": self.log.size,
@@ -470,6 +518,7 @@ class Trainer:
         self.losses = state["losses"]
         self.best = None if state["best"] is None else (state["best"][0], state["best"][1])
         self.seconds = state["seconds"]
+        self.waited = state.get("waited", 0.0)
         self.images = state.get("images", 0)
         self.done = self._is_over()
         self.log.cut(state["log"])
