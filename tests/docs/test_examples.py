@@ -104,7 +104,10 @@ def test_the_picture_of_projections(tmp_path):
 
 
 def test_wrong_data_is_answered_in_a_sentence(tmp_path, photos):
-    for data, said in ((tmp_path / "nowhere", "which does not exist"), (photos, "expected a folder of MNIST's files")):
+    for data, said in (
+        (tmp_path / "nowhere", "which does not exist"),
+        (photos, "expected a folder with MNIST's files"),
+    ):
         answer = example("ccp_mnist", "--data", data, "--out", tmp_path / "out")
         assert answer.returncode not in (0, None)
         assert said in answer.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import shutil
@@ -205,6 +206,8 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
         raise ValueError(f"out: got {place}, which cannot be written; expected a folder that you may write to")
     if not folder.is_dir():
         return None
+    # Listed first: another process may be starting a run here, and its lock must be the reason of the refusal.
+    content = set(folder.iterdir())
     has_file, has_run = (folder / "run.json").exists(), holds_run(folder)
     if has_file and not has_run:
         raise ValueError(
@@ -215,7 +218,11 @@ def claim(folder: Path, resume: bool, overwrite: bool) -> dict[str, Any] | None:
             f"out: got {folder}, which already holds a run; expected --resume to continue it, --overwrite to replace "
             "it, or another folder with --out"
         )
-    if not has_run and not was_cleared(folder) and set(folder.iterdir()) - {folder / LOCK, *_partial_files(folder)}:
+    if (
+        not has_run
+        and not was_cleared(folder)
+        and any(path.name != LOCK and not _is_partial(path.name) for path in content)
+    ):
         raise ValueError(f"out: got {folder}, which is not empty and holds no run; expected a new folder")
     _check_regular(folder)
     description = read_description(folder) if resume else None
@@ -321,7 +328,12 @@ def remove_partial_files(folder: Path) -> None:
 
 
 def _partial_files(folder: Path) -> list[Path]:
-    return [path for name in RUN_FILES for path in folder.glob(f".{name}.*.part*")]
+    return [path for path in folder.iterdir() if _is_partial(path.name)]
+
+
+def _is_partial(file_name: str) -> bool:
+    """Whether this is the name of a file of a run while it is being written."""
+    return any(fnmatch.fnmatchcase(file_name, f".{name}.*.part*") for name in RUN_FILES)
 
 
 def check_known_keys(description: dict[str, Any], folder: Path) -> None:
