@@ -328,7 +328,7 @@ def remove_partial_files(folder: Path) -> None:
 
 
 def _partial_files(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if _is_partial(path.name)]
+    return [path for path in folder.glob(".*") if _is_partial(path.name)]
 
 
 def _is_partial(file_name: str) -> bool:
