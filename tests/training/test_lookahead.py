@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from proxymetric.core.pieces import Batch
-from proxymetric.core.watcher import Silent
 from proxymetric.data.feeds import TrainFeed
-from training_runs import run, state
+from training_runs import Notes, run, state
 from vptsp_steps import batch, build
 
 PROMPTED = {"encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__tuning": "vpt+bitfit"}
@@ -70,16 +69,6 @@ def test_a_run_makes_use_of_it(photos: Path, tmp_path: Path, monkeypatch: pytest
     assert sum(taken) == len(prefetched) == len(taken) - 2, "all but the first of an epoch"
 
 
-class Slow(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 @pytest.mark.parametrize(("cache", "advised"), [("none", True), ("device", False)])
 def test_a_run_that_waits_for_images_says_so(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, advised: bool
@@ -92,8 +81,8 @@ def test_a_run_that_waits_for_images_says_so(
             yield made
 
     monkeypatch.setattr(TrainFeed, "epoch", slow)
-    monkeypatch.setattr("proxymetric.training.trainer.MIN_SECONDS", 0.2)
-    watcher = Slow()
+    monkeypatch.setattr("proxymetric.training.trainer.MIN_SECONDS_BEFORE_ADVICE", 0.2)
+    watcher = Notes()
     result = run(photos, tmp_path / "run", watcher=watcher, data__cache=cache).result
     sentences = [text for text in watcher.said if "wait for images" in text]
     assert len(sentences) == advised

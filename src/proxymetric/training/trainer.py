@@ -64,7 +64,7 @@ class Feed(Protocol):
 
 MIN_WAITING_SHARE = 0.25
 """share of the time of the steps from which on waiting for images is worth a message"""
-MIN_SECONDS = 10.0
+MIN_SECONDS_BEFORE_ADVICE = 10.0
 """seconds of training before that message"""
 
 
@@ -85,7 +85,7 @@ def waiting_advice(waited: float, seconds: float, advice: str) -> str:
         >>> waiting_advice(4.0, 100.0, "try --cache memory")
         ''
     """
-    if not advice or seconds < MIN_SECONDS or waited < MIN_WAITING_SHARE * seconds:
+    if not advice or seconds < MIN_SECONDS_BEFORE_ADVICE or waited < MIN_WAITING_SHARE * seconds:
         return ""
     return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
 
@@ -292,7 +292,7 @@ class Trainer:
             raise Interrupted
 
     def _add_time(self, start_time: float, batches: Lookahead) -> None:
-        """Add the time since `start_time` to the time of the steps, and say so if much of it was spent waiting."""
+        """Add the time since `start_time` to the time of the steps; tell the user once if much of it was spent waiting."""
         self.seconds += time.perf_counter() - start_time
         self.waited, batches.waited = self.waited + batches.waited, 0.0
         advice = waiting_advice(self.waited, self.seconds, self.feed.advice)
