@@ -292,7 +292,7 @@ class Trainer:
             raise Interrupted
 
     def _add_time(self, start_time: float, batches: Lookahead) -> None:
-        """Add the time since `start_time` to the time of the steps; tell the user once if much of it was spent waiting."""
+        """Add the time since `start_time` to the time of the steps; say once if much of it was spent waiting."""
         self.seconds += time.perf_counter() - start_time
         self.waited, batches.waited = self.waited + batches.waited, 0.0
         advice = waiting_advice(self.waited, self.seconds, self.feed.advice)
