@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from proxymetric.core.pieces import Loss, References, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Loss, References
 from proxymetric.losses import MPAAP, CosFace, ProxyAnchor, SoftTriple
 from proxymetric.ops import using
 

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.pieces import Batch, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Batch
 from proxymetric.core.watcher import Silent
 from proxymetric.recipe import check
 from proxymetric.runs.assemble import RunContext, make_encoder, make_learner

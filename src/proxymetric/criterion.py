@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import as_labels, check_embeddings, check_range, one_if_finite
+from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
-from proxymetric.core.pieces import NORMALISATIONS, Batch, Boundary, Commit, Context, Objective, Pool, Progress, Source
+from proxymetric.core.normalisation import NORMALISATIONS
+from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_detector import StepDetector
@@ -58,8 +59,8 @@ class Criterion(nn.Module):
     Attributes:
         step: commits so far.
         terms: the named terms of the last loss, detached.
-        careful: check at every call for labels outside [0, C) and for a missing commit. The check of the labels
-            synchronises with the GPU.
+        careful: check at every call for labels outside [0, C) and for a missing commit. Labels on a GPU are checked
+            without waiting for it, after the first call: a wrong label is reported by the next call or commit.
 
     Example:
         >>> import proxymetric as pm
@@ -98,7 +99,10 @@ class Criterion(nn.Module):
         self._encoder: list[nn.Module] = []
         """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
+        self._label_check = LabelCheck()
         self._steps = StepDetector()
+        self._walk: _Walk | None = None
+        """what a walk over the modules found; None: walk again"""
         self._warned = False
         self._grouped_parts: frozenset[str] | None = None
         """the parts that the last `param_groups` covered, for the check in `bind`; None: it was not called"""
@@ -149,10 +153,12 @@ class Criterion(nn.Module):
         Raises:
             ValueError: an input does not fit the method, or the method needs more than it was given.
         """
-        check_embeddings(embeddings, self.objective.dim)
-        labels = as_labels(labels, embeddings)
-        if self.careful and self.objective.classes is not None:
-            check_range(labels, self.objective.classes)
+        objective = self.objective
+        check_embeddings(embeddings, objective.dim)
+        classes = as_labels(labels, embeddings)
+        if self.careful and objective.classes is not None:
+            classes = self._label_check.within(classes, objective.classes)
+        classes = classes.to(embeddings.device, non_blocking=True)
         trains = self.training and torch.is_grad_enabled()
         if trains and "images" in self.needs and images is None and second_pass is None:
             self._raise_missing("images")
@@ -167,12 +173,17 @@ class Criterion(nn.Module):
         device_type = embeddings.device.type
         precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
         encode = _StepEncoder(self._encoder[0], precision) if self._encoder else None
-        with torch.autocast(device_type, enabled=False), self._delivered(second_pass):
-            full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
-            outcome = self.objective(Context(Batch(images, labels), full, progress, encode))
-            terms = torch.stack(list(outcome.terms.values())) * one_if_finite(full)
-            loss = terms.sum()
-        self.terms = dict(zip(outcome.terms, terms.detach().unbind(), strict=True))
+        full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
+        context = Context(Batch(images, classes), full, progress, encode)
+        with nullcontext() if precision is None else torch.autocast(device_type, enabled=False):
+            outcome = objective(context) if second_pass is None else self._with_second_pass(second_pass, context)
+            # One term, the usual case, spares the operators of a stack.
+            only = next(iter(outcome.terms.values())) if len(outcome.terms) == 1 else None
+            terms = only if only is not None else torch.stack(list(outcome.terms.values()))
+            terms = terms * one_if_finite(full)
+            loss = terms if only is not None else terms.sum()
+        values = terms.detach()
+        self.terms = dict(zip(outcome.terms, (values,) if only is not None else values.unbind(), strict=True))
         if trains:
             self._pending.append(outcome.commit)
         return loss
@@ -205,8 +216,9 @@ class Criterion(nn.Module):
         """
         if not self._pending:
             return
+        self._label_check.settle()
         given_rates = {"proxies": lr, "network": network_lr}
-        tables = self.row_tables()
+        tables = self._walked().tables
         rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
         for pending_commit in self._pending:
             pending_commit()
@@ -230,7 +242,7 @@ class Criterion(nn.Module):
     def discard(self) -> None:
         """Drop all pending changes: the step is skipped."""
         self._pending.clear()
-        for table in self.row_tables():
+        for table in self._walked().tables:
             table.discard()
 
     @property
@@ -262,6 +274,7 @@ class Criterion(nn.Module):
             ValueError: the method has made parameters that are missing from the groups of an earlier `param_groups`.
         """
         self._encoder[:] = [encoder]
+        self._walk = None
         self.objective.bind(encoder)
         ungrouped = set() if self._grouped_parts is None else self.parts().keys() - self._grouped_parts
         if ungrouped:
@@ -289,6 +302,7 @@ class Criterion(nn.Module):
         Raises:
             ValueError: the proxies of this method cannot be divided.
         """
+        self._walk = None
         for module in self.modules():
             if isinstance(module, Source) and (module.proxies or module.classes is not None):
                 assert module.classes is not None
@@ -428,17 +442,16 @@ class Criterion(nn.Module):
         sources = [m for m in self._pieces() if isinstance(m, NeedsSecondPass) and m.needs_second_pass]
         return sources[0] if len(sources) == 1 else None
 
-    @contextmanager
-    def _delivered(self, result: SecondPassResult | None) -> Iterator[None]:
-        """Hand the result of a second pass to its source while the objective runs."""
-        source = None if result is None else self._source_with_second_pass()
-        if source is not None:
-            source.receive(result)
+    def _with_second_pass(self, result: SecondPassResult, context: Context) -> Outcome:
+        """The outcome of the objective, while its source holds the result of the second pass."""
+        source = self._source_with_second_pass()
+        if source is None:
+            return self.objective(context)
+        source.receive(result)
         try:
-            yield
+            return self.objective(context)
         finally:
-            if source is not None:
-                source.receive(None)
+            source.receive(None)
 
     def _row_rate(self, kind: str, given: float | None, optimizer: torch.optim.Optimizer | None) -> float:
         """The learning rate of the row tables of this kind: the given one, or that of the optimiser's group."""
@@ -466,14 +479,25 @@ class Criterion(nn.Module):
             module = getattr(module, attribute)
         return part
 
+    def _walked(self) -> _Walk:
+        """The tables and parameters to look at in each step; a walk over all modules costs more than a small loss."""
+        if self._walk is None:
+            parameters = [p for module in (self, *self._encoder) for p in module.parameters()]
+            self._walk = _Walk(self.row_tables(), parameters)
+        return self._walk
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Criterion:
+        self._walk = None  # a change of the device or the type may replace parameters
+        super()._apply(*args, **kwargs)
+        return self
+
     def _current_epoch(self) -> float | None:
         if self._epoch is not None:
             return self._epoch
         return None if self.steps_per_epoch is None else self.step / self.steps_per_epoch
 
     def _warn_about_missing_commit(self, embeddings: Tensor) -> None:
-        parameters = (p for module in (self, *self._encoder) for p in module.parameters())
-        stepped = self._steps.stepped(parameters, embeddings)
+        stepped = self._steps.stepped(self._walked().parameters, embeddings)
         missing = stepped or (stepped is None and len(self._pending) >= MAX_UNCOMMITTED_PASSES)
         if self._pending and missing and not self._warned:
             self._warned = True
@@ -490,10 +514,17 @@ class Criterion(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, without pending changes: they belong to the original."""
-        return self.__dict__ | {"_pending": []}
+        return self.__dict__ | {"_pending": [], "_walk": None, "_label_check": LabelCheck()}
 
     def _raise_missing(self, need: str) -> None:
         raise ValueError(f"{need}: got none, expected {NEEDS[need]}; {self.name} needs it")
+
+
+class _Walk(NamedTuple):
+    """What a walk over the modules of a criterion and of its encoder found."""
+
+    tables: list[RowTable]
+    parameters: list[nn.Parameter]
 
 
 class _StepEncoder:

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import proxymetric as pm
 from oracles import vptsp as oracle
-from proxymetric.core.pieces import Energy, ball, unit
+from proxymetric.core.normalisation import ball, unit
+from proxymetric.core.pieces import Energy
 from proxymetric.core.tally import Counts, ProxyUse
 from proxymetric.criterion import Criterion
 from proxymetric.sources import VariationalProxies

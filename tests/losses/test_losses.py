@@ -8,8 +8,9 @@ import torch
 
 import proxymetric as pm
 from oracles import losses as oracle
+from proxymetric.core.normalisation import unit
 from proxymetric.core.pair_weights import PairWeights, StepFunction
-from proxymetric.core.pieces import Compare, References, unit
+from proxymetric.core.pieces import Compare, References
 from proxymetric.losses import (
     MPA,
     MPAAP,

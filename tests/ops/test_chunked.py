@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import proxymetric as pm
+from proxymetric.core.normalisation import NORMALISATIONS, unit
 from proxymetric.core.pair_weights import PairWeights, StepFunction
-from proxymetric.core.pieces import NORMALISATIONS, References, unit
+from proxymetric.core.pieces import References
 from proxymetric.ops import IMPLS, NONE, Line, Similarity, chosen, mean_over_batch, over_classes, using
 from proxymetric.papers import options
 
@@ -155,8 +156,8 @@ def test_single_precision_is_as_exact_as_plain(batch, classes, per_class, dim, s
                 of[name] = of.get(name, 0.0) + float((got[name] - each)[finite].square().sum())
                 sizes[name] = sizes.get(name, 0.0) + float(each[finite].square().sum())
     for name, size in sizes.items():
-        # One rounding of the result itself is free.
-        allowed = BUDGET * squares["plain"][name] ** 0.5 + 2**-23 * size**0.5
+        # Two roundings of the result itself are free: plain has few of them at these sizes.
+        allowed = BUDGET * squares["plain"][name] ** 0.5 + 2**-22 * size**0.5
         assert squares["chunked"][name] ** 0.5 <= allowed, (name, squares, size)
 
 
@@ -444,8 +445,8 @@ def test_every_proxy_method_goes_through_the_reductions(name):
 
 
 def test_names_come_from_one_table():
-    assert list(IMPLS) == ["plain", "chunked", "triton"]
-    said = "impl: got 'chunky', expected one of plain, chunked, triton, auto"
+    assert list(IMPLS) == ["plain", "dense", "chunked", "triton"]
+    said = "impl: got 'chunky', expected one of plain, dense, chunked, triton, auto"
     with pytest.raises(ValueError, match=said), using("chunky"):
         pass
 

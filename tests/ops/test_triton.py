@@ -24,8 +24,9 @@ from ops.test_chunked import (
     uses_twice_and_goes_back_again,
 )
 from proxymetric.core.class_shards import Shard
+from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.pair_weights import PairWeights, StepFunction
-from proxymetric.core.pieces import NORMALISATIONS, References
+from proxymetric.core.pieces import References
 from proxymetric.ops import IMPLS, NONE, Line, chosen, mean_over_batch, reductions, using
 from proxymetric.ops.triton import batch_classes, chunk_pass, kernels, launch, totals
 from proxymetric.ops.triton import reductions as triton_reductions
@@ -410,7 +411,7 @@ def test_kernels_compile():
 
 
 def test_it_is_named_and_chosen(monkeypatch):
-    assert list(IMPLS) == ["plain", "chunked", "triton"]
+    assert list(IMPLS) == ["plain", "dense", "chunked", "triton"]
     refs = References(torch.zeros(10_000, 2, device=DEVICE), torch.arange(10_000, device=DEVICE), 1)
     large = torch.zeros(2**14, 2, device=DEVICE)
     assert chosen(large, refs) == ("triton" if DEVICE == "cuda" else "chunked")

@@ -15,7 +15,7 @@ from catalogue import IN_BATCH, PLANNED, REDUCTIONS, WEIGHTED
 from groups import together
 from oracles import isa as oracle
 from oracles import losses
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import ball, unit
 from proxymetric.criterion import Criterion
 from proxymetric.sources import VariationalProxies
 from proxymetric.testing import same, snapshot
@@ -270,7 +270,7 @@ def test_gaussian_proxies_settle_by_the_ball_under_ccp() -> None:
     embeddings = loop.encoder(x)
     loop.criterion(embeddings, y)
     assert seen[0].normalise == "ball"
-    torch.testing.assert_close(seen[0].queries, pm.core.pieces.ball(embeddings.detach()))
+    torch.testing.assert_close(seen[0].queries, ball(embeddings.detach()))
     assert not torch.allclose(seen[0].queries, unit(embeddings))
     assert not seen[0].queries.requires_grad
 

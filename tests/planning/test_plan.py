@@ -200,7 +200,8 @@ def test_chunks_and_budget_are_those_of_the_reductions():
     for batch, dim in ((1, 8), (100, 512), (512, 512), (4096, 64), (3_000_000, 512)):
         work = Workload(classes=10**10, dim=dim, batch=batch, implementation="triton")
         assert memory.chunk(work) == chunk_pass.rows_per_chunk(batch, dim, None)
-    assert set(IMPLS) <= set(IMPLEMENTATIONS)
+    # A plan is about many classes; dense is for few, and takes no more memory than plain.
+    assert set(IMPLS) - {"dense"} == set(IMPLEMENTATIONS)
     with pytest.raises(ValueError, match="got RowProxies, whose proxies cannot be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent
 from proxymetric.data import open_data, split
 from proxymetric.metrics import evaluate

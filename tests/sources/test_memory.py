@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.core.pieces import References, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import References
 from proxymetric.losses import Contrastive
 
 

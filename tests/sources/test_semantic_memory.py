@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import proxymetric as pm
 from groups import together
 from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import unit
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.criterion import Criterion
 from proxymetric.sources import RowTable, SemanticProxies, accumulator

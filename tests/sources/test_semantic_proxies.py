@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 from oracles import vptsp as oracle
-from proxymetric.core.pieces import Compare, References, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Compare, References
 from proxymetric.criterion import Criterion
 from proxymetric.encoders import build as build_encoder
 from proxymetric.losses import ProxyAnchor

@@ -14,7 +14,8 @@ from torch.distributions import Normal, kl_divergence
 import proxymetric as pm
 from oracles import losses
 from oracles import vcpa as oracle
-from proxymetric.core.pieces import NORMALISATIONS, Compare, Energy, References, unit
+from proxymetric.core.normalisation import NORMALISATIONS, unit
+from proxymetric.core.pieces import Compare, Energy, References
 from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor, ProxyNCA
 from proxymetric.sources import VariationalProxies

@@ -13,7 +13,7 @@ from torch import Tensor
 import proxymetric as pm
 from oracles import isa as oracle
 from oracles import losses
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import unit
 from proxymetric.criterion import Criterion
 from proxymetric.testing import same, snapshot
 from proxymetric.weightings import InformativeSamples

@@ -87,17 +87,86 @@ def check_range(labels: Tensor, classes: int) -> None:
         classes: C.
     """
     if len(labels):
-        low, high = int(labels.min()), int(labels.max())
+        low, high = (int(end) for end in torch.aminmax(labels))
         if low < 0 or high >= classes:
             raise ValueError(f"labels: got {low if low < 0 else high}, expected 0 to {classes - 1} (classes={classes})")
 
 
-def one_if_finite(embeddings: Tensor) -> Tensor:
-    """A factor of the loss, without gradient: exactly 1, or NaN where a row's length is not finite.
+class LabelCheck:
+    """Refuses labels outside [0, C), without waiting for a GPU.
 
-    A length is not finite if the row holds NaN or infinity, and also if the square of the length overflows: the
-    normalisation would turn such a row into a zero vector. A number times 1 has the same bits, so the factor 1 changes
-    neither the loss nor its gradient. The factor stays on the device, and nothing synchronises with the GPU.
+    Labels in main memory are checked at once, and so are the first labels on a GPU. Later ones are checked by the GPU
+    itself: it writes the answer into main memory when it gets there, and the next call reads it. Until then, labels out
+    of range are moved into the range, so that they index nothing outside of a table.
+
+    Example:
+        >>> LabelCheck().within(torch.tensor([0, 2]), classes=2)
+        Traceback (most recent call last):
+        ValueError: labels: got 2, expected 0 to 1 (classes=2)
+    """
+
+    def __init__(self) -> None:
+        self._unread: tuple[Tensor, int] | None = None
+        """labels that a GPU is checking, and their C"""
+        self._wrong: Tensor | None = None
+        """the answer, in memory that the GPU can write"""
+        self._answered: torch.cuda.Event | None = None
+
+    @torch.compiler.disable
+    def within(self, labels: Tensor, classes: int) -> Tensor:
+        """Check labels.
+
+        Args:
+            labels: (B,).
+            classes: C.
+
+        Returns:
+            Labels in [0, C): the given ones, if they are right.
+
+        Raises:
+            ValueError: these labels, or labels of the last call, are out of range.
+        """
+        self.settle(wait=True)
+        if labels.device.type != "cuda" or self._wrong is None or self._answered is None:
+            check_range(labels, classes)
+            if labels.device.type == "cuda":
+                self._wrong = torch.zeros((), dtype=torch.bool, pin_memory=True)
+                self._answered = torch.cuda.Event()
+            return labels
+        inside = labels.clamp(0, classes - 1)
+        self._wrong.copy_((inside != labels).any(), non_blocking=True)
+        self._answered.record(torch.cuda.current_stream(labels.device))
+        self._unread = labels, classes
+        return inside
+
+    def settle(self, wait: bool = False) -> None:
+        """Read the answer for the last labels.
+
+        Args:
+            wait: whether to wait for the GPU; False: do nothing if it has not answered yet.
+
+        Raises:
+            ValueError: the labels were out of range.
+        """
+        if self._unread is None:
+            return
+        assert self._answered is not None
+        assert self._wrong is not None
+        if not wait and not self._answered.query():
+            return
+        self._answered.synchronize()
+        (labels, classes), self._unread = self._unread, None
+        if self._wrong.item():
+            check_range(labels, classes)
+
+
+def one_if_finite(embeddings: Tensor) -> Tensor:
+    """A factor of the loss, without gradient: exactly 1, or NaN if the length of the embeddings is not finite.
+
+    It is the length of all rows together. It is not finite if a row holds NaN or infinity, and also if the sum of
+    squares overflows: the normalisation would turn such a row into a zero vector. A number times 1 has the same bits,
+    so the factor 1 changes neither the loss nor its gradient. The factor stays on the device, and nothing synchronises
+    with the GPU.
 
     Args:
         embeddings: (B, D), float32 or wider.
@@ -111,8 +180,8 @@ def one_if_finite(embeddings: Tensor) -> Tensor:
         >>> one_if_finite(torch.full((1, 2), 1e30))
         tensor(nan)
     """
-    lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
-    return lengths.mul(0).sum().add(1)  # 0 * infinity is NaN
+    length = torch.linalg.vector_norm(embeddings.detach())
+    return length.mul_(0).add_(1)  # 0 * infinity is NaN
 
 
 def _from_array(labels: Any, device: torch.device) -> Tensor:

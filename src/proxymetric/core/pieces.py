@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.core.class_shards import Shard
+from proxymetric.core.normalisation import MIN_DIVISORS, NORMALISATIONS
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.short_repr import ShortRepr, call_text
 from proxymetric.core.tally import ProxyUse, close_tallies
@@ -42,32 +43,10 @@ def nothing() -> None:
     """The commit of a piece that remembers nothing."""
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """`v / ||v||`, row by row; a zero row stays zero and has a zero gradient.
+class NearestRows:
+    """A by-product of a reduction that has all similarities: (B,) the nearest row of each query's own class."""
 
-    Example:
-        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]])
-    """
-    return nn.functional.normalize(vectors, dim=-1, eps=MIN_DIVISORS["l2"])
-
-
-def ball(vectors: Tensor) -> Tensor:
-    """`v / max(||v||, 1)`, row by row: vectors inside the unit ball do not change (CCP's Lipschitz choice).
-
-    Example:
-        >>> ball(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
-    """
-    return nn.functional.normalize(vectors, dim=-1, eps=MIN_DIVISORS["ball"])
-
-
-MIN_DIVISORS = {"l2": 1e-12, "ball": 1.0}
-"""lengths by normalisation: a vector is divided by its own length or by this length, whichever is larger"""
-NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": ball}
-"""the normalisations by name"""
+    rows: Tensor | None = None
 
 
 class References(NamedTuple):
@@ -80,11 +59,17 @@ class References(NamedTuple):
     per_class: int | None = None
     """K, if the rows are ordered by class with K rows for each class; else None"""
     same: Tensor | None = None
-    """(B, R) bool: the row is the query itself, so the two are not a pair"""
+    """(B, R) bool: the row is the query itself, so the two are not a pair; None: no row is, unless `are_queries`"""
     normalise: str | None = None
     """the normalisation that the loss must still apply to the rows, a key of `NORMALISATIONS`; None: none"""
     shard: Shard | None = None
     """the classes of these rows, if other processes hold the rows of other classes; None: all rows are here"""
+    all_classes: bool = False
+    """whether the rows are the K rows of class 0, of class 1 and so on, of every class that a label may have"""
+    are_queries: bool = False
+    """whether the rows are the queries themselves, before their normalisation"""
+    nearest: NearestRows | None = None
+    """where a reduction may leave which row of its class is nearest to each query, if it has the similarities"""
 
     @property
     def all_rows(self) -> int:
@@ -110,6 +95,8 @@ class References(NamedTuple):
                 "shard: got references divided among processes, expected all references in this process; "
                 "only losses that use the reductions of `ops` can be sharded"
             )
+        if self.are_queries and queries is not None:
+            return queries
         vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
         return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
 
@@ -123,6 +110,9 @@ class References(NamedTuple):
             Two (B, R) bool tensors: query and row have the same class, and they have different classes.
         """
         match = labels[:, None] == self.labels[None, :]
+        if self.are_queries:
+            negative = ~match
+            return match.fill_diagonal_(False), negative
         if self.same is None:
             return match, ~match
         return match & ~self.same, ~match & ~self.same
@@ -428,16 +418,15 @@ class Compare(Objective):
         queries = normalise(ctx.embeddings)
         detached_queries = queries.detach()
         refs, source_commit = self.source(ctx, Energy(self.loss, detached_queries, labels, self.normalise))
-        refs = refs._replace(normalise=self.normalise)
+        use = self.use if self.training and torch.is_grad_enabled() else None
+        nearest = None if use is None else NearestRows()
+        refs = refs._replace(normalise=self.normalise, nearest=nearest)
         weight = None
         commits = [source_commit]
         if self.weighting is not None:
             detached_refs = refs._replace(vectors=refs.vectors.detach())
             weight, weighting_commit = self.weighting(ctx, detached_queries, detached_refs)
             commits.append(weighting_commit)
-        if self.use is not None and self.training and torch.is_grad_enabled():
-            nearest = self.use.nearest(detached_queries, labels, refs.vectors, refs.labels, normalise, refs.shard)
-            commits.append(partial(self.use.mark, nearest))
 
         def commit() -> None:
             for piece_commit in commits:
@@ -451,6 +440,11 @@ class Compare(Objective):
             value = self.loss(queries, labels, refs, weight)
         else:
             value = queries[:0].sum() + refs.vectors[:0].sum()
+        if use is not None and nearest is not None:
+            rows = nearest.rows
+            if rows is None:
+                rows = use.nearest(detached_queries, labels, refs.vectors, refs.labels, normalise, refs.shard)
+            commits.append(partial(use.mark, rows))
         if value.ndim:
             raise ValueError(
                 f"loss: got a tensor of shape {tuple(value.shape)} from {type(self.loss).__name__}, expected a scalar"

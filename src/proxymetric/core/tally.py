@@ -139,11 +139,18 @@ class ProxyUse(Tally):
         Returns:
             (B,) row numbers among the `C K` proxies of all classes, the same in every process.
         """
+        grouped = rows.detach().unflatten(0, (-1, self.per_class))
+        if shard is None and len(grouped) * self.per_class == len(self.last):  # rows of all classes, in order
+            return self._nearest(queries, grouped[labels], labels, normalise)
         local_classes = row_labels[:: self.per_class].contiguous()
         place = torch.searchsorted(local_classes, labels).clamp(max=len(local_classes) - 1)
-        class_proxies = normalise(rows.detach().unflatten(0, (-1, self.per_class))[place].to(queries.dtype))
-        nearest = labels * self.per_class + torch.einsum("bd,bkd->bk", queries, class_proxies).argmax(1)
+        nearest = self._nearest(queries, grouped[place], labels, normalise)
         return nearest if shard is None else all_reduce_sum(nearest * (local_classes[place] == labels), shard)
+
+    def _nearest(self, queries: Tensor, own: Tensor, labels: Tensor, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+        """Row numbers (B,) of the nearest among the proxies (B, K, D) of each query's class."""
+        similarity = torch.bmm(normalise(own.to(queries.dtype)), queries.unsqueeze(2)).squeeze(2)
+        return torch.add(similarity.argmax(1), labels, alpha=self.per_class)
 
     @torch.no_grad()
     def mark(self, rows: Tensor) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.losses.ranges import check_scale
-from proxymetric.ops import Line, over_classes
+from proxymetric.ops import Line, cross_entropy
+
+ROUNDING = 1e-6
+"""cosines are held this far from -1 and 1, where the slope of arccos is infinite"""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class CosFace:
         margin: in [0, 2]; 0.35 in the paper. 0 gives the normalised softmax (Zhai & Wu 2019).
 
     Example:
+        >>> import torch
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
         >>> CosFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
         tensor(0.3133)
@@ -44,8 +47,7 @@ class CosFace:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own_class = Line(self.scale, -self.scale * self.margin)
-        sums = over_classes(queries, labels, refs, own_class, Line(self.scale), weight=weight)
-        return cross_entropy(sums.positive, sums.negative)
+        return cross_entropy(queries, labels, refs, own_class, Line(self.scale), weight=weight)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ArcFace:
         margin: radians in [0, pi); 0.5 in the paper.
 
     Example:
+        >>> import torch
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
         >>> ArcFace(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
         tensor(0.3133)
@@ -88,10 +91,35 @@ class ArcFace:
                 "weighting: got a weighting for ArcFace, whose exponent for the query's class is not linear in the "
                 "similarity; expected CosFace"
             )
-        sums = over_classes(queries, labels, refs, Line(1.0), Line(self.scale))
-        similarity = sums.positive
-        # The slope of arccos is infinite at 1.
-        theta = similarity.clamp(-1 + 1e-6, 1 - 1e-6).arccos()
-        beyond_pi = similarity - self.margin * math.sin(self.margin)
-        with_margin = torch.where(theta + self.margin <= math.pi, (theta + self.margin).cos(), beyond_pi)
-        return cross_entropy(self.scale * with_margin, sums.negative)
+        return cross_entropy(queries, labels, refs, ArcExponent(self.scale, self.margin), Line(self.scale))
+
+
+class ArcExponent(NamedTuple):
+    """`scale cos(theta + margin)` as a function of `s = cos theta`; beyond pi `scale (s - margin sin(margin))`.
+
+    Example:
+        >>> import torch
+        >>> exponent, s = ArcExponent(scale=1.0, margin=0.5), torch.tensor([0.3, -0.95], requires_grad=True)
+        >>> exponent(s)
+        tensor([-0.1941, -1.1897], grad_fn=<MulBackward0>)
+        >>> torch.autograd.grad(exponent(s).sum(), s)[0], exponent.slope_at(s.detach())
+        (tensor([1.0284, 1.0000]), tensor([1.0284, 1.0000]))
+    """
+
+    scale: float
+    margin: float
+
+    def __call__(self, s: Tensor) -> Tensor:
+        with_margin = (s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + self.margin).cos()
+        beyond_pi = s - self.margin * math.sin(self.margin)
+        return self.scale * with_margin.where(s >= -math.cos(self.margin), beyond_pi)
+
+    def slope_at(self, s: Tensor) -> Tensor:
+        """The derivative in s: `scale sin(theta + margin) / sin(theta)`, or `scale` beyond pi.
+
+        It is 0 where the cosine is so near -1 or 1 that it is held fixed.
+        """
+        cosine = s.clamp(-1 + ROUNDING, 1 - ROUNDING)
+        theta = cosine.arccos()
+        slope = ((theta + self.margin).sin() / theta.sin()).where(cosine == s, 0.0)
+        return self.scale * slope.where(s >= -math.cos(self.margin), 1.0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import mean_where
 from proxymetric.losses.ranges import check_scale, check_temperature
-from proxymetric.ops import Line, over_classes
+from proxymetric.ops import Line, cross_entropy, over_classes
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class ProxyNCA:
         scale: > 0; 12 is common.
 
     Example:
+        >>> import torch
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
         >>> ProxyNCA(scale=1.0)(torch.eye(2), torch.arange(2), refs)
         tensor(-1.)
@@ -60,6 +60,7 @@ class ProxyNCAPlusPlus:
             0.1.
 
     Example:
+        >>> import torch
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
         >>> ProxyNCAPlusPlus(temperature=1.0)(torch.eye(2), torch.arange(2), refs)
         tensor(0.3133)
@@ -72,16 +73,4 @@ class ProxyNCAPlusPlus:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         exponent = Line(1 / self.temperature)
-        sums = over_classes(queries, labels, refs, exponent, exponent, weight=weight)
-        return cross_entropy(sums.positive, sums.negative)
-
-
-def cross_entropy(positive: Tensor, negative: Tensor) -> Tensor:
-    """`-log(e^positive / (e^positive + e^negative))`, mean over the queries that have a reference of their class.
-
-    Args:
-        positive: (B,) logarithm of the summed exponentials over the query's class; -inf if the class has no reference.
-        negative: (B,) the same over the other classes.
-    """
-    has_positive = positive.isfinite()
-    return mean_where(torch.logaddexp(positive, negative).sub(positive).where(has_positive, 0.0), has_positive)
+        return cross_entropy(queries, labels, refs, exponent, exponent, weight=weight)

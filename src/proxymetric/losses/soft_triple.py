@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.proxy_nca import cross_entropy
 from proxymetric.losses.ranges import check_cosine_margin, check_scale
-from proxymetric.ops import Line, Similarity, over_classes
+from proxymetric.ops import Line, Similarity, cross_entropy
 from proxymetric.signatures import one_of
 
 
@@ -33,6 +31,7 @@ class SoftTriple:
         reduction: "mean" over the batch, or "sum" as in the paper.
 
     Example:
+        >>> import torch
         >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
         >>> SoftTriple(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
         tensor(0.3133)
@@ -51,6 +50,5 @@ class SoftTriple:
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         own_class = Line(self.scale, -self.scale * self.margin)
-        sums = over_classes(queries, labels, refs, own_class, Line(self.scale), self.of_class, weight)
-        mean = cross_entropy(sums.positive, sums.negative)
-        return mean if self.reduction == "mean" else mean * torch.isfinite(sums.positive).sum()
+        others = Line(self.scale)
+        return cross_entropy(queries, labels, refs, own_class, others, self.of_class, weight, reduction=self.reduction)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.pieces import NORMALISATIONS
+from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.encoders import Encoder
 from proxymetric.files import check_output, replacing
 from proxymetric.models.load import load, read_run

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import NORMALISATIONS
+from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.models.load import read_run
 from proxymetric.models.model import Model
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import NORMALISATIONS
+from proxymetric.core.normalisation import NORMALISATIONS
 
 if TYPE_CHECKING:
     from PIL import Image

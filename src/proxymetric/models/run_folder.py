@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.core.pieces import NORMALISATIONS
+from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.files import read_json
 from proxymetric.signatures import did_you_mean, fit, one_of
 from proxymetric.tensor_files import read_header

@@ -1,14 +1,16 @@
-"""The two reductions that every proxy loss uses.
+"""The three reductions that every proxy loss uses.
 
-`mean_over_batch` sums over the batch for each class; `over_classes` sums over the classes for each query.
+`mean_over_batch` sums over the batch for each class; `over_classes` sums over the classes for each query;
+`cross_entropy` classifies each query among the classes.
 """
 
 from proxymetric.ops.plain import Columns, similarities
-from proxymetric.ops.problem import NONE, Line, Means, Reduced, Settings, log1p_exp
+from proxymetric.ops.problem import NONE, Exponent, Line, Means, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import (
     IMPLS,
     Implementation,
     chosen,
+    cross_entropy,
     current_settings,
     mean_over_batch,
     over_classes,
@@ -20,6 +22,7 @@ __all__ = [
     "IMPLS",
     "NONE",
     "Columns",
+    "Exponent",
     "Implementation",
     "Line",
     "Means",
@@ -27,6 +30,7 @@ __all__ = [
     "Settings",
     "Similarity",
     "chosen",
+    "cross_entropy",
     "current_settings",
     "log1p_exp",
     "mean_over_batch",

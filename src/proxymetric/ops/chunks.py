@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.core.normalisation import MIN_DIVISORS
 from proxymetric.core.pair_weights import StepFunction
-from proxymetric.core.pieces import MIN_DIVISORS
 from proxymetric.ops.problem import NONE, Line, Problem
 
 POSITIVE, NEGATIVE = 0, 1

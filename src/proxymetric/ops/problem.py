@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,20 @@ class Line(NamedTuple):
 
     def __call__(self, s: Tensor) -> Tensor:
         return (self.slope * s).add_(self.offset)
+
+    def slope_at(self, s: Tensor) -> Tensor | float:
+        """The derivative in s."""
+        return self.slope
+
+
+class Exponent(Protocol):
+    """The exponent of a query's own class in a cross entropy, as a function of the similarity: `Line` is one."""
+
+    def __call__(self, s: Tensor, /) -> Tensor:
+        """The exponents."""
+
+    def slope_at(self, s: Tensor, /) -> Tensor | float:
+        """Their derivatives in s."""
 
 
 class Problem(NamedTuple):
@@ -83,15 +97,18 @@ class Totals(NamedTuple):
 
     positive: Tensor
     negative: Tensor
-    positive_weight: Tensor
-    negative_weight: Tensor
+    positive_weight: Tensor | None
+    """None: both totals are divided by their weights already, or by a count"""
+    negative_weight: Tensor | None
 
     def over_weights(self, positive: bool, negative: bool) -> Totals:
         """Divide the positive total, the negative total or both by the sum of their weights."""
         totals = self
         if positive:
+            assert self.positive_weight is not None
             totals = totals._replace(positive=self.positive / self.positive_weight.clamp(min=MIN_WEIGHT_SUM))
         if negative:
+            assert self.negative_weight is not None
             totals = totals._replace(negative=self.negative / self.negative_weight.clamp(min=MIN_WEIGHT_SUM))
         return totals
 

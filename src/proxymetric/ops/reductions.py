@@ -4,10 +4,11 @@
 reduction                 result                                                                 used by
 ========================  =====================================================================  ===================
 `mean_over_batch`         mean over the columns c of `log(1 + sum_i exp(w z(s_ic)))`             Proxy-Anchor, MPA
-`over_classes`            for each query i `log sum_c exp(w z(s_ic))`                            the softmax family
+`over_classes`            for each query i `log sum_c exp(w z(s_ic))`                            MPA-AP, MPA-DW
+`cross_entropy`           mean over the queries of `-log` of the share of its class in that sum  the softmax family
 ========================  =====================================================================  ===================
 
-Each reduction is computed once for the pairs of the same class (positives) and once for the pairs of different classes
+The first two are computed once for the pairs of the same class (positives) and once for the pairs of different classes
 (negatives). s_ic is the similarity of query i and column c, z the exponent (`Line`) and w the weight of the pair. A
 column is a reference row, or a class if `of_class` combines the K rows of a class. Sums are computed in float32 or
 float64, for every type of the queries and references.
@@ -16,7 +17,7 @@ float64, for every type of the queries and references.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ from torch import Tensor
 from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, grad_all_reduce
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.ops import chunked, plain
-from proxymetric.ops.problem import NONE, Count, Line, Means, Problem, Reduced, Settings, Totals
+from proxymetric.ops import chunked, dense, plain
+from proxymetric.ops.problem import NONE, Count, Exponent, Line, Means, Problem, Reduced, Settings, Totals
 from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.triton import reductions as triton
 from proxymetric.ops.triton.launch import installed
@@ -43,11 +44,14 @@ class Implementation(NamedTuple):
 
 IMPLS: dict[str, Implementation] = {
     "plain": Implementation(plain.mean_over_batch, plain.over_classes),
+    "dense": Implementation(dense.mean_over_batch, dense.over_classes),
     "chunked": Implementation(chunked.mean_over_batch, chunked.over_classes),
     "triton": Implementation(triton.mean_over_batch, triton.over_classes),
 }
 """the implementations by name"""
 
+MAX_DENSE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
+"""pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
 MAX_PLAIN_PAIRS = 2**16
 """pairs up to which "auto" chooses plain"""
 MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
@@ -67,9 +71,11 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
     """Choose how losses inside the `with` block are computed; only time and memory change, not values and gradients.
 
     Args:
-        impl: "plain" is the definition, on matrices of all queries by all references. "chunked" computes chunk by
-            chunk. "triton" does so with fused GPU kernels, and multiplies in the type of the queries and references.
-            "auto" (the default) chooses by size and device.
+        impl: "plain" is the definition, on matrices of all queries by all references. "dense" has the same matrices,
+            and gradients in closed form; it applies to the proxies of all classes in float32 or float64 without a
+            weighting, and is plain otherwise. "chunked" computes chunk by chunk. "triton" does so with fused GPU
+            kernels, and multiplies in the type of the queries and references. "auto" (the default) chooses by size and
+            device.
         budget: bytes, at least 0, of similarities that one loss may keep from its forward to its backward pass (1 GiB
             by default). Keeping them saves one matrix product.
         rows: references in one chunk, at least 1; by default a number that suits the device.
@@ -106,18 +112,28 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
         _settings.reset(token)
 
 
-def chosen(queries: Tensor, refs: References) -> str:
-    """The name of the implementation that the current settings choose for these queries and references."""
+def chosen(queries: Tensor, refs: References, dense_fits: bool = False) -> str:
+    """The name of the implementation that the current settings choose for these queries and references.
+
+    Args:
+        queries: (B, D).
+        refs: the references.
+        dense_fits: whether the closed forms of "dense" apply.
+    """
     name, pairs = _settings.get().impl, len(queries) * len(refs.labels)
+    if not pairs:
+        return "plain"
+    if name != "auto" and name != "triton":
+        return name
     compiling = torch.compiler.is_compiling()  # torch.compile cannot trace launches of Triton kernels
-    if name == "auto":
-        device = queries.device.type
-        can_launch = device == "cuda" and installed() and not compiling
-        max_pairs = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
-        name = "plain" if pairs <= max_pairs else "triton" if can_launch else "chunked"
-    if name == "triton" and compiling:
-        name = "chunked"
-    return name if pairs else "plain"
+    if name == "triton":
+        return "chunked" if compiling else name
+    device = queries.device.type
+    if dense_fits and not compiling and pairs <= MAX_DENSE_PAIRS.get(device, 0):
+        return "dense"
+    can_launch = device == "cuda" and not compiling and installed()
+    max_pairs = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
+    return "plain" if pairs <= max_pairs else "triton" if can_launch else "chunked"
 
 
 def mean_over_batch(
@@ -157,16 +173,18 @@ def mean_over_batch(
         >>> mean_over_batch(torch.eye(2), torch.arange(2), refs, Line(-1.0), Line(1.0))
         Means(positive=tensor(0.3133), negative=tensor(0.6931))
     """
-    problem = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
-    with torch.autocast(queries.device.type, enabled=False):
-        compute = IMPLS[chosen(queries, refs)].mean_over_batch
+    problem = Problem(labels, _here(refs), positive, negative, of_class, weight)
+    with _full_precision(queries):
+        fits = dense.fits(queries, problem) and dense.bounded(problem)
+        compute = IMPLS[chosen(queries, refs, fits)].mean_over_batch
         if refs.shard is None:
             totals = compute(queries, problem, positive_count, negative_count, _settings.get())
         else:
             # Totals are divided by the weights after the sum over processes: no process has the weights of all columns.
             counts = positive_count or 1.0, negative_count or 1.0
             of_shard = compute(_shared_queries(queries, refs), problem, *counts, _settings.get())
-            totals = Totals(*all_reduce_sum(torch.stack(of_shard), refs.shard))
+            summed = all_reduce_sum(torch.stack([part for part in of_shard if part is not None]), refs.shard)
+            totals = Totals(summed[0], summed[1], summed[2], summed[3])
             totals = totals.over_weights(positive_count is None, negative_count is None)
         return Means(totals.positive, totals.negative)
 
@@ -202,9 +220,9 @@ def over_classes(
         >>> over_classes(torch.eye(2), torch.arange(2), refs, Line(1.0), Line(1.0)).negative
         tensor([0., 0.])
     """
-    problem = Problem(labels, refs._replace(shard=None), positive, negative, of_class, weight)
-    with torch.autocast(queries.device.type, enabled=False):
-        compute = IMPLS[chosen(queries, refs)].over_classes
+    problem = Problem(labels, _here(refs), positive, negative, of_class, weight)
+    with _full_precision(queries):
+        compute = IMPLS[chosen(queries, refs, dense.fits(queries, problem))].over_classes
         reduced = compute(_shared_queries(queries, refs), problem, _settings.get())
         if refs.shard is None:
             return reduced
@@ -215,6 +233,66 @@ def over_classes(
             )
         logs = [all_reduce_logsumexp(log, refs.shard) for log in (reduced.positive, reduced.negative)]
         return Reduced(logs[0], logs[1], *((log != NONE).to(log) for log in logs))
+
+
+def cross_entropy(
+    queries: Tensor,
+    labels: Tensor,
+    refs: References,
+    own_class: Exponent,
+    others: Line,
+    of_class: Similarity | None = None,
+    weight: PairWeights | None = None,
+    *,
+    reduction: str = "mean",
+) -> Tensor:
+    """`-log( e^{z(s_iy)} / (e^{z(s_iy)} + sum_{c != y} e^{w z(s_ic)}) )`, the mean over the queries or their sum.
+
+    Queries whose class has no reference are left out.
+
+    Args:
+        queries: (B, D), of unit length.
+        labels: (B,) the classes of the queries.
+        refs: the references.
+        own_class: the exponent of the query's class y. An exponent that is not a `Line` needs one column per class, and
+            no weighting.
+        others: the exponent of the other classes.
+        of_class: combines the K references of a class into one column; None: each reference is a column.
+        weight: factors of the exponents; None: all are 1.
+        reduction: "mean" or "sum".
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> refs = References(torch.eye(2), torch.arange(2), per_class=1)
+        >>> cross_entropy(torch.eye(2), torch.arange(2), refs, Line(1.0), Line(1.0))
+        tensor(0.3133)
+    """
+    exponent = own_class if isinstance(own_class, Line) else Line(1.0)
+    problem = Problem(labels, _here(refs), exponent, others, of_class, weight)
+    if dense.fits(queries, problem) and chosen(queries, refs, dense_fits=True) == "dense":
+        with _full_precision(queries):
+            return dense.cross_entropy(queries, problem, own_class, len(queries) if reduction == "mean" else 1)
+    sums = over_classes(queries, labels, refs, exponent, others, of_class, weight)
+    exponents = sums.positive if isinstance(own_class, Line) else own_class(sums.positive)
+    has_positive = sums.positive.isfinite()
+    losses = torch.logaddexp(exponents, sums.negative).sub(exponents).where(has_positive, 0.0)
+    total = (losses * has_positive).sum()
+    return total / has_positive.sum().clamp(min=1) if reduction == "mean" else total
+
+
+def _here(refs: References) -> References:
+    """The references as an implementation sees them: those of this process, with a mask of pairs that are none."""
+    if refs.are_queries and refs.same is None:
+        refs = refs._replace(same=torch.eye(len(refs.labels), dtype=torch.bool, device=refs.labels.device))
+    return refs if refs.shard is None else refs._replace(shard=None)
+
+
+def _full_precision(queries: Tensor) -> AbstractContextManager[Any]:
+    """A context without autocast; nothing if there is none."""
+    device = queries.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _shared_queries(queries: Tensor, refs: References) -> Tensor:

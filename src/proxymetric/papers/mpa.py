@@ -49,7 +49,7 @@ def mpa(
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPA(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
+    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)
 
 
 @about(
@@ -86,7 +86,7 @@ def mpa_dw(
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPADW(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
+    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)
 
 
 @about(
@@ -123,4 +123,4 @@ def mpa_ap(
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = MPAAP(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
+    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)

@@ -49,4 +49,4 @@ def soft_triple(
         touched: which centres a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     loss = SoftTriple(scale, margin, Similarity(similarity, gamma), reduction)
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau))
+    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)

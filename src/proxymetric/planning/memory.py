@@ -108,7 +108,7 @@ def similarities(work: Workload) -> int:
 
     - plain: seven (B, R) matrices, or four (B, R) and four (B, C) matrices if the K proxies of a class are combined
       into one similarity; and the normalised proxies (R, D). If D is large compared with B, the peak is in the
-      backward pass of the normalisation instead, with four (R, D) matrices.
+      backward pass of the normalisation instead, with two (R, D) matrices.
     - chunked, with n proxies in a chunk: four (B, n) matrices, or five if the K proxies of a class are combined; two
       (n, D) matrices in float32 if the proxies are not float32. A loss that sums over the batch also holds the
       gradients of the proxies of the batch's classes and two gradients of the embeddings. A loss that sums over the
@@ -127,7 +127,7 @@ def similarities(work: Workload) -> int:
     numbers = NUMBERS_PER_ROW * work.compared
     if work.implementation == "plain":
         pairs = work.batch * (4 * work.compared + 4 * work.columns if work.several else 7 * work.compared)
-        return FLOAT32_BYTES * (numbers + max(pairs + work.compared * work.dim, 4 * work.compared * work.dim))
+        return FLOAT32_BYTES * (numbers + max(pairs + work.compared * work.dim, 2 * work.compared * work.dim))
     rows = chunk(work)
     numbers += (5 if work.several else 4) * rows * work.batch
     if BYTES[work.dtype] != FLOAT32_BYTES:

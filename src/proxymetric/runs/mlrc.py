@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from proxymetric import recipe as recipes
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import open_data, split
 from proxymetric.files import check_output, read_json, write_json

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole_number
-from proxymetric.core.pieces import NORMALISATIONS, Boundary, Context, Objective, Outcome, Pool, Source
+from proxymetric.core.normalisation import NORMALISATIONS
+from proxymetric.core.pieces import Boundary, Context, Objective, Outcome, Pool, Source
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 
 
@@ -11,5 +9,4 @@ class InBatch(Source):
     """The references are the embeddings of the batch, with gradient; a sample is not a pair with itself."""
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        same = torch.eye(len(ctx.embeddings), dtype=torch.bool, device=ctx.embeddings.device)
-        return References(ctx.embeddings, ctx.batch.labels, same=same), nothing
+        return References(ctx.embeddings, ctx.batch.labels, are_queries=True), nothing

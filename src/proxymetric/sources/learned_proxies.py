@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from proxymetric.checks import whole_number
 from proxymetric.core.class_shards import Shard
-from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.signatures import one_of
 
 INITIALISATIONS: dict[str, Callable[[int, int], Tensor]] = {
@@ -75,7 +76,8 @@ class LearnedProxies(Source):
         self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class), persistent=False)
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
-        return References(self.vectors, self.labels, self.per_class, shard=self.part), nothing
+        refs = References(self.vectors, self.labels, self.per_class, shard=self.part, all_classes=self.part is None)
+        return refs, nothing
 
     def shard(self, shard: Shard) -> None:
         assert self.part is None

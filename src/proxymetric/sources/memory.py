@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from proxymetric.core.pieces import NORMALISATIONS, Commit, Context, Energy, References, Source, nothing
+from proxymetric.core.normalisation import NORMALISATIONS
+from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.sources.queue import Queue
 
 

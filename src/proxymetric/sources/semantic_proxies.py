@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole_number
-from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
 from proxymetric.core.tally import Counts
 from proxymetric.ops import current_settings
@@ -286,7 +287,7 @@ class SemanticProxies(Source):
         vectors = states[:, : self.dim]
         if self.a:
             vectors = torch.lerp(vectors, self._free_in_mixture(), self.a)
-        return References(vectors, self.labels, 1), commit
+        return References(vectors, self.labels, 1, all_classes=True), commit
 
     def _free_in_mixture(self) -> Tensor:
         """O as it enters Eq. 8."""

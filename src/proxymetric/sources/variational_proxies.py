@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import above_zero, at_least_zero, whole_number
-from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing, unit
+from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.precision import full_precision
 from proxymetric.sources.gaussian_steps import Gaussian, Moments, descend, divergence, newton
 from proxymetric.sources.learned_proxies import initial
@@ -177,7 +178,7 @@ class VariationalProxies(Source):
                     self._store_past(q_before)
 
         vectors = q.mu + q.sigma * self._noise() if self.sample else q.mu
-        return References(vectors, self.labels, self.per_class), commit
+        return References(vectors, self.labels, self.per_class, all_classes=True), commit
 
     @torch.no_grad()
     def _settle(self, q_before: Gaussian, energy: Energy) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import MIN_DIVISORS
+from proxymetric.core.normalisation import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
 from proxymetric.ops.similarity import KINDS
 from proxymetric.ops.triton.batch_classes import BatchRows
