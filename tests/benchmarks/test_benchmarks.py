@@ -1,0 +1,145 @@
+"""The benchmarks run at tiny sizes on a CPU, and their JSON says what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch):
+    """A function that imports a file of benchmarks/, as `python benchmarks/<name>.py` would."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def imported(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield imported
+    for file in FOLDER.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+def run(script: str, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, FOLDER / script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_head(record: dict[str, Any], name: str) -> None:
+    assert record["benchmark"] == name
+    assert {"device", "commit", "dirty", "source_digest", "machine", "matmul_precision"} <= record.keys()
+    assert record["machine"]["versions"]["torch"] == torch.__version__
+    assert record["machine"]["threads"] >= 1
+
+
+class TestCommon:
+    def test_every_candidate_has_its_steps_in_alternating_order(self, benchmark):
+        common = benchmark("common")
+        calls: list[str] = []
+        candidates = {
+            name: common.Candidate(lambda name=name: calls.append(name), lambda: calls.append("clear"))
+            for name in ("a", "b")
+        }
+        timings = common.interleaved(candidates, "cpu", rounds=4, min_steps=6, seconds=0.0)
+        assert {timing.steps for timing in timings.values()} == {2}  # 6 steps in 4 rounds are 2 in each
+        timed = [name for name in calls[2 * common.WARM_UP_STEPS :] if name != "clear"]
+        assert timed == list("aabbbbaaaabbbbaa")
+        assert [len(timing.rounds) for timing in timings.values()] == [4, 4]
+        assert timings["a"].record()["steps"] == 8
+
+    def test_short_steps_are_repeated_up_to_a_bound(self, benchmark):
+        common = benchmark("common")
+        timing = common.interleaved(
+            {"a": common.Candidate(lambda: None, lambda: None)}, "cpu", rounds=2, min_steps=4, seconds=10.0
+        )["a"]
+        assert timing.steps == 20 * 4 // 2
+
+    def test_ratios_are_those_of_the_rounds(self, benchmark):
+        common = benchmark("common")
+        one = common.Timing([1.0, 2.0, 9.0], [5.0, 5.0, 5.0], 1, 10.0)
+        other = common.Timing([2.0, 2.0, 10.0], [5.0, 10.0, 1.0], 1, 40.0)
+        assert common.ratios(one, other)["time"]["median"] == 0.9
+        assert common.ratios(one, other)["memory"] == 0.25
+        assert common.ratios(one, other, cpu=True)["time"]["median"] == 1.0
+        assert common.ratios(one._replace(extra_mb=None), other)["memory"] is None
+
+    def test_a_record_is_replaced_as_a_whole(self, benchmark, tmp_path):
+        common = benchmark("common")
+        file = tmp_path / "new" / "a.json"
+        common.write(file, {"a": 1})
+        with pytest.raises(TypeError):
+            common.write(file, {"a": object()})
+        assert json.loads(file.read_text()) == {"a": 1}
+
+    def test_the_head_names_commit_machine_and_versions(self, benchmark):
+        check_head(benchmark("common").about("x", "cpu"), "x")
+
+    def test_the_digest_of_the_source_follows_its_files(self, benchmark, tmp_path, monkeypatch):
+        common = benchmark("common")
+        monkeypatch.setattr(common, "ROOT", tmp_path)
+        (tmp_path / "src").mkdir()
+        (tmp_path / "src" / "a.py").write_text("1")
+        before = common.commit()["source_digest"]
+        (tmp_path / "src" / "a.py").write_text("2")
+        assert common.commit()["source_digest"] != before
+
+
+needs_peer = pytest.mark.skipif(
+    importlib.util.find_spec("pytorch_metric_learning") is None, reason="pytorch-metric-learning is not installed"
+)
+
+
+@needs_peer
+class TestPairs:
+    def test_the_libraries_and_the_formula_agree_on_every_loss(self, benchmark):
+        pairs = benchmark("pairs")
+        for name, pair in pairs.PAIRS.items():
+            sides = pairs.build(pair, 8, 5, 6, "cpu", torch.float32, ("ours", "peer", "formula"))
+            found = pairs.differences(sides, 8, pair)
+            for side in ("peer", "formula"):
+                assert found[side]["loss"] < 1e-4, (name, side, found)
+                assert max(found[side]["gradients"]) < 1e-3, (name, side, found)
+            assert len(found["peer"]["gradients"]) == 1 + pair.has_proxies
+
+    def test_a_difference_is_found(self, benchmark):
+        pairs = benchmark("pairs")
+        pair = pairs.PAIRS["cosface"]._replace(arguments={"margin": 0.1})
+        found = pairs.differences(pairs.build(pair, 8, 5, 6, "cpu", torch.float32, ("ours", "peer")), 8, pair)
+        assert found["peer"]["loss"] > 1e-2
+
+
+@needs_peer
+class TestPeer:
+    def test_cells_are_added_to_the_file(self, tmp_path):
+        out = tmp_path / "peer.json"
+        arguments = ("--device", "cpu", "--tiny", "--rounds", "2", "--seconds", "0", "--out", str(out))
+        run("peer_cuda.py", *arguments, "--losses", "proxy-anchor", "triplet")
+        run("peer_cuda.py", *arguments, "--losses", "norm-softmax", "--dtypes", "bfloat16", "--sizes", "8x6")
+        record = json.loads(out.read_text())
+        check_head(record, "peer")
+        assert record["matmul_precision"] == "highest"
+        assert record["cells"]["float32"].keys() == {"proxy-anchor", "triplet"}
+        assert record["cells"]["float32"]["proxy-anchor"].keys() == {"B 8, C 6", "B 16, C 40"}
+        found = record["cells"]["bfloat16"]["norm-softmax"]["B 8, C 6"]
+        assert found["ours"]["steps"] >= 50
+        assert len(found["peer"]["rounds"]) == 2
+        assert found["of the peer's"]["time"]["median"] > 0
+
+    def test_a_cell_with_other_values_fails(self, benchmark, tmp_path, monkeypatch):
+        peer = benchmark("peer_cuda")
+        monkeypatch.setitem(peer.PAIRS, "cosface", peer.PAIRS["cosface"]._replace(arguments={"margin": 0.1}))
+        arguments = ["peer_cuda.py", "--device", "cpu", "--tiny", "--rounds", "2", "--losses", "cosface", "--out"]
+        monkeypatch.setattr(sys, "argv", [*arguments, str(tmp_path / "peer.json")])
+        with pytest.raises(SystemExit, match="values differ"):
+            peer.main()
+        assert len(json.loads((tmp_path / "peer.json").read_text())["targets"]["failed"]) == 2
