@@ -22,7 +22,7 @@ PER_CLASS = 10
 """centres of a class in SoftTriple"""
 PER_CLASS_IN_BATCH = 4
 """samples of a class in a batch of the pair losses"""
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """largest relative difference of losses and of gradients between the libraries; in bfloat16 the peer also computes
 exponents and sums in 16 bits"""
 
@@ -194,8 +194,8 @@ def inputs(pair: Pair, batch: int, classes: int, dim: int, device: str, dtype: t
     y = torch.arange(batch, device=device) // PER_CLASS_IN_BATCH
     y = y[torch.randperm(batch, generator=generator, device=device)]
     centres = torch.randn(batch, dim, generator=generator, device=device)
-    # A common part makes negatives similar, so that they count as well.
-    return (0.7 * centres[0] + 0.7 * centres[y] + 0.5 * x).to(dtype), y
+    # A large common part and a small one of the class: positives and negatives are both hard, and all terms count.
+    return (centres[0] + 0.25 * centres[y] + x).to(dtype), y
 
 
 def peer_of(pair: Pair, classes: int, dim: int) -> nn.Module:
