@@ -1,9 +1,9 @@
 """The losses that pytorch-metric-learning has too: the same loss in both libraries, and its formula in plain torch.
 
-`build` gives the sides of a comparison as candidates that have the same embeddings, labels and proxies. "ours" is the
-criterion of `pm.method` with its `commit`, "peer" the loss of the peer as its README calls it, without a regulariser;
-"compiled" is the formula under `torch.compile`, on a matrix of all pairs. A step computes the loss and its gradients
-for embeddings and proxies.
+`cell` measures one loss at one size; `build` gives the sides of a comparison as candidates that have the same
+embeddings, labels and proxies. "ours" is the criterion of `pm.method` with its `commit`, "peer" the loss of the peer as
+its README calls it, without a regulariser; "compiled" is the formula under `torch.compile`, on a matrix of all pairs. A
+step computes the loss and its gradients for embeddings and proxies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from common import Candidate
+from common import Candidate, interleaved, ratios
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -340,3 +340,81 @@ def differences(sides: Sides, batch: int, pair: Pair) -> dict[str, Any]:
         candidate.clear()
     sides.candidates["ours"].clear()
     return found
+
+
+def cell(
+    pair: Pair,
+    batch: int,
+    classes: int,
+    dim: int,
+    device: str,
+    dtype: torch.dtype,
+    sides: tuple[str, ...],
+    *,
+    cpu: bool = False,
+    **timing: Any,
+) -> dict[str, Any]:
+    """Compare the values of the sides, then their times; return the measurements, or why there are none.
+
+    Args:
+        pair: the loss.
+        batch: number of embeddings, B.
+        classes: number of classes, C; 0 for pair losses.
+        dim: width of the embeddings, D.
+        device: "cpu" or "cuda".
+        dtype: type of embeddings and proxies on every side.
+        sides: see `build`; "ours" and "peer" at least.
+        cpu: whether the ratios are those of CPU times instead of wall-clock times.
+        timing: arguments of `common.interleaved`.
+    """
+    if "compiled" in sides:
+        torch._dynamo.reset()
+    try:
+        built = build(pair, batch, classes, dim, device, dtype, sides)
+        found: dict[str, Any] = {"differences": differences(built, batch, pair)}
+        for side in sides[1:]:
+            values = found["differences"][side]
+            if not max([values["loss"], *values["gradients"]]) <= TOLERANCE[dtype]:
+                return found | {"failed": f"values differ from {side}: {values}, expected at most {TOLERANCE[dtype]}"}
+        timings = interleaved(built.candidates, device, **timing)
+    except torch.OutOfMemoryError:
+        return {"skipped": "does not fit: out of memory"}
+    except NotImplementedError as error:  # the peer's distances have no kernel for bfloat16
+        return {"skipped": f"the peer: {error}"}
+    except (RuntimeError, ValueError, AssertionError) as error:  # the other cells are still measured
+        return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    found |= {side: each.record() for side, each in timings.items()}
+    found["of the peer's"] = ratios(timings["ours"], timings["peer"], cpu=cpu)
+    if "compiled" in timings:
+        found["of the compiled formula's"] = ratios(timings["ours"], timings["compiled"], cpu=cpu)
+    return found
+
+
+def size_name(batch: int, classes: int) -> str:
+    """Return the name of a size: "B 128, C 100", or "B 128" for pair losses."""
+    return f"B {batch}, C {classes}" if classes else f"B {batch}"
+
+
+def text(found: dict[str, Any] | None, against: str = "of the peer's", side: str = "peer") -> str:
+    """Return a cell as text: time ours / theirs, the other side's milliseconds, and the ratio of the memory."""
+    if found is None or against not in found:
+        return "" if found is None else "skipped" if "skipped" in found else "FAILED" if "failed" in found else ""
+    memory = found[against]["memory"]
+    ratio = f"{found[against]['time']['median']:.2f} ({found[side]['ms']['median']:.2f})"
+    return ratio if memory is None else f"{ratio} {memory:.2f}"
+
+
+def table(cells: dict[str, Any], title: str, against: str = "of the peer's", side: str = "peer") -> str:
+    """Return the cells of all losses, loss -> size -> cell, as text."""
+    sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
+    width = max([len(name) for name in cells] + [12])
+    lines = [f"{title}: time {against} (its ms), memory {against}"]
+    for part in ([size for size in sizes if "C" in size], [size for size in sizes if "C" not in size]):
+        named = {name: by_size for name, by_size in cells.items() if any(size in by_size for size in part)}
+        if not named:
+            continue
+        lines.append(" " * width + "".join(f"  {size:>22}" for size in part))
+        for name, by_size in named.items():
+            texts = (text(by_size.get(size), against, side) for size in part)
+            lines.append(f"{name:<{width}}" + "".join(f"  {each:>22}" for each in texts))
+    return "\n".join(lines)

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, ROUNDS, about, clock_mhz, interleaved, ratios, release, write
-from pairs import PAIRS, TOLERANCE, Pair, build, differences
+from common import RESULTS, ROUNDS, about, clock_mhz, release, write
+from pairs import PAIRS, Pair, cell, size_name, table, text
 
 DIM = 512
 SIZES = ((128, 100), (128, 11_318), (512, 11_318), (512, 100_000), (512, 1_000_000))
@@ -43,10 +43,6 @@ TARGET, SMALL_TARGET = 1.0, 0.8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCKS_OF_SIMILARITIES, BLOCKS_OF_PROXIES = 7, 5
 """arrays (B, rows) and (rows, D) that the peer is assumed to hold at its peak, for the check of the memory"""
-
-
-def size_name(batch: int, classes: int) -> str:
-    return f"B {batch}, C {classes}" if classes else f"B {batch}"
 
 
 def too_large(pair: Pair, batch: int, classes: int, itemsize: int, sides: int, device: str) -> str | None:
@@ -63,60 +59,14 @@ def too_large(pair: Pair, batch: int, classes: int, itemsize: int, sides: int, d
     return f"does not fit: the peer needs about {needed / 2**30:.0f} GiB of {free / 2**30:.0f} GiB that are free"
 
 
-def cell(pair: Pair, batch: int, classes: int, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+def measured(name: str, batch: int, classes: int, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
     """Return the measurements of one loss at one size."""
     sides = ("ours", "peer", "compiled") if options.compiled else ("ours", "peer")
-    reason = too_large(pair, batch, classes, dtype.itemsize, len(sides), options.device)
+    reason = too_large(PAIRS[name], batch, classes, dtype.itemsize, len(sides), options.device)
     if reason is not None:
         return {"skipped": reason}
-    if options.compiled:
-        torch._dynamo.reset()
-    try:
-        built = build(pair, batch, classes, options.dim, options.device, dtype, sides)
-        found: dict[str, Any] = {"differences": differences(built, batch, pair)}
-        for side in sides[1:]:
-            values = found["differences"][side]
-            largest = max([values["loss"], *values["gradients"]])
-            if not largest <= TOLERANCE[dtype]:
-                return found | {"failed": f"values differ from {side}: {values}, expected at most {TOLERANCE[dtype]}"}
-        timings = interleaved(built.candidates, options.device, rounds=options.rounds, seconds=options.seconds)
-    except torch.OutOfMemoryError:
-        return {"skipped": "does not fit: out of memory"}
-    except NotImplementedError as error:  # the peer's distances have no kernel for bfloat16
-        return {"skipped": f"the peer: {error}"}
-    except (RuntimeError, ValueError, AssertionError) as error:  # the other cells are still measured
-        return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    found |= {side: timing.record() for side, timing in timings.items()}
-    found["of the peer's"] = ratios(timings["ours"], timings["peer"])
-    if "compiled" in timings:
-        found["of the compiled formula's"] = ratios(timings["ours"], timings["compiled"])
-    return found
-
-
-def table(record: dict[str, Any], dtype: str, against: str = "of the peer's", side: str = "peer") -> str:
-    """Return the cells as text: time ours / theirs, the other side's milliseconds, and the ratio of the memory."""
-    cells = record["cells"].get(dtype, {})
-    sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
-    width = max([len(name) for name in cells] + [12])
-    lines = [f"{dtype}: time {against} (its ms), memory {against}"]
-    for part in ([size for size in sizes if "C" in size], [size for size in sizes if "C" not in size]):
-        named = {name: by_size for name, by_size in cells.items() if any(size in by_size for size in part)}
-        if not named:
-            continue
-        lines.append(" " * width + "".join(f"  {size:>22}" for size in part))
-        for name, by_size in named.items():
-            lines.append(
-                f"{name:<{width}}" + "".join(f"  {text(by_size.get(size), against, side):>22}" for size in part)
-            )
-    return "\n".join(lines)
-
-
-def text(found: dict[str, Any] | None, against: str, side: str) -> str:
-    if found is None or against not in found:
-        return "" if found is None else "skipped" if "skipped" in found else "FAILED" if "failed" in found else ""
-    memory = found[against]["memory"]
-    ratio = f"{found[against]['time']['median']:.2f} ({found[side]['ms']['median']:.2f})"
-    return ratio if memory is None else f"{ratio} {memory:.2f}"
+    timing = {"rounds": options.rounds, "seconds": options.seconds}
+    return cell(PAIRS[name], batch, classes, options.dim, options.device, dtype, sides, **timing)
 
 
 def targets(record: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +140,7 @@ def main() -> None:
             if options.limit is not None and time.perf_counter() - begun > options.limit:
                 print(f"--limit: {len(planned) - index} of {len(planned)} cells are left out", flush=True)
                 break
-            found = cell(PAIRS[name], batch, classes, DTYPES[dtype], options)
+            found = measured(name, batch, classes, DTYPES[dtype], options)
             release(options.device)
             size = size_name(batch, classes)
             cells.setdefault(dtype, {}).setdefault(name, {})[size] = found
@@ -198,11 +148,12 @@ def main() -> None:
             record["targets"] = targets(record)
             record["seconds"] = round(time.perf_counter() - begun, 1)
             write(options.out, record)
-            outcome = found.get("skipped") or found.get("failed") or text(found, "of the peer's", "peer")
+            outcome = found.get("skipped") or found.get("failed") or text(found)
             print(f"{dtype}, {name}, {size}: {outcome}", flush=True)
     for dtype in record.get("cells", {}):
-        print(table(record, dtype))
-        print(table(record, dtype, "of the compiled formula's", "compiled") if options.compiled else "")
+        print(table(record["cells"][dtype], dtype))
+        if options.compiled:
+            print(table(record["cells"][dtype], dtype, "of the compiled formula's", "compiled"))
     if record["targets"]["failed"]:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in record["targets"]["failed"].items()))
 

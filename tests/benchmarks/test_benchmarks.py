@@ -143,3 +143,36 @@ class TestPeer:
         with pytest.raises(SystemExit, match="values differ"):
             peer.main()
         assert len(json.loads((tmp_path / "peer.json").read_text())["targets"]["failed"]) == 2
+
+
+@needs_peer
+class TestLosses:
+    def test_each_number_of_threads_has_its_cells_and_other_parts_stay(self, tmp_path):
+        out = tmp_path / "losses.json"
+        out.write_text(json.dumps({"losses": {"kept": 1}}))
+        arguments = (
+            "--parts",
+            "pairs",
+            "--tiny",
+            "--rounds",
+            "2",
+            "--threads",
+            "1",
+            "2",
+            "--losses",
+            "triplet",
+            "cosface",
+        )
+        run("losses.py", *arguments, "--out", str(out))
+        record = json.loads(out.read_text())
+        assert record["losses"] == {"kept": 1}
+        part = record["pairs"]
+        check_head(part, "losses")
+        for threads in ("1 threads", "2 threads"):
+            assert part[threads]["cosface"]["B 8, C 6"]["ours"]["steps"] >= 50
+            assert part[threads]["triplet"]["B 8"]["of the peer's"]["time"]["median"] > 0
+        cells = [(threads, loss) for threads in ("1 threads", "2 threads") for loss in ("triplet", "cosface")]
+        over = [
+            part[t][loss][size]["of the peer's"]["time"]["median"] > 0.8 for t, loss in cells for size in part[t][loss]
+        ]
+        assert len(part["targets"]["missed"]) == sum(over)
