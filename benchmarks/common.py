@@ -97,6 +97,14 @@ def machine(threads: int | None = None) -> dict[str, Any]:
     }
 
 
+def matmul_precision() -> str:
+    """Return the precision of float32 products: "highest", "high" (TF32) or "medium", or that of the newer switch."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switch was used
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 def about(benchmark: str, device: str, threads: int | None = None) -> dict[str, Any]:
     """Return the head of a record."""
     return {
@@ -104,7 +112,7 @@ def about(benchmark: str, device: str, threads: int | None = None) -> dict[str, 
         "device": device,
         **commit(),
         "machine": machine(threads),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": matmul_precision(),
     }
 
 

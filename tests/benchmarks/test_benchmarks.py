@@ -176,3 +176,26 @@ class TestLosses:
             part[t][loss][size]["of the peer's"]["time"]["median"] > 0.8 for t, loss in cells for size in part[t][loss]
         ]
         assert len(part["targets"]["missed"]) == sum(over)
+
+
+class TestStartUp:
+    def test_fresh_processes_are_timed(self, tmp_path):
+        out = tmp_path / "start-up.json"
+        run("start_up.py", "--rounds", "1", "--only", "python", "import proxymetric", "plan --help", "--out", str(out))
+        record = json.loads(out.read_text())
+        check_head(record, "start-up")
+        assert record["seconds"].keys() == {"python", "import proxymetric", "plan --help"}
+        assert all(found["cpu"]["median"] > 0 for found in record["seconds"].values())
+        assert record["targets"]["imported by pm.method"] == []
+
+    def test_every_verb_is_measured(self, benchmark):
+        from proxymetric.cli import VERBS
+
+        assert {f"{verb.__name__} --help" for verb in VERBS} <= benchmark("start_up").commands().keys()
+
+    def test_imports_are_summed_by_package(self, benchmark, tmp_path):
+        (tmp_path / "slow_part.py").write_text("import time; time.sleep(0.2)")
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import slow_part"
+        found = benchmark("start_up").imports(["-c", code])
+        assert next(iter(found)) == "slow_part"
+        assert found["slow_part"] >= 0.2
