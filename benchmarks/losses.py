@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, ROUNDS, about, release, write
+from common import RESULTS, ROUNDS, about, release, resident_mb, write
 from pairs import PAIRS, cell, size_name, table, text
 from torch import Tensor, nn
 
@@ -88,13 +88,6 @@ TARGETS = {
     "soft-triple": {"time": (0.80, SIZES)},
 }
 """the largest share of the peer's time or memory, and the numbers of classes for which it is the target"""
-
-
-def megabytes(field: str) -> float:
-    """Return VmRSS or VmHWM of this process in MB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 def prepared(side: str, case: Case, classes: int) -> tuple[Callable[[], Tensor | None], Tensor]:
@@ -151,9 +144,9 @@ def child(side: str, name: str, classes: int, steps: int, memory: int) -> dict[s
             prepared(side, CASES[name], 8)[0]()  # imports modules and starts thread pools
             step, _ = prepared(side, CASES[name], classes)
             Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            held = megabytes("VmRSS")
+            held = resident_mb("VmRSS")
             loss = step()
-            found: dict[str, Any] = {"extra_mb": megabytes("VmHWM") - held, "seconds": []}
+            found: dict[str, Any] = {"extra_mb": resident_mb("VmHWM") - held, "seconds": []}
             for _ in range(steps):
                 start = time.process_time()
                 step()

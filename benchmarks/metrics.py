@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, about, spread, write
+from common import RESULTS, about, resident_mb, spread, write
 from torch import Tensor
 
 NAMES = ("P@1", "P@R", "MAP@R")
@@ -104,13 +104,6 @@ SIDES: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
 }
 
 
-def megabytes(field: str) -> float:
-    """Return VmRSS or VmHWM of this process in MB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
-
-
 def kernels() -> str | None:
     """Return the OpenBLAS kernels for this processor; None: OpenBLAS chooses."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -139,13 +132,13 @@ def child(side: str, folder: str, threads: int) -> None:
     vectors = torch.from_numpy(np.load(f"{folder}/vectors.npy"))
     labels = torch.from_numpy(np.load(f"{folder}/labels.npy"))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    held = megabytes("VmRSS")
+    held = resident_mb("VmRSS")
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     before, start = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds), time.perf_counter()
     values = SIDES[side](vectors, labels)
     seconds = time.perf_counter() - start
     cpu = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds) - before
-    found = {"cpu": cpu, "wall": seconds, "extra_mb": megabytes("VmHWM") - held, "values": values}
+    found = {"cpu": cpu, "wall": seconds, "extra_mb": resident_mb("VmHWM") - held, "values": values}
     if side in ("pytorch-metric-learning", "faiss alone"):
         found["blas"] = blas_of_faiss()
     print(json.dumps(found))

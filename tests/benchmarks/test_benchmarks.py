@@ -52,7 +52,8 @@ class TestCommon:
         }
         timings = common.interleaved(candidates, "cpu", rounds=4, min_steps=6, seconds=0.0)
         assert {timing.steps for timing in timings.values()} == {2}  # 6 steps in 4 rounds are 2 in each
-        timed = [name for name in calls[2 * common.WARM_UP_STEPS :] if name != "clear"]
+        steps = [name for name in calls if name != "clear"]
+        timed = steps[2 * (common.WARM_UP_STEPS + 1) :]  # one step of each measures its memory
         assert timed == list("aabbbbaaaabbbbaa")
         assert [len(timing.rounds) for timing in timings.values()] == [4, 4]
         assert timings["a"].record()["steps"] == 8
@@ -80,6 +81,16 @@ class TestCommon:
         with pytest.raises(TypeError):
             common.write(file, {"a": object()})
         assert json.loads(file.read_text()) == {"a": 1}
+
+    @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak")
+    def test_the_peak_of_a_step_is_that_of_its_tensors(self, benchmark):
+        common = benchmark("common")
+        peaks = [
+            common.peak_mb(common.Candidate(lambda size=size: torch.ones(size, 2**18) + 1, lambda: None), "cpu")
+            for size in (64, 16)
+        ]
+        assert peaks == pytest.approx([128, 32], abs=6)  # two arrays of MB each
+        assert common.peak_mb(common.Candidate(lambda: None, lambda: None), "cpu") is None
 
     def test_the_head_names_commit_machine_and_versions(self, benchmark):
         check_head(benchmark("common").about("x", "cpu"), "x")
@@ -199,3 +210,23 @@ class TestStartUp:
         found = benchmark("start_up").imports(["-c", code])
         assert next(iter(found)) == "slow_part"
         assert found["slow_part"] >= 0.2
+
+
+class TestGrowth:
+    def test_the_exponent_is_that_of_the_upper_half(self, benchmark):
+        exponent = benchmark("growth").exponent
+        assert exponent([(n, 7.0 + 3 * n**2 * (n > 4)) for n in (1, 2, 4, 8000, 16000, 32000)]) == 2.0
+        assert exponent([(n, 5.0 * n**1.5) for n in (1, 10, 100)]) == 1.5
+        assert exponent([(1, 1.0), (2, 2.0)]) is None
+
+    def test_curves_are_added_to_the_file(self, tmp_path):
+        out = tmp_path / "growth.json"
+        arguments = ("--tiny", "--rounds", "2", "--point-seconds", "0.1", "--out", str(out), "--curves")
+        run("growth.py", *arguments, "dimensions")
+        run("growth.py", *arguments, "images")
+        record = json.loads(out.read_text())
+        check_head(record, "growth")
+        assert {curve["over"] for curve in record["curves"].values()} == {"dimensions", "images"}
+        for curve in record["curves"].values():
+            assert curve["points"][0]["ms"]["median"] > 0
+            assert "ended" in curve or isinstance(curve["exponent"]["time"], float)
