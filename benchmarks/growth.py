@@ -6,11 +6,12 @@
 
 A point of a loss is a step as in training: forward and backward pass of the criterion, and its commit. A point of the
 metrics is P@1, P@R and MAP@R of clustered images, each a query against all others; a point of the search is one query
-against all images. The time is the median of the rounds: wall-clock time on a GPU, CPU time on a CPU. The memory is the
-peak of a step above inputs, proxies and vectors. The exponent is the slope of a line through the upper half of the
-points, in logarithms: with exponent 1, twice the size takes twice the time. A curve ends where a step takes longer than
---point-seconds or does not fit. Results are written to results/growth-cpu.json or growth-cuda.json after every point;
-curves of the file that are not measured again stay. The performance pages show the plots.
+against all images. The points of a curve take turns, round by round. The time is the median of the rounds: wall-clock
+time on a GPU, CPU time on a CPU. The memory is the peak of a step above inputs, proxies and vectors. The exponent is
+the slope of a line through the upper half of the points, in logarithms: with exponent 1, twice the size takes twice the
+time. A curve ends where a step takes longer than --point-seconds or does not fit. Results are written to
+results/growth-cpu.json or growth-cuda.json after every curve; curves of the file that are not measured again stay. The
+performance pages show the plots.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, Candidate, about, clock_mhz, interleaved, release, spread, write
+from common import RESULTS, Candidate, about, clock_mhz, interleaved, release, spread, synchronise, write
 from torch import Tensor
 
 BATCH, CLASSES, DIM = 128, 11_318, 512
@@ -154,38 +155,47 @@ def exponent(points: list[tuple[float, float]]) -> float | None:
     return round(slope, 3)
 
 
-def point(curve: Curve, size: int, device: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the measurements of one point."""
-    candidate = curve.build(size, device)
-    timing = interleaved(
-        {"": candidate}, device, rounds=rounds, min_steps=rounds, seconds=seconds / 4, max_seconds=seconds
-    )[""]
-    times = timing.rounds if device == "cuda" else timing.cpu_rounds
-    memory = None if timing.extra_mb is None else round(timing.extra_mb, 2)
-    return {"size": size, "ms": spread(times), "rounds": len(times), "steps": timing.steps, "extra_mb": memory}
-
-
-def measure(curve: Curve, options: argparse.Namespace, save: Callable[[dict[str, Any]], None]) -> None:
-    """Measure the points of a curve, and save it after each."""
-    found: dict[str, Any] = {"over": curve.over, "what": curve.what, "operations": curve.expected, "points": []}
-    sizes = curve.sizes[options.device]
-    for size in tuple(range(8, 8 * len(sizes) + 1, 8)) if options.tiny else sizes:
-        begun = time.perf_counter()
+def candidates(curve: Curve, sizes: tuple[int, ...], device: str, limit: float) -> tuple[dict[int, Candidate], str]:
+    """Return the points of a curve by size, and why it ends early; "" if it does not."""
+    found: dict[int, Candidate] = {}
+    for size in sizes:
         try:
-            found["points"].append(point(curve, size, options.device, options.rounds, options.point_seconds))
+            candidate = curve.build(size, device)
+            candidate.step()  # loads modules and kernels
+            synchronise(device)
+            begun = time.perf_counter()
+            candidate.step()
+            synchronise(device)
+            seconds = time.perf_counter() - begun
         except torch.OutOfMemoryError:
-            found["ended"] = f"{size} does not fit"
-        release(options.device)
-        for name, values in (
-            ("time", [(each["size"], each["ms"]["median"]) for each in found["points"]]),
-            ("memory", [(each["size"], each["extra_mb"]) for each in found["points"] if each["extra_mb"]]),
-        ):
-            found.setdefault("exponent", {})[name] = exponent(values)
-        if time.perf_counter() - begun > 6 * options.point_seconds:
-            found["ended"] = f"a point of {size} took {time.perf_counter() - begun:.0f} s"
-        save(found)
-        if "ended" in found:
-            break
+            return found, f"{size} does not fit"
+        candidate.clear()
+        release(device)
+        if seconds > limit:
+            return found, f"a step of {size} takes longer than {limit:.1f} s"
+        found[size] = candidate
+    return found, ""
+
+
+def measured(curve: Curve, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the points of a curve, measured in turns, and the exponents."""
+    device, sizes = options.device, curve.sizes[options.device]
+    sizes = tuple(range(8, 8 * len(sizes) + 1, 8)) if options.tiny else sizes
+    points, ended = candidates(curve, sizes, device, options.point_seconds)
+    timings = interleaved(
+        {str(size): candidate for size, candidate in points.items()}, device, rounds=options.rounds,
+        min_steps=options.rounds, seconds=options.point_seconds / 4,
+    )  # fmt: skip
+    found: dict[str, Any] = {"over": curve.over, "what": curve.what, "operations": curve.expected, "points": []}
+    for size, timing in timings.items():
+        times = timing.rounds if device == "cuda" else timing.cpu_rounds
+        memory = None if timing.extra_mb is None else round(timing.extra_mb, 2)
+        line = {"size": int(size), "ms": spread(times), "steps": timing.steps * len(times), "extra_mb": memory}
+        found["points"].append(line)
+    times = [(each["size"], each["ms"]["median"]) for each in found["points"]]
+    memory = [(each["size"], each["extra_mb"]) for each in found["points"] if each["extra_mb"]]
+    found["exponent"] = {"time": exponent(times), "memory": exponent(memory)}
+    return found | ({"ended": ended} if ended else {})
 
 
 def main() -> None:
@@ -205,20 +215,15 @@ def main() -> None:
     out = options.out or RESULTS / f"growth-{options.device}.json"
     record: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     record |= about("growth", options.device) | {"batch": BATCH, "classes": CLASSES, "dim": DIM}
-    for build in (CURVES["proxy-anchor"].build, metrics, search):
-        build(12, options.device).step()  # imports modules, so that the first point is not charged with them
     curves, begun = record.setdefault("curves", {}), time.perf_counter()
     for name, curve in CURVES.items():
         if options.curves is not None and curve.over not in options.curves:
             continue
-
-        def save(found: dict[str, Any], name: str = name) -> None:
-            curves[name] = found
-            record["seconds"] = round(time.perf_counter() - begun, 1)
-            write(out, record)
-
-        measure(curve, options, save)
+        curves[name] = measured(curve, options)
+        release(options.device)
         record["clock_mhz_during"] = clock_mhz()
+        record["seconds"] = round(time.perf_counter() - begun, 1)
+        write(out, record)
         times = [(each["size"], each["ms"]["median"], each["extra_mb"]) for each in curves[name]["points"]]
         print(f"{name}: exponents {json.dumps(curves[name]['exponent'])}, size ms MB {times}", flush=True)
 

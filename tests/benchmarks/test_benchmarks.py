@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -230,3 +231,46 @@ class TestGrowth:
         for curve in record["curves"].values():
             assert curve["points"][0]["ms"]["median"] > 0
             assert "ended" in curve or isinstance(curve["exponent"]["time"], float)
+
+
+class TestAll:
+    def test_a_benchmark_that_is_stopped_does_not_stop_the_others(self, benchmark, tmp_path, monkeypatch, capsys):
+        everything = benchmark("all")
+        monkeypatch.setattr(everything, "FOLDER", tmp_path)
+        monkeypatch.setattr(everything, "MIN_SECONDS", 0)
+        (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
+        (tmp_path / "good.py").write_text(
+            'import sys; open(sys.argv[-1], \'w\').write(\'{"targets": {"missed": {"a cell": 1.5}}}\')'
+        )
+        jobs = {"slow": everything.Job("slow", (), "slow.json", 3), "good": everything.Job("good", (), "good.json", 60)}
+        monkeypatch.setitem(everything.JOBS, "cpu", jobs)
+        out = tmp_path / "out"
+        monkeypatch.setattr(sys, "argv", ["all.py", "--out", str(out)])
+        with pytest.raises(SystemExit, match="did not finish"):
+            everything.main()
+        summary = json.loads((out / "summary.json").read_text())
+        check_head(summary, "all")
+        assert summary["benchmarks"]["slow"]["status"] == "stopped after 3 s"
+        assert summary["benchmarks"]["good"]["status"] == 0
+        assert "targets missed: a cell" in capsys.readouterr().out
+        assert "begun" in (out / "log.txt").read_text()
+
+    def test_every_benchmark_takes_its_arguments(self, benchmark, tmp_path, monkeypatch):
+        class Parsed(Exception):
+            pass
+
+        parse_args = argparse.ArgumentParser.parse_args
+
+        def parsed(parser: argparse.ArgumentParser) -> None:
+            parse_args(parser)  # exits if an argument is wrong
+            raise Parsed
+
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+        for jobs in benchmark("all").JOBS.values():
+            for job in jobs.values():
+                monkeypatch.setattr(sys, "argv", [job.script, *job.arguments, "--out", str(tmp_path / job.result)])
+                with pytest.raises(Parsed):
+                    benchmark(job.script).main()
+        monkeypatch.setattr(sys, "argv", ["growth.py", "--curve-of", "classes"])
+        with pytest.raises(SystemExit):
+            benchmark("growth").main()
