@@ -1,19 +1,27 @@
-"""Compares proxy losses over very many classes with those of pytorch-metric-learning, in the same run.
+"""Compares losses with those of pytorch-metric-learning on the CPU, in the same run.
 
-    python benchmarks/losses.py                          1k, 11k, 100k and a million classes on the CPU; half an hour
-    python benchmarks/losses.py --classes 1000 11000     some of them
+    python benchmarks/losses.py                          both parts; an hour
+    python benchmarks/losses.py --parts pairs            every loss that both libraries have, at small and middle sizes
+    python benchmarks/losses.py --parts many             1k, 11k, 100k and a million classes; half an hour
+    python benchmarks/losses.py --parts many --classes 1000 11000     some of them
 
-A step computes the loss of 128 embeddings of 512 dimensions on one thread, and its gradients for embeddings and
-proxies. Each measurement runs in a separate process; the sides take turns, round by round. The time of a side is the
-median of the CPU times of its steps in all rounds. The memory of a side is the peak of its first step above the memory
-that the process held before (proxies and libraries), as the median over the rounds; it includes the gradient of the
-proxies on every side. Both libraries have the same proxies, and their losses are compared. A side that needs more than
---memory is stopped and recorded as failed.
+Part "pairs": all losses of `pairs.py` on one and on two threads, in a process for each number of threads. The libraries
+take turns, round by round, with at least 50 steps of each, fewer if a step takes longer than --cell-seconds allows.
+The ratio is the median of the ratios of the rounds: of CPU times on one thread, of wall-clock times on more.
+
+Part "many": a step computes the loss of 128 embeddings of 512 dimensions on one thread, and its gradients for
+embeddings and proxies. Each measurement runs in a separate process; the sides take turns, round by round. The time of a
+side is the median of the CPU times of its steps in all rounds. The memory of a side is the peak of its first step above
+the memory that the process held before (proxies and libraries), as the median over the rounds; it includes the gradient
+of the proxies on every side. Both libraries have the same proxies, and their losses are compared. A side that needs
+more than --memory is stopped and recorded as failed.
 
 The sides are: proxymetric with its defaults ("auto"); proxymetric without a budget for similarities, so that they are
 recomputed; its plain definition; the peer, pytorch-metric-learning; and only the three matrix products that every side
 needs, written to memory that is already allocated. SoftTriple has ten centres for each class and no regulariser in both
-libraries; the peer's Proxy-NCA is the Proxy-NCA++ of proxymetric. The results are written to results/losses-cpu.json.
+libraries; the peer's Proxy-NCA is the Proxy-NCA++ of proxymetric.
+
+The results are written to results/losses-cpu.json after every loss and size; a part that is not run keeps its results.
 """
 
 from __future__ import annotations
@@ -21,7 +29,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import resource
 import statistics
@@ -29,11 +36,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from common import RESULTS, ROUNDS, about, release, resident_mb, write
+from pairs import PAIRS, cell, size_name, table, text
 from torch import Tensor, nn
 
 BATCH, DIM = 128, 512
@@ -42,6 +50,10 @@ PLAN = {2_000: (5, 30), 20_000: (5, 7), 200_000: (3, 2), 20_000_000: (2, 1)}
 """largest number of proxies -> number of rounds, and of timed steps of one process in a round"""
 PLAIN = 200_000
 """largest number of proxies for which the plain definition is measured"""
+PAIR_SIZES = ((32, 10), (32, 1_000), (128, 100), (128, 1_000), (128, 11_318))
+PAIR_BATCHES = (32, 128, 512)
+PAIR_TARGET = 0.8
+"""sizes of part "pairs" (batch and classes; batch of the pair losses), and the largest ratio of the times"""
 CHUNK = 1024
 """rows of proxies in one product of the side "products\""""
 
@@ -76,13 +88,6 @@ TARGETS = {
     "soft-triple": {"time": (0.80, SIZES)},
 }
 """the largest share of the peer's time or memory, and the numbers of classes for which it is the target"""
-
-
-def megabytes(field: str) -> float:
-    """Return VmRSS or VmHWM of this process in MB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 def prepared(side: str, case: Case, classes: int) -> tuple[Callable[[], Tensor | None], Tensor]:
@@ -139,9 +144,9 @@ def child(side: str, name: str, classes: int, steps: int, memory: int) -> dict[s
             prepared(side, CASES[name], 8)[0]()  # imports modules and starts thread pools
             step, _ = prepared(side, CASES[name], classes)
             Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            held = megabytes("VmRSS")
+            held = resident_mb("VmRSS")
             loss = step()
-            found: dict[str, Any] = {"extra_mb": megabytes("VmHWM") - held, "seconds": []}
+            found: dict[str, Any] = {"extra_mb": resident_mb("VmHWM") - held, "seconds": []}
             for _ in range(steps):
                 start = time.process_time()
                 step()
@@ -203,20 +208,6 @@ def compared(name: str, classes: int, rounds: int | None, memory: int) -> dict[s
     return result
 
 
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*:\s*(.+)", info)
-    versions = {"python": platform.python_version()}
-    versions |= {name: version(name) for name in ("torch", "pytorch-metric-learning")}
-    return {
-        "processor": model[1] if model else platform.processor(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "versions": versions,
-    }
-
-
 def available() -> int:
     """Return the bytes of memory that are available."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
@@ -224,38 +215,97 @@ def available() -> int:
     return int(found[1]) * 1024
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--losses", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--classes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=None, help="default: 5 to 2, by size")
-    parser.add_argument("--memory", type=float, default=None, help="GiB of one process; default: 0.7 of what is free")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
-    parser.add_argument("--child", nargs=5, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        side, name, *numbers = options.child
-        return print(json.dumps(child(side, name, *map(int, numbers))))
+def pairs(threads: int, options: argparse.Namespace) -> None:
+    """Measure the losses of both libraries with that number of threads, and add the results to the file."""
+    torch.set_num_threads(threads)
+    record = json.loads(options.out.read_text())
+    part = record["pairs"]
+    part[f"{threads} threads"] = cells = {}
+    sizes, batches, dim = (PAIR_SIZES, PAIR_BATCHES, DIM) if not options.tiny else (((8, 6),), (8,), 16)
+    timing = {"seconds": 0.0 if options.tiny else 0.5, "max_seconds": options.cell_seconds}
+    plan = [(name, *size) for size in sizes for name in options.losses if PAIRS[name].has_proxies]
+    plan += [(name, batch, 0) for batch in batches for name in options.losses if not PAIRS[name].has_proxies]
+    for name, batch, classes in plan:
+        found = cell(
+            PAIRS[name], batch, classes, dim, "cpu", torch.float32, ("ours", "peer"), cpu=threads == 1,
+            rounds=options.rounds or ROUNDS, **timing,
+        )  # fmt: skip
+        release("cpu")
+        size = size_name(batch, classes)
+        cells.setdefault(name, {})[size] = found
+        ratio = found["of the peer's"]["time"]["median"] if "of the peer's" in found else None
+        if ratio is None or ratio > PAIR_TARGET:
+            part["targets"]["missed"][f"{threads} threads, {name}, {size}"] = ratio or found
+        write(options.out, record)
+        print(f"{threads} threads, {name}, {size}: {found.get('failed') or text(found)}", flush=True)
+    print(table(cells, f"{threads} threads"))
+
+
+def run_pairs(record: dict[str, Any], options: argparse.Namespace) -> None:
+    """Run part "pairs": a process for each number of threads adds to the file."""
+    head = about("losses", "cpu") | {
+        "dim": DIM,
+        "rounds": options.rounds or ROUNDS,
+        "cell_seconds": options.cell_seconds,
+    }
+    record["pairs"] = head | {"targets": {"at most": PAIR_TARGET, "missed": {}}}
+    write(options.out, record)
+    for threads in options.threads:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        command = [sys.executable, __file__, *sys.argv[1:], "--pairs-child", str(threads)]
+        subprocess.run(command, env=environment, check=True)
+    record["pairs"] = json.loads(options.out.read_text())["pairs"]
+
+
+def run_many(record: dict[str, Any], options: argparse.Namespace) -> None:
+    """Run part "many"."""
     memory = int(0.7 * available() if options.memory is None else options.memory * 2**30)
-    begun = time.perf_counter()
-    record: dict[str, Any] = {"benchmark": "losses", "device": "cpu", "batch": BATCH, "dim": DIM}
-    record |= {"memory_limit_gib": round(memory / 2**30, 1), "machine": machine()}
+    record |= about("losses", "cpu", threads=1) | {"batch": BATCH, "dim": DIM}
+    record["memory_limit_gib"] = round(memory / 2**30, 1)
     record["targets"] = {
         name: {what: {"at most": most, "classes": at} for what, (most, at) in of.items()}
         for name, of in TARGETS.items()
     }
-    record["losses"] = {
-        name: {
-            f"{classes} classes": compared(name, classes, options.rounds, memory)
-            for classes in options.classes
-            if classes <= CASES[name].largest
-        }
-        for name in options.losses
-    }
+    record["losses"] = {}
+    for name in options.many_losses:
+        for classes in options.classes:
+            if classes <= CASES[name].largest:
+                found = compared(name, classes, options.rounds, memory)
+                record["losses"].setdefault(name, {})[f"{classes} classes"] = found
+                write(options.out, record)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=["pairs", "many"], default=["pairs", "many"])
+    parser.add_argument("--losses", nargs="+", choices=list(PAIRS), default=list(PAIRS), help='of part "pairs"')
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help='of part "pairs"')
+    parser.add_argument(
+        "--cell-seconds", type=float, default=10.0, help='of one side in a cell of part "pairs", at most'
+    )
+    parser.add_argument("--many-losses", nargs="+", choices=list(CASES), default=list(CASES), help='of part "many"')
+    parser.add_argument("--classes", type=int, nargs="+", default=list(SIZES), help='of part "many"')
+    parser.add_argument("--rounds", type=int, default=None, help=f'default: {ROUNDS}; in part "many" 5 to 2, by size')
+    parser.add_argument("--memory", type=float, default=None, help="GiB of one process; default: 0.7 of what is free")
+    parser.add_argument("--tiny", action="store_true", help='tiny sizes in part "pairs", to check that it runs')
+    parser.add_argument("--out", type=Path, default=RESULTS / "losses-cpu.json", help="JSON file to add to")
+    parser.add_argument("--child", nargs=5, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--pairs-child", type=int, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        side, name, *numbers = options.child
+        return print(json.dumps(child(side, name, *map(int, numbers))))
+    if options.pairs_child is not None:
+        return pairs(options.pairs_child, options)
+    begun = time.perf_counter()
+    record: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if "pairs" in options.parts:
+        run_pairs(record, options)
+    if "many" in options.parts:
+        run_many(record, options)
     record["seconds"] = round(time.perf_counter() - begun, 1)
-    file = options.out or Path(__file__).parent / "results" / "losses-cpu.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write(options.out, record)
+    return None
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, about, clock_mhz, spread, write
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,7 +38,6 @@ from proxymetric.core.pieces import Loss, References
 from proxymetric.losses import MPAAP, CosFace, ProxyAnchor, SoftTriple
 from proxymetric.ops import using
 
-RESULTS = Path(__file__).parent / "results"
 DIM = 512
 BATCHES, CLASSES = (512, 4096), (131_072, 1_000_000, 10_000_000)
 CURVE = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -168,7 +168,8 @@ def measured(
     median, size = statistics.median(seconds), classes * per_class
     return {
         "ms": round(median * 1e3, 3),
-        "lowest and highest": [round(min(seconds) * 1e3, 3), round(max(seconds) * 1e3, 3)],
+        "spread": spread([each * 1e3 for each in seconds], 3),
+        "steps": len(seconds),
         "tflops": round(6 * batch * size * DIM / median / 1e12, 1),
         "extra_mb": round(peak / 2**20, 1),
         "of proxies and gradient": round((held + peak) / (2 * size * DIM * dtype.itemsize), 3),
@@ -204,8 +205,7 @@ class Record:
         for name in path[:-1]:
             at = at.setdefault(name, {})
         at[path[-1]] = value
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.found, indent=2) + "\n")
+        write(self.file, self.found)
         print(", ".join(path), json.dumps(value), flush=True)
         if isinstance(value, dict) and not value.get("failed", UNFIT).startswith(UNFIT):
             self.wrong.append(f"{', '.join(path)}: {value['failed']}")
@@ -371,18 +371,16 @@ def main() -> None:
         return profile()
     if DEVICE == "cpu" and not TINY:
         parser.error("device: got no GPU, expected a GPU, or --tiny")
-    import triton
-
     begun, record = time.perf_counter(), Record(options.out)
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    about = {"benchmark": "losses", "device": device, "dim": DIM, "batches": BATCHES, "type": "bfloat16"}
-    for name, value in (about | {"versions": versions}).items():
+    head = about("losses", device) | {"dim": DIM, "batches": BATCHES, "type": "bfloat16"}
+    for name, value in head.items():
         record.put(name, value=value)
     if "matrix_tflops" not in record.found or "rates" in options.parts:  # the rates are compared with it
         record.put("matrix_tflops", value=matrix_rate())
     for part in options.parts:
         PARTS[part](record)
+    record.put("clock_mhz_during", value=clock_mhz())
     record.put("seconds", value=round(time.perf_counter() - begun, 1))
     assert not record.wrong, "\n".join(record.wrong)
 

@@ -16,7 +16,6 @@ supports, and the ratios are relative to that. The peer as installed is measured
 import argparse
 import json
 import os
-import platform
 import re
 import resource
 import statistics
@@ -25,12 +24,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import RESULTS, about, resident_mb, spread, write
 from torch import Tensor
 
 NAMES = ("P@1", "P@R", "MAP@R")
@@ -105,13 +104,6 @@ SIDES: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
 }
 
 
-def megabytes(field: str) -> float:
-    """Return VmRSS or VmHWM of this process in MB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
-
-
 def kernels() -> str | None:
     """Return the OpenBLAS kernels for this processor; None: OpenBLAS chooses."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -140,13 +132,13 @@ def child(side: str, folder: str, threads: int) -> None:
     vectors = torch.from_numpy(np.load(f"{folder}/vectors.npy"))
     labels = torch.from_numpy(np.load(f"{folder}/labels.npy"))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    held = megabytes("VmRSS")
+    held = resident_mb("VmRSS")
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     before, start = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds), time.perf_counter()
     values = SIDES[side](vectors, labels)
     seconds = time.perf_counter() - start
     cpu = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds) - before
-    found = {"cpu": cpu, "wall": seconds, "extra_mb": megabytes("VmHWM") - held, "values": values}
+    found = {"cpu": cpu, "wall": seconds, "extra_mb": resident_mb("VmHWM") - held, "values": values}
     if side in ("pytorch-metric-learning", "faiss alone"):
         found["blas"] = blas_of_faiss()
     print(json.dumps(found))
@@ -160,25 +152,6 @@ def measure(side: str, folder: str, threads: int, *, as_installed: bool = False)
     command = [sys.executable, __file__, "--child", side, folder, str(threads)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def machine() -> dict[str, Any]:
-    names = ("torch", "numpy", "pytorch-metric-learning", "faiss-cpu")
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*:\s*(.+)", info)
-    return {
-        "processor": model[1] if model else platform.processor(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": versions,
-    }
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -257,6 +230,7 @@ def on_gpu(size: str, repeats: int) -> dict[str, Any]:
             differences.append(max(abs(values[each] - wanted[each]) for each in NAMES))
         result[name] = {
             "seconds": round(statistics.median(seconds), 4),
+            "spread": spread(seconds),
             "runs": [round(each, 4) for each in seconds],
             "extra_mb": round(max(peaks), 1),
             "largest_difference_from_reference": max(differences),
@@ -275,17 +249,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return child(options.child[0], options.child[1], int(options.child[2]))
-    record: dict[str, Any] = {"benchmark": "metrics", "dim": DIM, "metrics": NAMES, "repeats": options.repeats}
-    record["machine"] = machine()
+    record = about("metrics", options.device) | {"dim": DIM, "metrics": NAMES, "repeats": options.repeats}
     if options.device == "cuda":
         record["cuda"] = on_gpu("large" if options.size == "both" else options.size, max(5, options.repeats))
     else:
         sizes = ["small", "large"] if options.size == "both" else [options.size]
         record["targets"] = TARGETS
         record["cpu"] = on_cpu(sizes, options.threads, options.repeats)
-    file = options.out or Path(__file__).parent / "results" / f"metrics-{options.device}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write(options.out or RESULTS / f"metrics-{options.device}.json", record)
     print(json.dumps(record, indent=2))
 
 

@@ -16,18 +16,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
-import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from common import RESULTS, about, clock_mhz, spread, write
 from torch import Tensor, nn
 
 from proxymetric.core.normalisation import unit
@@ -270,9 +267,9 @@ def compared(setting: Setting, device: torch.device, rounds: int, folder: Path) 
         for _ in range(5 if device.type == "cuda" else 1):
             side.step()
     spent: dict[str, list[float]] = {name: [] for name in running}
-    for _ in range(rounds):
-        for name, side in running.items():
-            spent[name].append(spent_ms(side.step, device, setting.steps))
+    for turn in range(rounds):
+        for name in list(running)[:: 1 if turn % 2 == 0 else -1]:
+            spent[name].append(spent_ms(running[name].step, device, setting.steps))
     medians = {name: statistics.median(found) for name, found in spent.items()}
     result["sides"] = {}
     for name, side in running.items():
@@ -280,6 +277,7 @@ def compared(setting: Setting, device: torch.device, rounds: int, folder: Path) 
         side.trainer.optimizer.zero_grad(set_to_none=True)
         extra, held = extra_mb(side.step, device), side.held_mb()
         found: dict[str, Any] = {"step_ms": round(medians[name], 3), "rounds_ms": [round(x, 3) for x in spent[name]]}
+        found["spread_ms"] = spread(spent[name])
         for other in SIDES[name].against:
             each = sorted(mine / theirs for mine, theirs in zip(spent[name], spent[other], strict=True))
             found[f"times {other}"] = round(medians[name] / medians[other], 4)
@@ -297,19 +295,6 @@ def compared(setting: Setting, device: torch.device, rounds: int, folder: Path) 
     return result
 
 
-def machine(threads: int) -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*:\s*(.+)", info)
-    return {
-        "processor": model[1] if model else platform.processor(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": version("timm")},
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -323,18 +308,16 @@ def main() -> None:
     else:
         torch.set_num_threads(options.threads)
     rounds = options.rounds or (7 if device.type == "cuda" else 9)
-    begun = time.perf_counter()
-    record: dict[str, Any] = {"benchmark": "step", "device": options.device}
-    record["machine"] = machine(torch.get_num_threads())
+    begun, file = time.perf_counter(), options.out or RESULTS / f"step-{options.device}.json"
+    record = about("step", options.device)
     record["targets"] = {f"{name} times proxy-anchor": most for name, most in TARGETS.items()}
     record["settings"] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, setting in SETTINGS[options.device].items():
             record["settings"][name] = compared(setting, device, rounds, Path(folder))
-    record["seconds"] = round(time.perf_counter() - begun, 1)
-    file = options.out or Path(__file__).parent / "results" / f"step-{options.device}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+            record["clock_mhz_during"] = clock_mhz()
+            record["seconds"] = round(time.perf_counter() - begun, 1)
+            write(file, record)
     print(f"written to {file}; {record['seconds']} s")
 
 

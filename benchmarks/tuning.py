@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from step import Given, extra_mb, machine, spent_ms
+from common import RESULTS, about, clock_mhz, write
+from step import Given, extra_mb, spent_ms
 
 from proxymetric.core.pieces import Batch
 from proxymetric.core.watcher import Silent
@@ -311,11 +312,8 @@ def main() -> None:
         for side in SIDES
         if side in (FULL, *options.sides) and (kind != "compiled" or side in ALONE)
     ]
-    out = options.out or Path(__file__).parent / "results" / f"tuning-{options.device}.json"
-    record: dict[str, Any] = {"benchmark": "tuning", "machine": machine(torch.get_num_threads()), **setting._asdict()}
-
-    def write() -> None:
-        out.write_text(json.dumps(record, indent=2) + "\n")
+    out = options.out or RESULTS / f"tuning-{options.device}.json"
+    record: dict[str, Any] = {**about("tuning", options.device), **setting._asdict()}
 
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # threads of each of the many processes
     context, lines, processes = get_context("spawn"), {}, []
@@ -342,7 +340,8 @@ def main() -> None:
             found = {side: each for side, each in found.items() if side not in full}
         record["by batch"][str(batch)] = before | found
         record["by batch"] = dict(sorted(record["by batch"].items(), key=lambda item: int(item[0])))
-        write()
+        record["clock_mhz_during"] = clock_mhz()
+        write(out, record)
     for line in lines.values():
         line.send(None)
     for process in processes:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
-from generator.performance import losses_table, metrics_table, rates_table, step_table
+from generator.performance import (
+    losses_table,
+    metrics_table,
+    peer_cpu_table,
+    peer_table,
+    rates_table,
+    start_up_table,
+    step_table,
+)
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.tunings import alike_table, parameters_table, released_table, tuned_table, tuning_table
 
@@ -55,6 +65,11 @@ PARTS = {
     "metrics": Part(metrics_table, benchmark("metrics-cpu", "metrics-cuda")),
     "losses": Part(losses_table, benchmark("losses-cpu")),
     "rates": Part(rates_table, benchmark("losses-cuda")),
+    "peer": Part(peer_table, benchmark("peer-cuda")),
+    "peer-cpu": Part(peer_cpu_table, benchmark("losses-cpu")),
+    "growth-cpu": Part(partial(growth_table, "cpu"), benchmark("growth-cpu")),
+    "growth-cuda": Part(partial(growth_table, "cuda"), benchmark("growth-cuda")),
+    "start-up": Part(start_up_table, benchmark("start-up")),
 }
 MARKS = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,6 +1,8 @@
-"""Tables of the recorded benchmarks: metrics, steps, and losses over many classes."""
+"""Tables of the recorded benchmarks: metrics, steps, losses over many classes, the peer, and start-up."""
 
 from __future__ import annotations
+
+import re
 
 from generator.scores import BENCHMARKS, paragraph, read, table
 
@@ -105,3 +107,74 @@ def _softmax(by_batch: dict) -> str:
                 f"{costs['dense, compiled']} as a compiled formula."
             )
     return paragraph(" ".join(sentences))
+
+
+def peer_table() -> str:
+    """The recorded run of benchmarks/peer_cuda.py: every loss that both libraries have, on a GPU."""
+    study = read(BENCHMARKS / "peer-cuda.json")
+    facts = study["machine"]
+    clock = max([each for each in study["clock_mhz_during"] if each] or [0])
+    text = (
+        f"{facts['gpu']}" + (f" at {clock:,} MHz" if clock else "") + f", driver {facts['driver']}, torch "
+        f"{facts['versions']['torch']}, pytorch-metric-learning {facts['versions']['pytorch-metric-learning']}, "
+        f"{study['dim']} dimensions, {study['rounds']} rounds; precision of float32 products: "
+        f"{study['matmul_precision']}."
+    )
+    parts = [paragraph(text)]
+    for dtype, cells in study["cells"].items():
+        parts += [f"**{dtype}**, compared with pytorch-metric-learning:", *_peer_tables(cells, "of the peer's", "peer")]
+        compiled = _peer_tables(cells, "of the compiled formula's", "compiled")
+        if compiled:
+            parts += [f"**{dtype}**, compared with the formula under `torch.compile`:", *compiled]
+    return "\n\n".join(parts)
+
+
+def peer_cpu_table() -> str:
+    """The part "pairs" of the recorded run of benchmarks/losses.py: every loss that both libraries have, on a CPU."""
+    study = read(BENCHMARKS / "losses-cpu.json").get("pairs")
+    if study is None:
+        return "No results are stored in `benchmarks/results/losses-cpu.json`."
+    facts = study["machine"]
+    parts = [f"{facts['processor']}, torch {facts['versions']['torch']}, {study['dim']} dimensions, float32."]
+    for threads in (key for key in study if key.endswith(" threads")):
+        name = f"{threads.split()[0]} thread" + ("" if threads.startswith("1 ") else "s")
+        parts += [f"**{name}**:", *_peer_tables(study[threads], "of the peer's", "peer")]
+    return "\n\n".join(parts)
+
+
+def _peer_tables(cells: dict, against: str, side: str) -> list[str]:
+    """Tables of losses with proxies (batch and classes) and of pair losses (batch)."""
+    sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
+    tables = []
+    for part in ([size for size in sizes if "C" in size], [size for size in sizes if "C" not in size]):
+        rows = []
+        for loss, by_size in cells.items():
+            texts = [_peer_cell(by_size.get(size, {}), against, side) for size in part]
+            if any(texts):
+                rows.append([f"`{loss.partition(',')[0]}`{''.join(loss.partition(',')[1:])}", *texts])
+        if rows:
+            tables.append(
+                table(["loss", *(re.sub(r"\d{4,}", lambda m: f"{int(m[0]):,}", size) for size in part)], rows)
+            )
+    return tables
+
+
+def _peer_cell(cell: dict, against: str, side: str) -> str:
+    """Time as a share of the other side's, the other side's milliseconds, and the share of its memory."""
+    if against not in cell:
+        return "does not fit" if "does not fit" in cell.get("skipped", "") and side == "peer" else ""
+    memory = cell[against]["memory"]
+    time = f"{cell[against]['time']['median']:.2f} ({cell[side]['ms']['median']:.1f} ms)"
+    return time if memory is None else f"{time}, {memory:.2f}"
+
+
+def start_up_table() -> str:
+    """The recorded run of benchmarks/start_up.py: seconds of fresh processes."""
+    study = read(BENCHMARKS / "start-up.json")
+    rows = [
+        [f"`{name}`", *(f"{found[kind]['median']:.2f} s" for kind in ("wall", "cpu"))]
+        for name, found in study["seconds"].items()
+    ]
+    facts = study["machine"]
+    text = f"{facts['processor']}, Python {facts['versions']['python']}, torch {facts['versions']['torch']}."
+    return f"{text}\n\n{table(['fresh process', 'time', 'CPU time'], rows)}"

@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from generator.growth import growth_pictures
 from generator.methods import method_pages
 from generator.reference import reference_pages
 from generator.scores import ROOT
@@ -31,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     _pages.clear()
     _pages.update(method_pages() | studies | reference_pages())
     _pictures.clear()
-    _pictures.update(pictures)
+    _pictures.update(pictures | growth_pictures())
     for place in ("benchmarks/results/losses-cuda.png", "results/figures/ccp-mnist.png"):
         if (ROOT / place).is_file():
             _pictures[f"images/{Path(place).name}"] = (ROOT / place).read_bytes()

@@ -16,7 +16,7 @@ from proxymetric.papers import CATALOGUE
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generator import equations, methods, parts, reference, scores, study_pages  # noqa: E402
+from generator import equations, growth, methods, parts, performance, reference, scores, study_pages  # noqa: E402
 
 
 @pytest.mark.parametrize("page", parts.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -108,3 +108,42 @@ def test_every_package_has_a_page():
     for loss in pm.losses.__all__:
         assert f"::: proxymetric.losses.{loss}\n" in pages["reference/losses.md"]
     assert "## proxymetric query" in pages["reference/command-line.md"]
+
+
+def test_a_cell_of_the_peer_shows_time_and_memory():
+    def cell(time: float, memory: float | None) -> dict:
+        return {"of the peer's": {"time": {"median": time}, "memory": memory}, "peer": {"ms": {"median": 3.25}}}
+
+    cells = {
+        "proxy-anchor": {"B 128, C 100": cell(0.84, 0.5), "B 512, C 1000000": {"skipped": "does not fit: too large"}},
+        "multi-similarity, all pairs": {"B 128": cell(1.0, None)},
+    }
+    with_proxies, pairs = performance._peer_tables(cells, "of the peer's", "peer")
+    assert with_proxies.splitlines()[0] == "| loss | B 128, C 100 | B 512, C 1,000,000 |"
+    assert with_proxies.splitlines()[2] == "| `proxy-anchor` | 0.84 (3.2 ms), 0.50 | does not fit |"
+    assert pairs.splitlines()[2] == "| `multi-similarity`, all pairs | 1.00 (3.2 ms) |"
+    assert performance._peer_tables(cells, "of the compiled formula's", "compiled") == []
+
+
+def test_growth_is_drawn_with_its_exponents(tmp_path, monkeypatch):
+    points = [
+        {"size": size, "ms": {"median": size / 100}, "extra_mb": None if size < 2000 else 0.01 * size}
+        for size in (1000, 2000, 4000, 8000)
+    ]
+    curve = {
+        "what": "`triplet`",
+        "over": "batch",
+        "operations": 2,
+        "points": points,
+        "exponent": {"time": 1.0, "memory": None},
+    }
+    facts = {"gpu": None, "processor": "a processor", "threads": 2}
+    study = {"curves": {"triplet": curve}, "machine": facts, "batch": 128, "classes": 11318, "dim": 512}
+    (tmp_path / "growth-cpu.json").write_text(json.dumps(study))
+    monkeypatch.setattr(growth, "BENCHMARKS", tmp_path)
+    assert "| `triplet` | batch | 1,000 to 8,000 | 2 | 1.00 | - | 80.0 ms, 80 MB |" in growth.growth_table("cpu")
+    assert "a processor, 2 threads. Fixed sizes: batch 128, 11,318 classes" in growth.growth_table("cpu")
+    pictures = growth.growth_pictures()
+    assert list(pictures) == ["images/growth-cpu.svg"]
+    assert "triplet, exponent 1.00" in pictures["images/growth-cpu.svg"].decode()
+    assert pictures == growth.growth_pictures(), "the picture does not depend on the time"
