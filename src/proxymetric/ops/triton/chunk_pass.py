@@ -11,13 +11,18 @@ from torch import Tensor
 
 from proxymetric.core.pieces import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
+from proxymetric.ops.problem import Problem
 from proxymetric.ops.similarity import KINDS
 from proxymetric.ops.triton.batch_classes import BatchRows
 from proxymetric.ops.triton.launch import interpreting, launch
-from proxymetric.ops.triton.norms import next_power_of_two, row_norms
+from proxymetric.ops.triton.norms import next_power_of_two, row_norms, tile_shape
 
 MAX_PAIRS_PER_CHUNK = 2**26
 """similarities of one chunk: so many that the matrix products, not the launches, take most of the time"""
+MIN_HALF_PAIRS = 2**22
+"""pairs from which similarities are stored in 16 bits: with fewer, launches take longer than memory"""
+MAX_HALF_SCALE = 64.0
+"""the largest factor of a similarity stored in 16 bits: its exponent is off by at most 1/64"""
 ROW_MULTIPLE = 64
 """the rows of a chunk are a multiple of this"""
 MAX_INDEX = 2**31 - 1
@@ -46,6 +51,29 @@ def rows_per_chunk(batch: int, dim: int, rows: int | None) -> int:
     return min(rows, MAX_INDEX // max(batch, dim))
 
 
+def fits_half(queries: Tensor, vectors: Tensor, problem: Problem) -> bool:
+    """Whether similarities may be computed and stored in float16.
+
+    Rounding to float16 changes a similarity s by at most `|s| / 4096`, an eighth of what rounding to bfloat16 would do,
+    and the exponent by the scale times that. Such errors average out in sums over many pairs, and in shares they are
+    about as small as the rounding of the shares. So products must be of bfloat16 numbers, the rows normalised (other
+    similarities may exceed the range), the pairs many, the scale not extreme, and a pair must not jump with a
+    similarity, as with a weighting or the largest of several similarities.
+    """
+    types = {queries.dtype, vectors.dtype}
+    scales = [problem.positive.slope, problem.negative.slope]
+    if problem.of_class is not None:
+        scales.append(1.0 / problem.of_class.gamma)
+    return (
+        types == {torch.bfloat16}
+        and problem.refs.normalise is not None
+        and len(queries) * len(vectors) >= MIN_HALF_PAIRS
+        and all(abs(scale) <= MAX_HALF_SCALE for scale in scales)
+        and problem.weight is None
+        and (problem.of_class is None or problem.of_class.kind != "max")
+    )
+
+
 class ColumnChunk(NamedTuple):
     """A chunk of n columns."""
 
@@ -68,6 +96,7 @@ class ChunkPass:
         labels: (B,) the classes of the queries, in 32 bits.
         batch_rows: the rows of the batch's classes; None: the pass handles the negatives.
         norms: (R,) the lengths of the vectors, if they are needed and known.
+        half: whether similarities are computed and stored in float16 (see `fits_half`).
     """
 
     def __init__(
@@ -78,6 +107,7 @@ class ChunkPass:
         labels: Tensor,
         batch_rows: BatchRows | None = None,
         norms: Tensor | None = None,
+        half: bool = False,
     ) -> None:
         problem, positive = plan.problem, batch_rows is not None
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
@@ -92,8 +122,15 @@ class ChunkPass:
         self.needs_grad, self.any_needs_grad = plan.needs_grad, any(plan.needs_grad)
         self.empty = self.new_float32(0)
         self.norms = self.empty
-        if self.min_length is not None:
-            self.norms = row_norms(self.vectors) if norms is None else norms
+        self.half = half
+        if half:
+            self.half_queries = self.queries.to(torch.float16)
+        if norms is not None:
+            self.norms = norms
+        elif half:  # `compute_similarities` fills them in
+            self.norms = self.new_float32(len(vectors))
+        elif self.min_length is not None:
+            self.norms = row_norms(self.vectors)
         rule = None
         if problem.weight is not None:
             rule = problem.weight.positive if positive else problem.weight.negative
@@ -111,11 +148,13 @@ class ChunkPass:
             "EDGES": -1 if rule is None else rule.edges.shape[1],
             "POSITIVE": positive,
             "LABEL_STRIDE": self.K * self.labels.stride(0),
+            "SCALED": half,
         }
         rows = self.columns_per_chunk * self.K
         self.rows = self.similarities = self.empty
         self.similarities_buffer: Tensor | None = None
-        self.shares_buffer = self.new_like_queries(rows, self.batch) if self.any_needs_grad else self.empty
+        self.unit_rows_buffer: Tensor | None = None
+        self.shares_buffer: Tensor | None = None
         self.radials = self.new_float32(rows) if self.any_needs_grad else self.empty
         self.factors, self.scaled_rows = self.empty, self.empty
         if self.any_needs_grad and not self.fold:
@@ -141,20 +180,48 @@ class ChunkPass:
     def compute_similarities(self, chunk: ColumnChunk, cache: Tensor | None = None, cached: bool = False) -> None:
         """Compute the products of a chunk's rows and the queries; kernels divide them by the row lengths.
 
+        In half width these are the similarities themselves, because the rows are divided by their lengths first.
+
         Args:
             chunk: the chunk.
-            cache: (R, B) holds the products of all rows; those of the chunk are written to it.
+            cache: (R, B) from `new_cache` holds the products of all rows; those of the chunk are written to it.
             cached: whether `cache` already contains them; then they are read, not computed.
         """
         self.rows = take_rows(self.vectors, chunk.rows).to(self.type).contiguous()
         if cache is None:
             if self.similarities_buffer is None:
-                self.similarities_buffer = self.new_float32(self.columns_per_chunk * self.K, self.batch)
+                self.similarities_buffer = self.new_cache(self.columns_per_chunk * self.K)
             self.similarities = take_rows(self.similarities_buffer, slice(0, len(self.rows)))
         else:
-            self.similarities = cache[chunk.rows]
-        if not cached:
+            self.similarities = take_rows(cache, chunk.rows)
+        if cached:
+            return
+        if self.half:
+            torch.mm(self._unit_rows(chunk), self.half_queries.T, out=self.similarities)
+        else:
             write_product(self.similarities, self.rows, self.queries.T)
+
+    def new_cache(self, rows: int) -> Tensor:
+        """An uninitialised tensor for the similarities of so many rows and all queries."""
+        return self.queries.new_empty((rows, self.batch), dtype=torch.float16 if self.half else torch.float32)
+
+    def _unit_rows(self, chunk: ColumnChunk) -> Tensor:
+        """The chunk's rows, divided by their lengths, in float16; also fills in their lengths."""
+        if self.unit_rows_buffer is None:
+            self.unit_rows_buffer = self.queries.new_empty(
+                (self.columns_per_chunk * self.K, self.dim), dtype=torch.float16
+            )
+        units = take_rows(self.unit_rows_buffer, slice(0, len(self.rows)))
+        tile, block = tile_shape(self.dim)
+        launch(
+            "unit_rows",
+            (-(-len(self.rows) // tile),),
+            4,
+            (self.rows, units, take_rows(self.norms, chunk.rows)),
+            (len(self.rows), self.dim, self.min_length),
+            {"TILE": tile, "BLOCK": block},
+        )
+        return units
 
     def log_means(self, chunk: ColumnChunk, means: Tensor, gradient_factor: float, value_factor: float) -> None:
         """Write `value_factor log(1 + sum exp)` and the mean weight of each column to `means`; prepare gradients."""
@@ -166,7 +233,7 @@ class ChunkPass:
             tile, block = (2, NUMBERS_PER_TILE // 2)
             if self.K > 1:
                 tile, block = self.padded_K, max(16, NUMBERS_PER_TILE // self.padded_K)
-        outputs = (self.shares_buffer, self.factors, self.radials, *means[:, chunk.columns])
+        outputs = (self._shares(), self.factors, self.radials, *means[:, chunk.columns])
         flags = {"FOLD": self.fold, "NEEDS_GRAD": self.any_needs_grad, "WHOLE_BATCH": whole_batch}
         launch(
             "log_means",
@@ -176,6 +243,18 @@ class ChunkPass:
             (*self._chunk_numbers(chunk), gradient_factor, value_factor),
             self.constants | flags | self._tile_constants(tile, block),
         )
+
+    def _shares(self) -> Tensor:
+        """The buffer of the chunk's shares; empty if no gradient is needed."""
+        if not self.any_needs_grad:
+            return self.empty
+        if self.shares_buffer is None:
+            # Shares overwrite similarities of their width, unless these are kept.
+            if self.half and self.similarities_buffer is not None:
+                self.shares_buffer = self.similarities_buffer.view(self.type)
+            else:
+                self.shares_buffer = self.new_like_queries(self.columns_per_chunk * self.K, self.batch)
+        return self.shares_buffer
 
     def _chunk_tensors(self, chunk: ColumnChunk) -> tuple[Tensor, ...]:
         """The tensors that describe the columns of a chunk and the queries."""
@@ -224,7 +303,7 @@ class ChunkPass:
             tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
         else:
             tile, block = self._classes_tile()
-        buffers = (self.shares_buffer, self.factors, self.radials)
+        buffers = (self._shares(), self.factors, self.radials)
         launch(
             "shares",
             (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
@@ -255,7 +334,7 @@ class ChunkPass:
         if not self.any_needs_grad:
             return
         size = len(self.rows)
-        shares = take_rows(self.shares_buffer, slice(0, size))
+        shares = take_rows(self._shares(), slice(0, size))
         scale_rows = not self.fold and in_queries is not None
         if in_vectors is not None and self.fuses_product and in_vectors.dtype == self.type:
             self._fused_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows), multiplier)

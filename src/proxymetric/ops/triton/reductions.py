@@ -22,8 +22,9 @@ from proxymetric.ops.triton.batch_classes import (
     rows_of_batch,
     sort_batch,
 )
-from proxymetric.ops.triton.chunk_pass import ChunkPass, rows_per_chunk
+from proxymetric.ops.triton.chunk_pass import ChunkPass, fits_half, rows_per_chunk
 from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
+from proxymetric.ops.triton.memory import default_budget
 from proxymetric.ops.triton.positives import positive_means
 from proxymetric.ops.triton.totals import compute_totals
 
@@ -72,8 +73,13 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
     _check_devices(queries, problem)
     if not is_supported(queries, problem):
         return chunked.over_classes(queries, problem, settings)
+    plan, vectors = _plan(queries, problem, settings), problem.refs.vectors
+    if any(plan.needs_grad):
+        size = len(queries) * len(vectors) * (2 if fits_half(queries, vectors, problem) else 4)
+        budget = default_budget(queries.device, size) if settings.budget is None else settings.budget
+        plan = plan._replace(keep_similarities=size <= budget)
     with torch.cuda.device_of(queries):
-        return Reduced(*_OverClasses.apply(queries, problem.refs.vectors, _plan(queries, problem, settings)))
+        return Reduced(*_OverClasses.apply(queries, vectors, plan))
 
 
 def _check_devices(queries: Tensor, problem: Problem) -> None:
@@ -91,7 +97,7 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
 
 def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
     batch, dim = queries.shape
-    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows), settings.budget)
+    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows), budget=0)
 
 
 class TritonGradients(NamedTuple):
@@ -153,12 +159,12 @@ def _totals(
     queries: Tensor, vectors: Tensor, plan: ChunkPlan
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], TritonGradients]:
     """The `ComputeTotals` of the Triton implementation."""
-    batch, norms = sort_batch(plan.problem.labels), None
-    if plan.problem.refs.normalise is None:
+    batch, norms, half = sort_batch(plan.problem.labels), None, fits_half(queries, vectors, plan.problem)
+    if half or plan.problem.refs.normalise is None:
         find_columns(plan.problem, batch)
     else:
         norms = row_norms_and_columns(vectors, plan.problem, batch)
-    chunk_pass = ChunkPass(queries, vectors, plan, batch.labels32, norms=norms)
+    chunk_pass = ChunkPass(queries, vectors, plan, batch.labels32, norms=norms, half=half)
     # The negatives come first: while the GPU works on their many rows, the host prepares the few positives.
     negative, negative_queries, in_vectors = _negative_means(chunk_pass, plan.counts[1])
     positive, positive_queries, in_batch_rows = positive_means(chunk_pass, plan.problem, batch, plan.counts[0])
@@ -198,8 +204,8 @@ class _OverClasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, plan: ChunkPlan) -> tuple[Tensor, ...]:
         batch = sort_batch(plan.problem.labels)
-        negatives = ChunkPass(queries, vectors, plan, batch.labels32)
-        ctx.cache = negatives.new_float32(len(vectors), len(queries)) if plan.keep_similarities else None
+        negatives = ChunkPass(queries, vectors, plan, batch.labels32, half=fits_half(queries, vectors, plan.problem))
+        ctx.cache = negatives.new_cache(len(vectors)) if plan.keep_similarities else None
         # The negatives come first, as in `_totals`.
         negative, negative_weight = _log_sums(negatives, ctx.cache)
         batch_rows = rows_of_batch(plan.problem, batch)
@@ -215,7 +221,7 @@ class _OverClasses(torch.autograd.Function):
         chunked.refuse_second_derivative()
         queries, vectors, positive, negative, labels, norms, *rows = ctx.saved_tensors
         plan, batch_rows = ctx.plan, BatchRows(*rows)
-        negatives = ChunkPass(queries, vectors, plan, labels, norms=norms)
+        negatives = ChunkPass(queries, vectors, plan, labels, norms=norms, half=fits_half(queries, vectors, plan.problem))
         in_queries, in_vectors = _gradients(negatives, negative, grads[1], ctx.cache)
         positives = ChunkPass(queries, vectors[batch_rows.rows], plan, labels, batch_rows)
         positive_queries, in_batch_rows = _gradients(positives, positive, grads[0], None)

@@ -1,9 +1,9 @@
 """The Triton kernels between the matrix products: from the similarities of a chunk to sums, shares and gradients.
 
 A chunk is n columns of K rows each against B queries. Its similarities S (n K, B) are the product of rows and queries;
-the kernels apply the row lengths. A program handles a tile of `TILE` rows: several columns if a column is one row,
+the kernels apply the row lengths, unless the product of rows of unit length was kept in 16 bits (SCALED). A program handles a tile of `TILE` rows: several columns if a column is one row,
 otherwise the K rows of one column, padded to a power of two. All numbers are float32 except the shares, which have the
-type of the products. Signatures list tensors first, then numbers, then constants. This package imports triton, so only
+type of the products, and SCALED similarities. Signatures list tensors first, then numbers, then constants. This package imports triton, so only
 `launch` imports it, when the first kernel starts. Triton evaluates annotations, so the only annotations are its own.
 """
 
@@ -14,7 +14,14 @@ from proxymetric.ops.triton.kernels.batch_classes import (
     rows_of_batch,
     sort_labels,
 )
-from proxymetric.ops.triton.kernels.rows import add_gradients, fused_row_gradients, rescale, row_gradients, row_norms
+from proxymetric.ops.triton.kernels.rows import (
+    add_gradients,
+    fused_row_gradients,
+    rescale,
+    row_gradients,
+    row_norms,
+    unit_rows,
+)
 from proxymetric.ops.triton.kernels.sums import log_means, log_sums, shares
 from proxymetric.ops.triton.kernels.totals import partial_totals, totals
 
@@ -34,4 +41,5 @@ __all__ = [
     "shares",
     "sort_labels",
     "totals",
+    "unit_rows",
 ]

@@ -51,10 +51,11 @@ def _load_pairs(
     """
     if NO_TAIL:
         query = tl.load(query_labels + i)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None], other=0.0)
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
     else:
         query = tl.load(query_labels + i, mask=i < B, other=-1)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None] & (i < B)[None, :], other=0.0)
+        is_value = is_row[:, None] & (i < B)[None, :]
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_value, other=0.0).to(tl.float32)
     same = label.to(tl.int32)[:, None] == query[None, :]
     is_pair = same if POSITIVE else ~same
     if not NO_TAIL:
@@ -71,6 +72,12 @@ def _load_pairs(
             weight = pair_weights(similarity, edges, levels, label, label >= 0, EDGES)
             z = rounded_product(z, weight)
     return s, similarity, is_pair, weight, tl.where(is_pair, z, float("-inf"))
+
+
+@triton.jit
+def _pair_scale(row_scale, SCALED: tl.constexpr):
+    """What similarities are multiplied by: the row scale, or 1 if they already contain it."""
+    return tl.where(row_scale >= 0.0, 1.0, 1.0) if SCALED else row_scale
 
 
 @triton.jit
@@ -107,19 +114,21 @@ def log_means(
     S, W, factors, radials, logs, means, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, gradient_factor, value_factor,
     K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr, WHOLE_BATCH: tl.constexpr,
-    NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr,
+    WHOLE_BATCH: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each column: `log(1 + sum exp z)` over its pairs, its mean weight, and the parts of its gradient.
 
     The logarithm is multiplied by `value_factor`. The gradient is `(W x)_r - radial p_r` in row r and `W^T p` in the
     queries, both including `gradient_factor`. If the range of W's type is too narrow for that (not FOLD), W holds
     shares relative to the largest of their column, and still has to be multiplied by the row's factor and by
-    `gradient_factor`. EDGES < 0: no weighting. WHOLE_BATCH: one block holds the whole batch. NO_TAIL: B is a multiple
+    `gradient_factor`. EDGES < 0: no weighting. SCALED: S contains the row
+    scales. WHOLE_BATCH: one block holds the whole batch. NO_TAIL: B is a multiple
     of BLOCK.
     """
     column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
     row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    pair_scale = _pair_scale(row_scale, SCALED)
     label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
@@ -130,7 +139,7 @@ def log_means(
         j = tl.arange(0, BLOCK)
         s, similarity, is_pair, weight, z = _load_pairs(
             S,
-            row_scale,
+            pair_scale,
             row,
             is_row,
             k,
@@ -160,7 +169,7 @@ def log_means(
             i = start + tl.arange(0, BLOCK)
             _, _, is_pair_i, weight_i, z_i = _load_pairs(
                 S,
-                row_scale,
+                pair_scale,
                 row,
                 is_row,
                 k,
@@ -205,7 +214,7 @@ def log_means(
                 i = start + tl.arange(0, BLOCK)
                 s_i, similarity_i, _, weight_i, z_i = _load_pairs(
                     S,
-                    row_scale,
+                    pair_scale,
                     row,
                     is_row,
                     k,
@@ -229,7 +238,7 @@ def log_means(
                 if FOLD:
                     w_i = w_i * factor[:, None]
                 inner += tl.sum(_store_shares(W, w_i, s_i, row, is_row, i, B, NO_TAIL), 1)
-        inner = _times_row_scale(inner, row_scale, K, EDGES)
+        inner = _times_row_scale(inner, pair_scale, K, EDGES)
         _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope, FOLD)
 
 
@@ -238,7 +247,7 @@ def log_sums(
     S, highests, totals, weight_sums, counts, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length,
     K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each query, add the pairs of a chunk to running sums: the highest exponent and `sum exp(z - highest)`.
 
@@ -255,7 +264,7 @@ def log_sums(
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     for tile in range(part, tl.cdiv(n, COLUMNS), parts):
         column, is_column, row, is_row, k = _tile(tile, n, K, TILE)
-        row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+        row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE and not SCALED)
         label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
         _, _, is_pair, weight, z = _load_pairs(
             S,
@@ -299,7 +308,8 @@ def shares(
     S, W, factors, radials, sums, grads, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, lift,
     K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of each query's log-sum, in the same form as in `log_means`, with W multiplied by `lift`.
 
@@ -307,6 +317,7 @@ def shares(
     """
     column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
     row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    pair_scale = _pair_scale(row_scale, SCALED)
     label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     inner = tl.zeros([TILE], tl.float32)
     for start in range(0, B, BLOCK):
@@ -315,7 +326,7 @@ def shares(
         grad = tl.load(grads + i, mask=i < B, other=0.0)
         s, similarity, _, weight, z = _load_pairs(
             S,
-            row_scale,
+            pair_scale,
             row,
             is_row,
             k,
@@ -339,5 +350,5 @@ def shares(
         if FOLD:
             w = w * row_scale[:, None]
         inner += tl.sum(_store_shares(W, w, s, row, is_row, i, B, NO_TAIL) * grad[None, :], 1)
-    inner = _times_row_scale(inner, row_scale, K, EDGES)
+    inner = _times_row_scale(inner, pair_scale, K, EDGES)
     _store_row_factors(factors, radials, row, is_row, row_scale, inner, scale_slope, FOLD)
