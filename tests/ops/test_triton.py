@@ -377,14 +377,10 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
     for dtype, end in ((torch.float32, "row_gradients"), (torch.bfloat16, "fused_row_gradients")):
         seen.clear()
         ProblemOnDevice(0, 5, 7, 1, 3).results(reduction, "triton", dtype, rows=4)
-        # Seven classes are two chunks; the five classes of the batch are two chunks, too.
+        # Seven classes are two chunks.
         means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
-        # Gradients in the rows of the batch's classes are float32.
-        own = ["shares", "row_gradients"] * 2
-        there, back = (
-            ["row_norms", *sums, "find_columns", "rows_of_batch", "row_norms", *sums],
-            [*shares, "row_norms", *own],
-        )
+        there = [*sums, "finish_sums", "positive_sums"]
+        back = ["scale_queries", *shares, "positive_gradients"]
         wanted = {
             "mean_over_batch": [
                 "sort_labels",
@@ -395,7 +391,7 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
                 "rescale",
                 "add_gradients",
             ],
-            "over_classes": ["sort_labels", *there, *back],
+            "over_classes": ["sort_labels", "norms_and_columns", *there, *back],
         }
         assert seen == wanted[reduction]
 

@@ -13,8 +13,7 @@ from proxymetric.core.pieces import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
 from proxymetric.ops.problem import Problem
 from proxymetric.ops.similarity import KINDS
-from proxymetric.ops.triton.batch_classes import BatchRows
-from proxymetric.ops.triton.launch import interpreting, launch
+from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
 from proxymetric.ops.triton.norms import next_power_of_two, row_norms, tile_shape
 
 MAX_PAIRS_PER_CHUNK = 2**26
@@ -37,6 +36,8 @@ NUMBERS_PER_CLASSES_TILE = 2**12
 """the same for sums over the classes"""
 NUMBERS_PER_WARP = 2**10
 """numbers of one warp, 32 for each thread: its sums need no other threads"""
+QUERIES_PER_PROGRAM = 32
+"""queries whose running sums a program adds"""
 MAX_NUMBERS_WHOLE_BATCH = 2**14
 """numbers up to which a program holds the whole batch and reads it once"""
 MAX_FUSED_BATCH = 1024
@@ -85,16 +86,14 @@ class ColumnChunk(NamedTuple):
 class ChunkPass:
     """The queries and references of a problem in the type of their products, with buffers for one chunk.
 
-    A pass handles the negative pairs of all references; or, with `batch_rows`, the positive pairs of these rows.
-    Iteration yields the chunks. For each chunk call `compute_similarities`, one of `log_means`, `log_sums` and
-    `shares`, and, for gradients, `backward`.
+    A pass handles the negative pairs of all references. Iteration yields the chunks. For each chunk call
+    `compute_similarities`, one of `log_means`, `log_sums` and `shares`, and, for gradients, `backward`.
 
     Args:
         queries: (B, D).
-        vectors: (R, D), all references or those of `batch_rows`.
+        vectors: (R, D).
         plan: the problem and the size of its chunks.
         labels: (B,) the classes of the queries, in 32 bits.
-        batch_rows: the rows of the batch's classes; None: the pass handles the negatives.
         norms: (R,) the lengths of the vectors, if they are needed and known.
         half: whether similarities are computed and stored in float16 (see `fits_half`).
     """
@@ -105,19 +104,18 @@ class ChunkPass:
         vectors: Tensor,
         plan: ChunkPlan,
         labels: Tensor,
-        batch_rows: BatchRows | None = None,
         norms: Tensor | None = None,
         half: bool = False,
     ) -> None:
-        problem, positive = plan.problem, batch_rows is not None
+        problem = plan.problem
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
         self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
         self.batch, self.dim = queries.shape
-        self.K, self.line = problem.per_column, problem.positive if positive else problem.negative
+        self.K, self.line = problem.per_column, problem.negative
         self.padded_K = next_power_of_two(self.K)
         self.columns = len(vectors) // self.K
         self.columns_per_chunk = min(max(1, plan.rows // self.K), self.columns)
-        self.labels = problem.refs.labels if batch_rows is None else batch_rows.labels
+        self.labels = problem.refs.labels
         self.min_length = None if problem.refs.normalise is None else MIN_DIVISORS[problem.refs.normalise]
         self.needs_grad, self.any_needs_grad = plan.needs_grad, any(plan.needs_grad)
         self.empty = self.new_float32(0)
@@ -131,9 +129,7 @@ class ChunkPass:
             self.norms = self.new_float32(len(vectors))
         elif self.min_length is not None:
             self.norms = row_norms(self.vectors)
-        rule = None
-        if problem.weight is not None:
-            rule = problem.weight.positive if positive else problem.weight.negative
+        rule = None if problem.weight is None else problem.weight.negative
         rules = [self.empty] * 2 if rule is None else [numbers.float().contiguous() for numbers in rule]
         self.labels_and_rules = (labels, *rules)
         # Shares include the factors of their rows, except in float16: it can represent neither the factors of very
@@ -146,7 +142,6 @@ class ChunkPass:
             "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
             "NORMALISE": self.min_length is not None,
             "EDGES": -1 if rule is None else rule.edges.shape[1],
-            "POSITIVE": positive,
             "LABEL_STRIDE": self.K * self.labels.stride(0),
             "SCALED": half,
         }
@@ -269,11 +264,12 @@ class ChunkPass:
         return {"NO_TAIL": self.batch % block == 0, "TILE": tile, "BLOCK": block}
 
     def new_running_sums(self) -> Tensor:
-        """(4, parts, B) empty running sums: highest exponents, sums of `exp(z - highest)`, weights and pair counts."""
+        """(4, parts, B) for running sums: highest exponents, sums of `exp(z - highest)`, weights and pair counts.
+
+        They are uninitialised until `log_sums` of the first chunk. Without a weighting the last two stay so.
+        """
         parts = min(max(MAX_RUNNING_SUMS // next_power_of_two(self.batch), 1), MAX_PARTS, self.columns)
-        sums = self.new_float32(4, parts, self.batch).zero_()
-        sums[0].fill_(float("-inf"))
-        return sums
+        return self.new_float32(4, parts, self.batch)
 
     def _classes_tile(self) -> tuple[int, int]:
         """The rows and queries that a program over the classes holds.
@@ -294,8 +290,21 @@ class ChunkPass:
             _warps(NUMBERS_PER_CLASSES_TILE),
             (self.similarities, *sums, *self._chunk_tensors(chunk)),
             self._chunk_numbers(chunk),
-            self.constants | self._tile_constants(tile, block),
+            self.constants | {"FIRST": chunk.columns.start == 0} | self._tile_constants(tile, block),
         )
+
+    def finish_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-sum and the mean weight of each query, from its running sums."""
+        logs, means = aligned_pair(self.queries, self.batch)
+        launch(
+            "finish_sums",
+            (-(-self.batch // QUERIES_PER_PROGRAM),),
+            4,
+            (*sums, logs, means),
+            (sums.shape[1], self.batch),
+            {"EDGES": self.constants["EDGES"], "PART_BLOCK": 64, "BLOCK": QUERIES_PER_PROGRAM},
+        )
+        return logs, means
 
     def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
         """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""

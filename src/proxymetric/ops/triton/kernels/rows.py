@@ -18,26 +18,26 @@ def row_norms(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
 def row_norms_tile(tile, rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """Write the lengths of one tile of rows."""
     row = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(lengths + row, _lengths(rows, row, R, D, TILE, BLOCK), mask=row < R)
+    tl.store(lengths + row, lengths_of_rows(rows, row, row < R, D, TILE, BLOCK), mask=row < R)
 
 
 @triton.jit
-def _lengths(rows, row, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
-    """The lengths of the given rows, of which there are R."""
+def lengths_of_rows(rows, row, is_valid, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """The lengths of the given rows; 1 for rows that are not valid."""
     total = tl.zeros([TILE], tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
-        is_inside = (row < R)[:, None] & (d < D)[None, :]
+        is_inside = is_valid[:, None] & (d < D)[None, :]
         p = tl.load(rows + row[:, None] * D + d[None, :], mask=is_inside, other=0.0).to(tl.float32)
         total += tl.sum(p * p, 1)
-    return tl.sqrt_rn(total)
+    return tl.where(is_valid, tl.sqrt_rn(total), 1.0)
 
 
 @triton.jit(do_not_specialize=["n"])
 def unit_rows(rows, units, lengths, n, D, min_length, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """Write the lengths of n rows, and the rows divided by `max(length, min_length)` in the type of `units`."""
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    length = _lengths(rows, row, n, D, TILE, BLOCK)
+    length = lengths_of_rows(rows, row, row < n, D, TILE, BLOCK)
     tl.store(lengths + row, length, mask=row < n)
     scale, _ = row_scales(length, min_length, True)
     for start in range(0, D, BLOCK):

@@ -38,14 +38,13 @@ def _tile(tile, n, K: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _load_pairs(
     S, row_scale, row, is_row, k, label, query_labels, i, edges, levels, B, slope, offset, inverse_gamma,
-    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr, NO_TAIL: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, NO_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Load a tile at the queries i.
 
     Returns row similarities, column similarities, the mask of the pairs, their weights and their exponents. Pairs are
-    the positives (POSITIVE) or the negatives; other exponents are -inf. Without a weighting (EDGES < 0) all weights are
-    1. A label below 0 marks a missing class: it has no weights, and no query belongs to it. NO_TAIL: B is a multiple of
-    the block, so that no query needs a mask.
+    the negatives; other exponents are -inf. Without a weighting (EDGES < 0) all weights are 1. A label below 0 marks a
+    column that does not exist. NO_TAIL: B is a multiple of the block, so that no query needs a mask.
 
     With K = 1 and no weighting, row similarities are not yet divided by the row lengths: see `_times_row_scale`.
     """
@@ -56,8 +55,7 @@ def _load_pairs(
         query = tl.load(query_labels + i, mask=i < B, other=-1)
         is_value = is_row[:, None] & (i < B)[None, :]
         s = tl.load(S + row[:, None] * B + i[None, :], mask=is_value, other=0.0).to(tl.float32)
-    same = label.to(tl.int32)[:, None] == query[None, :]
-    is_pair = same if POSITIVE else ~same
+    is_pair = label.to(tl.int32)[:, None] != query[None, :]
     if not NO_TAIL:
         is_pair = is_pair & (i < B)[None, :]
     weight = 1.0
@@ -113,7 +111,7 @@ def _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope
 def log_means(
     S, W, factors, radials, logs, means, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, gradient_factor, value_factor,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
     LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr,
     WHOLE_BATCH: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +153,6 @@ def log_means(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         if EDGES >= 0:
@@ -185,7 +182,6 @@ def log_means(
                 K,
                 KIND,
                 EDGES,
-                POSITIVE,
                 NO_TAIL,
             )
             if EDGES >= 0:
@@ -230,7 +226,6 @@ def log_means(
                     K,
                     KIND,
                     EDGES,
-                    POSITIVE,
                     NO_TAIL,
                 )
                 slopes_i = row_slopes(s_i, similarity_i, k, K, KIND, inverse_gamma)
@@ -246,21 +241,28 @@ def log_means(
 def log_sums(
     S, highests, totals, weight_sums, counts, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FIRST: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each query, add the pairs of a chunk to running sums: the highest exponent and `sum exp(z - highest)`.
 
-    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B).
+    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B). FIRST:
+    the sums are uninitialised, and start here.
     """
     part, parts = tl.program_id(0), tl.num_programs(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     position = part * B + i
-    highest = tl.load(highests + position, mask=i < B, other=float("-inf"))
-    total = tl.load(totals + position, mask=i < B, other=0.0)
-    if EDGES >= 0:
-        weight_sum = tl.load(weight_sums + position, mask=i < B, other=0.0)
-        count = tl.load(counts + position, mask=i < B, other=0.0)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    weight_sum = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.float32)
+    if not FIRST:
+        highest = tl.load(highests + position, mask=i < B, other=float("-inf"))
+        total = tl.load(totals + position, mask=i < B, other=0.0)
+        if EDGES >= 0:
+            weight_sum = tl.load(weight_sums + position, mask=i < B, other=0.0)
+            count = tl.load(counts + position, mask=i < B, other=0.0)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     for tile in range(part, tl.cdiv(n, COLUMNS), parts):
         column, is_column, row, is_row, k = _tile(tile, n, K, TILE)
@@ -284,7 +286,6 @@ def log_sums(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         is_pair = is_pair & is_column[:, None]
@@ -307,7 +308,7 @@ def log_sums(
 def shares(
     S, W, factors, radials, sums, grads, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, lift,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
     LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -342,7 +343,6 @@ def shares(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         z = tl.where(is_column[:, None], z, float("-inf"))
