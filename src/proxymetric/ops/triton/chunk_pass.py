@@ -42,6 +42,7 @@ MAX_NUMBERS_WHOLE_BATCH = 2**14
 """numbers up to which a program holds the whole batch and reads it once"""
 MAX_FUSED_BATCH = 1024
 """queries up to which writing and reading the result of a product takes longer than the product itself"""
+ADDS_RADIALS = True
 FUSED_TILE = (128, 128, 64)
 """rows, dimensions and queries that a program of a fused product holds"""
 
@@ -347,6 +348,8 @@ class ChunkPass:
         scale_rows = not self.fold and in_queries is not None
         if in_vectors is not None and self.fuses_product and in_vectors.dtype == self.type:
             self._fused_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows), multiplier)
+        elif in_vectors is not None and self.half and in_vectors.dtype == self.type and ADDS_RADIALS:
+            self._added_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows))
         elif in_vectors is not None or scale_rows:
             in_rows = None if in_vectors is None else take_rows(in_vectors, chunk.rows)
             self._row_gradients(shares, queries, in_rows, multiplier, scale_rows)
@@ -373,6 +376,19 @@ class ChunkPass:
                 "QUERY_BLOCK": query_block,
             },
         )
+
+    def _added_row_gradients(self, shares: Tensor, queries: Tensor, out: Tensor) -> None:
+        """Write the gradient of a chunk's rows with a library product that adds to the rest of the gradient."""
+        tile, block = tile_shape(self.dim)
+        launch(
+            "radial_gradients",
+            (-(-len(out) // tile),),
+            4,
+            (self.rows, self.radials, out),
+            (len(out), self.dim),
+            {"TILE": tile, "BLOCK": block},
+        )
+        torch.addmm(out, shares, queries, out=out)
 
     def _row_gradients(
         self, shares: Tensor, queries: Tensor, out: Tensor | None, multiplier: Tensor | None, scale_rows: bool
@@ -438,8 +454,9 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """`total += a b`, in float32."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
+    elif _supports_float32_total(a.device, a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     elif _supports_float32_output(a.device, a.dtype):
-        # torch.addmm of 16-bit matrices accepts only a 16-bit total.
         total.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
         total.addmm_(a.float(), b.float())
@@ -454,3 +471,15 @@ def _supports_float32_output(device: torch.device, dtype: torch.dtype) -> bool:
     except (TypeError, RuntimeError):
         return False
     return True
+
+
+@cache
+def _supports_float32_total(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch.addmm can add the product of 16-bit matrices to a float32 total in place."""
+    matrix = torch.eye(16, dtype=dtype, device=device)
+    total = torch.full((16, 16), 2.0**-20, device=device)
+    try:
+        torch.addmm(total, matrix, matrix, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return bool((total.diagonal() == 1 + 2.0**-20).all())

@@ -23,6 +23,7 @@ from proxymetric.ops.triton.kernels.class_sums import (
 from proxymetric.ops.triton.kernels.rows import (
     add_gradients,
     fused_row_gradients,
+    radial_gradients,
     rescale,
     row_gradients,
     row_norms,
@@ -43,6 +44,7 @@ __all__ = [
     "positive_gradients",
     "positive_means",
     "positive_sums",
+    "radial_gradients",
     "rescale",
     "row_gradients",
     "row_norms",

@@ -78,6 +78,18 @@ def row_gradients(
 
 
 @triton.jit(do_not_specialize=["n"])
+def radial_gradients(rows, radials, grads, n, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write `-radial p`, the part of the gradient of n rows p that is not a product."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    radial = tl.load(radials + row, mask=row < n, other=0.0)
+    for start in range(0, D, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        position, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+        p = tl.load(rows + position, mask=is_inside, other=0.0).to(tl.float32)
+        tl.store(grads + position, (-radial[:, None] * p).to(grads.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["n"])
 def fused_row_gradients(
     W, queries, rows, radials, grads, multiplier, n, B, D,
     MULTIPLY: tl.constexpr, NORMALISE: tl.constexpr, IN_FLOAT32: tl.constexpr,
