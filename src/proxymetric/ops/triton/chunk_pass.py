@@ -42,14 +42,14 @@ MAX_NUMBERS_WHOLE_BATCH = 2**14
 """numbers up to which a program holds the whole batch and reads it once"""
 MAX_FUSED_BATCH = 1024
 """queries up to which writing and reading the result of a product takes longer than the product itself"""
-ADDS_RADIALS = True
 FUSED_TILE = (128, 128, 64)
 """rows, dimensions and queries that a program of a fused product holds"""
 
 
-def rows_per_chunk(batch: int, dim: int, rows: int | None) -> int:
+def rows_per_chunk(batch: int, dim: int, rows: int | None, half: bool = False) -> int:
     """The rows of a chunk: the given number, or a number that suits the GPU."""
-    rows = rows or max(1, MAX_PAIRS_PER_CHUNK // batch // ROW_MULTIPLE) * ROW_MULTIPLE
+    pairs = MAX_PAIRS_PER_CHUNK * (2 if half else 1)
+    rows = rows or max(1, pairs // batch // ROW_MULTIPLE) * ROW_MULTIPLE
     return min(rows, MAX_INDEX // max(batch, dim))
 
 
@@ -224,7 +224,8 @@ class ChunkPass:
         block = next_power_of_two(self.batch)
         max_numbers = MAX_NUMBERS_WHOLE_BATCH if self.K == 1 else NUMBERS_PER_TILE
         whole_batch = block * self.padded_K <= max_numbers
-        tile = min(max(1, NUMBERS_PER_WARP // block), 16) if self.K == 1 else self.padded_K
+        numbers = NUMBERS_PER_WARP // 2 if self.half else NUMBERS_PER_WARP
+        tile = min(max(1, numbers // block), 16) if self.K == 1 else self.padded_K
         if not whole_batch:
             tile, block = (2, NUMBERS_PER_TILE // 2)
             if self.K > 1:
@@ -279,7 +280,7 @@ class ChunkPass:
         which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
         share.
         """
-        tile, block = (32, 128) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
+        tile, block = (16, 256) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
         return tile, min(block, next_power_of_two(self.batch))
 
     def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
@@ -309,15 +310,17 @@ class ChunkPass:
 
     def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
         """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""
-        if self.K == 1:
-            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
-        else:
+        if self.K > 1:
             tile, block = self._classes_tile()
+        elif self.half:
+            tile, block = 2, min(NUMBERS_PER_WARP // 2, next_power_of_two(self.batch))
+        else:
+            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
         buffers = (self._shares(), self.factors, self.radials)
         launch(
             "shares",
             (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
-            _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
+            2 if self.half and self.K == 1 else _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
             (self.similarities, *buffers, logs, grads, *self._chunk_tensors(chunk)),
             (*self._chunk_numbers(chunk), lift),
             self.constants | {"FOLD": self.fold} | self._tile_constants(tile, block),
@@ -348,7 +351,7 @@ class ChunkPass:
         scale_rows = not self.fold and in_queries is not None
         if in_vectors is not None and self.fuses_product and in_vectors.dtype == self.type:
             self._fused_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows), multiplier)
-        elif in_vectors is not None and self.half and in_vectors.dtype == self.type and ADDS_RADIALS:
+        elif in_vectors is not None and self.half and in_vectors.dtype == self.type:
             self._added_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows))
         elif in_vectors is not None or scale_rows:
             in_rows = None if in_vectors is None else take_rows(in_vectors, chunk.rows)

@@ -91,8 +91,8 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
 
 
 def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
-    batch, dim = queries.shape
-    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows), budget=0)
+    (batch, dim), half = queries.shape, fits_half(queries, problem.refs.vectors, problem)
+    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows, half), budget=0)
 
 
 class TritonGradients(NamedTuple):

@@ -247,23 +247,19 @@ def log_sums(
 ):  # fmt: skip
     """For each query, add the pairs of a chunk to running sums: the highest exponent and `sum exp(z - highest)`.
 
-    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B). FIRST:
+    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B). Each
+    place of a tile has a sum of its own until the end: sums over a tile would make threads wait for each other. FIRST:
     the sums are uninitialised, and start here.
     """
     part, parts = tl.program_id(0), tl.num_programs(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     position = part * B + i
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    weight_sum = tl.zeros([BLOCK], tl.float32)
-    count = tl.zeros([BLOCK], tl.float32)
-    if not FIRST:
-        highest = tl.load(highests + position, mask=i < B, other=float("-inf"))
-        total = tl.load(totals + position, mask=i < B, other=0.0)
-        if EDGES >= 0:
-            weight_sum = tl.load(weight_sums + position, mask=i < B, other=0.0)
-            count = tl.load(counts + position, mask=i < B, other=0.0)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
+    LOWEST: tl.constexpr = -3.0e38  # instead of -inf, because -inf minus -inf is NaN
+    highest = tl.full([COLUMNS, BLOCK], LOWEST, tl.float32)
+    total = tl.zeros([COLUMNS, BLOCK], tl.float32)
+    weight_sum = tl.zeros([COLUMNS, BLOCK], tl.float32)
+    count = tl.zeros([COLUMNS, BLOCK], tl.float32)
     for tile in range(part, tl.cdiv(n, COLUMNS), parts):
         column, is_column, row, is_row, k = _tile(tile, n, K, TILE)
         row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE and not SCALED)
@@ -291,17 +287,31 @@ def log_sums(
         is_pair = is_pair & is_column[:, None]
         z = tl.where(is_column[:, None], z, float("-inf"))
         if EDGES >= 0:
-            weight_sum += tl.sum(tl.where(is_pair, weight, 0.0), 0)
-            count += tl.sum(tl.where(is_pair, 1.0, 0.0), 0)
-        higher = tl.maximum(highest, tl.max(z, 0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(highest - base) + tl.sum(tl.exp(z - base[None, :]), 0)
-        highest = higher
-    tl.store(highests + position, highest, mask=i < B)
-    tl.store(totals + position, total, mask=i < B)
+            weight_sum += tl.where(is_pair, weight, 0.0)
+            count += tl.where(is_pair, 1.0, 0.0)
+        # The larger of the old and the new exponent becomes the highest one; the other one is multiplied by `share`.
+        higher = z - highest
+        share = tl.exp(-tl.abs(higher))
+        total = tl.where(higher > 0.0, tl.fma(total, share, 1.0), total + share)
+        highest = tl.maximum(highest, z)
+    column_highest = tl.max(highest, 0)
+    column_total = tl.sum(total * tl.exp(highest - column_highest[None, :]), 0)
+    if not FIRST:
+        earlier = tl.maximum(tl.load(highests + position, mask=i < B, other=LOWEST), LOWEST)
+        earlier_total = tl.load(totals + position, mask=i < B, other=0.0)
+        later, column_highest = column_highest, tl.maximum(column_highest, earlier)
+        column_total = column_total * tl.exp(later - column_highest)
+        column_total += earlier_total * tl.exp(earlier - column_highest)
+    is_empty = column_highest == LOWEST
+    tl.store(highests + position, tl.where(is_empty, float("-inf"), column_highest), mask=i < B)
+    tl.store(totals + position, column_total, mask=i < B)
     if EDGES >= 0:
-        tl.store(weight_sums + position, weight_sum, mask=i < B)
-        tl.store(counts + position, count, mask=i < B)
+        column_weight, column_count = tl.sum(weight_sum, 0), tl.sum(count, 0)
+        if not FIRST:
+            column_weight += tl.load(weight_sums + position, mask=i < B, other=0.0)
+            column_count += tl.load(counts + position, mask=i < B, other=0.0)
+        tl.store(weight_sums + position, column_weight, mask=i < B)
+        tl.store(counts + position, column_count, mask=i < B)
 
 
 @triton.jit(do_not_specialize=["n"])
