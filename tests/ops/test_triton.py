@@ -27,8 +27,9 @@ from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import References
-from proxymetric.ops import IMPLS, NONE, Line, chosen, mean_over_batch, reductions, using
-from proxymetric.ops.triton import batch_classes, chunk_pass, kernels, launch, totals
+from proxymetric.ops import IMPLS, NONE, Line, Similarity, chosen, mean_over_batch, reductions, using
+from proxymetric.ops import problem as problem_module
+from proxymetric.ops.triton import batch_classes, chunk_pass, kernels, launch, memory, totals
 from proxymetric.ops.triton import reductions as triton_reductions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -200,6 +201,65 @@ def test_narrow_types_are_multiplied_as_they_are_and_summed_in_single(shape, dty
     x, p = (each.to(dtype).requires_grad_() for each in (problem.x, problem.p))
     found = problem.compute(reduction, x, p, "triton")
     assert {each.dtype for each in found} == {torch.float32}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("fused_batch", [0, 1024])
+@pytest.mark.parametrize(("shape", "kind"), [((33, 41, 1, 65), None), ((7, 5, 3, 31), "soft")])
+def test_half_width_similarities(shape, kind, fused_batch, reduction, monkeypatch):
+    """Gradients are as exact as with similarities in float32; values are off by no more than their rounding allows."""
+    monkeypatch.setattr(chunk_pass, "MAX_FUSED_BATCH", fused_batch)
+    errors, scale = Errors(), 32.0
+    for seed in range(3):
+        problem = ProblemOnDevice(seed, *shape, kind=kind, scale=scale)
+        exact = problem.results(reduction, "plain", given=torch.bfloat16)
+        monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 2**60)
+        errors.take("plain", problem.results(reduction, "triton", torch.bfloat16, rows=24), exact)
+        monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 0)
+        kept, computed_again = (
+            problem.results(reduction, "triton", torch.bfloat16, rows=24, budget=budget) for budget in (2**30, 0)
+        )
+        errors.take("triton", kept, exact)
+        assert all(torch.equal(each, computed_again[name]) for name, each in kept.items())
+    for name, size in errors.sizes.items():
+        full, half = (errors.of[side][name] ** 0.5 for side in ("plain", "triton"))
+        # A similarity is off by 2^-12 of itself, once more for its row, and an exponent by the scale times that.
+        allowed = 1.25 * full + 2**-10 * size if name.startswith("in ") else scale * 2**-11 * size**0.5
+        assert half <= allowed, (name, f"with float32 {full:.3g}, half {half:.3g}, of {size**0.5:.3g}")
+    assert reduction != "over_classes" or errors.of["triton"]["negative"] > errors.of["plain"]["negative"]
+
+
+def test_half_width_is_for_many_pairs_of_normalised_rows_and_moderate_scales(monkeypatch):
+    def fits(dtype: torch.dtype = torch.bfloat16, scale: float = 32.0, kind: str | None = None, **choice: Any) -> bool:
+        given = ProblemOnDevice(0, 5, 7, 2, 3, **choice)
+        of_class, lines = None if kind is None else Similarity(kind), (Line(-scale), Line(scale))
+        reduced = problem_module.Problem(given.labels, given.refs, *lines, of_class, given.weight)
+        return chunk_pass.fits_half(given.x.to(dtype), given.p.to(dtype), reduced)
+
+    assert not fits()
+    monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 5 * 7 * 2)
+    assert fits()
+    assert fits(kind="soft")
+    for choice in ({"dtype": torch.float16}, {"dtype": torch.float32}, {"normalise": None}, {"kind": "max"}):
+        assert not fits(**choice)
+    assert not fits(weighted=True)
+    assert not fits(scale=65.0)
+
+
+def test_the_budget_is_a_share_of_the_free_memory():
+    """Without a GPU it is a constant; a little is kept without asking."""
+    assert memory.default_budget(torch.device("cpu"), 1) == memory.ALWAYS_KEPT
+    assert memory.default_budget(torch.device("cpu"), memory.ALWAYS_KEPT + 1) == problem_module.DEFAULT_BUDGET
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+def test_the_budget_follows_what_is_allocated():
+    device, size = torch.device("cuda", torch.cuda.current_device()), memory.ALWAYS_KEPT + 1
+    before = memory.default_budget(device, size)
+    assert before <= memory.SHARE * torch.cuda.mem_get_info(device)[1]
+    held = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before - memory.default_budget(device, size) == pytest.approx(memory.SHARE * len(held), rel=0.5)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -378,14 +438,10 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
     for dtype, end in ((torch.float32, "row_gradients"), (torch.bfloat16, "fused_row_gradients")):
         seen.clear()
         ProblemOnDevice(0, 5, 7, 1, 3).results(reduction, "triton", dtype, rows=4)
-        # Seven classes are two chunks; the five classes of the batch are two chunks, too.
+        # Seven classes are two chunks.
         means, sums, shares = (each * 2 for each in (["log_means", end], ["log_sums"], ["shares", end]))
-        # Gradients in the rows of the batch's classes are float32.
-        own = ["shares", "row_gradients"] * 2
-        there, back = (
-            ["row_norms", *sums, "find_columns", "rows_of_batch", "row_norms", *sums],
-            [*shares, "row_norms", *own],
-        )
+        there = [*sums, "finish_sums", "positive_sums"]
+        back = ["scale_queries", *shares, "positive_gradients"]
         wanted = {
             "mean_over_batch": [
                 "sort_labels",
@@ -396,7 +452,7 @@ def test_kernels_are_what_runs(reduction, monkeypatch):
                 "rescale",
                 "add_gradients",
             ],
-            "over_classes": ["sort_labels", *there, *back],
+            "over_classes": ["sort_labels", "norms_and_columns", *there, *back],
         }
         assert seen == wanted[reduction]
 

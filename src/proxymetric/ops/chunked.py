@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from proxymetric.ops.chunks import NEGATIVE, POSITIVE, Chunks, PairExponents
-from proxymetric.ops.problem import NONE, Count, Problem, Reduced, Settings, Totals, at_least_float32, log1p_exp
+from proxymetric.ops.problem import (
+    DEFAULT_BUDGET,
+    NONE,
+    Count,
+    Problem,
+    Reduced,
+    Settings,
+    Totals,
+    at_least_float32,
+    log1p_exp,
+)
 
 NUMBERS_PER_CPU_CHUNK = 2**20
 """numbers of one chunk on a CPU, so that they stay in its cache: n rows of D numbers and three (n, B) matrices"""
@@ -64,7 +74,8 @@ def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
     batch, dim = queries.shape
     on_cpu = queries.device.type == "cpu"
     rows = NUMBERS_PER_CPU_CHUNK // (dim + 3 * batch) if on_cpu else PAIRS_PER_GPU_CHUNK // batch
-    return chunk_plan(queries, problem, settings.rows or max(MIN_ROWS_PER_CHUNK, rows), settings.budget)
+    budget = DEFAULT_BUDGET if settings.budget is None else settings.budget
+    return chunk_plan(queries, problem, settings.rows or max(MIN_ROWS_PER_CHUNK, rows), budget)
 
 
 def chunk_plan(queries: Tensor, problem: Problem, rows: int, budget: int) -> ChunkPlan:

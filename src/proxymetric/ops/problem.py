@@ -15,6 +15,8 @@ NONE = float("-inf")
 """the logarithm of an empty sum"""
 MIN_WEIGHT_SUM = 1e-12
 """lower bound of the sum of weights that a total is divided by, so that 0 / 0 becomes 0"""
+DEFAULT_BUDGET = 2**30
+"""bytes of `Settings.budget` where the free memory is not known"""
 Count = float | None
 """the number that a sum over the columns is divided by; None: the sum of the columns' mean weights"""
 
@@ -75,8 +77,9 @@ class Settings(NamedTuple):
 
     impl: str = "auto"
     """a name in `IMPLS`, or "auto" to choose by size and device"""
-    budget: int = 2**30
-    """bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed"""
+    budget: int | None = None
+    """bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed.
+    None: with Triton kernels half of the free memory of the GPU, otherwise `DEFAULT_BUDGET`"""
     rows: int | None = None
     """references in one chunk; None: a number that suits the device"""
 

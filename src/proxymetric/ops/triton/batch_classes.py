@@ -11,8 +11,6 @@ from proxymetric.ops.problem import Problem
 from proxymetric.ops.triton.launch import launch
 from proxymetric.ops.triton.norms import row_norms, tile_shape
 
-ABSENT = -2
-"""the label of a row that fills the place of a missing class"""
 CLASSES_PER_PROGRAM = 1024
 QUERIES_PER_PROGRAM = 32
 """queries whose rank a program computes"""
@@ -30,15 +28,6 @@ class SortedBatch(NamedTuple):
     other labels -1"""
     labels32: Tensor
     """(B,) the labels in the order of the batch, in 32 bits"""
-
-
-class BatchRows(NamedTuple):
-    """B K reference rows, class after class."""
-
-    rows: Tensor
-    """(B K,) indices of the rows; arbitrary rows in place of a missing class"""
-    labels: Tensor
-    """(B K,) their classes, each class once; `ABSENT` in place of a missing class"""
 
 
 def sort_batch(labels: Tensor) -> SortedBatch:
@@ -95,19 +84,3 @@ def _search(problem: Problem, batch: SortedBatch) -> tuple[int, dict[str, int]]:
     per_class, labels = problem.refs.per_class or 1, problem.refs.labels
     constants = {"LABEL_STRIDE": per_class * labels.stride(0), "SEARCH_STEPS": len(batch.labels).bit_length()}
     return len(labels) // per_class, constants
-
-
-def rows_of_batch(problem: Problem, batch: SortedBatch) -> BatchRows:
-    """The reference rows of the batch's classes; also fills in `batch.columns`."""
-    find_columns(problem, batch)
-    per_class, count = problem.refs.per_class or 1, len(batch.labels)
-    batch_rows = BatchRows(*batch.labels.new_empty(2, count * per_class))
-    launch(
-        "rows_of_batch",
-        (-(-count * per_class // CLASSES_PER_PROGRAM),),
-        4,
-        (batch.columns, batch.labels, *batch_rows),
-        (len(problem.refs.labels) // per_class, count),
-        {"ABSENT": ABSENT, "K": per_class, "BLOCK": CLASSES_PER_PROGRAM},
-    )
-    return batch_rows

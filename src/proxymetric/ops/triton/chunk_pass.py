@@ -11,13 +11,17 @@ from torch import Tensor
 
 from proxymetric.core.normalisation import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
+from proxymetric.ops.problem import Problem
 from proxymetric.ops.similarity import KINDS
-from proxymetric.ops.triton.batch_classes import BatchRows
-from proxymetric.ops.triton.launch import interpreting, launch
-from proxymetric.ops.triton.norms import next_power_of_two, row_norms
+from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
+from proxymetric.ops.triton.norms import next_power_of_two, row_norms, tile_shape
 
 MAX_PAIRS_PER_CHUNK = 2**26
 """similarities of one chunk: so many that the matrix products, not the launches, take most of the time"""
+MIN_HALF_PAIRS = 2**22
+"""pairs from which similarities are stored in 16 bits: with fewer, launches take longer than memory"""
+MAX_HALF_SCALE = 64.0
+"""the largest factor of a similarity stored in 16 bits: its exponent is off by at most 1/64"""
 ROW_MULTIPLE = 64
 """the rows of a chunk are a multiple of this"""
 MAX_INDEX = 2**31 - 1
@@ -32,6 +36,8 @@ NUMBERS_PER_CLASSES_TILE = 2**12
 """the same for sums over the classes"""
 NUMBERS_PER_WARP = 2**10
 """numbers of one warp, 32 for each thread: its sums need no other threads"""
+QUERIES_PER_PROGRAM = 32
+"""queries whose running sums a program adds"""
 MAX_NUMBERS_WHOLE_BATCH = 2**14
 """numbers up to which a program holds the whole batch and reads it once"""
 MAX_FUSED_BATCH = 1024
@@ -40,10 +46,34 @@ FUSED_TILE = (128, 128, 64)
 """rows, dimensions and queries that a program of a fused product holds"""
 
 
-def rows_per_chunk(batch: int, dim: int, rows: int | None) -> int:
+def rows_per_chunk(batch: int, dim: int, rows: int | None, half: bool = False) -> int:
     """The rows of a chunk: the given number, or a number that suits the GPU."""
-    rows = rows or max(1, MAX_PAIRS_PER_CHUNK // batch // ROW_MULTIPLE) * ROW_MULTIPLE
+    pairs = MAX_PAIRS_PER_CHUNK * (2 if half else 1)
+    rows = rows or max(1, pairs // batch // ROW_MULTIPLE) * ROW_MULTIPLE
     return min(rows, MAX_INDEX // max(batch, dim))
+
+
+def fits_half(queries: Tensor, vectors: Tensor, problem: Problem) -> bool:
+    """Whether similarities may be computed and stored in float16.
+
+    Rounding to float16 changes a similarity s by at most `|s| / 4096`, an eighth of what rounding to bfloat16 would do,
+    and the exponent by the scale times that. Such errors average out in sums over many pairs, and in shares they are
+    about as small as the rounding of the shares. So products must be of bfloat16 numbers, the rows normalised (other
+    similarities may exceed the range), the pairs many, the scale not extreme, and a pair must not jump with a
+    similarity, as with a weighting or the largest of several similarities.
+    """
+    types = {queries.dtype, vectors.dtype}
+    scales = [problem.positive.slope, problem.negative.slope]
+    if problem.of_class is not None:
+        scales.append(1.0 / problem.of_class.gamma)
+    return (
+        types == {torch.bfloat16}
+        and problem.refs.normalise is not None
+        and len(queries) * len(vectors) >= MIN_HALF_PAIRS
+        and all(abs(scale) <= MAX_HALF_SCALE for scale in scales)
+        and problem.weight is None
+        and (problem.of_class is None or problem.of_class.kind != "max")
+    )
 
 
 class ColumnChunk(NamedTuple):
@@ -57,17 +87,16 @@ class ColumnChunk(NamedTuple):
 class ChunkPass:
     """The queries and references of a problem in the type of their products, with buffers for one chunk.
 
-    A pass handles the negative pairs of all references; or, with `batch_rows`, the positive pairs of these rows.
-    Iteration yields the chunks. For each chunk call `compute_similarities`, one of `log_means`, `log_sums` and
-    `shares`, and, for gradients, `backward`.
+    A pass handles the negative pairs of all references. Iteration yields the chunks. For each chunk call
+    `compute_similarities`, one of `log_means`, `log_sums` and `shares`, and, for gradients, `backward`.
 
     Args:
         queries: (B, D).
-        vectors: (R, D), all references or those of `batch_rows`.
+        vectors: (R, D).
         plan: the problem and the size of its chunks.
         labels: (B,) the classes of the queries, in 32 bits.
-        batch_rows: the rows of the batch's classes; None: the pass handles the negatives.
         norms: (R,) the lengths of the vectors, if they are needed and known.
+        half: whether similarities are computed and stored in float16 (see `fits_half`).
     """
 
     def __init__(
@@ -76,27 +105,32 @@ class ChunkPass:
         vectors: Tensor,
         plan: ChunkPlan,
         labels: Tensor,
-        batch_rows: BatchRows | None = None,
         norms: Tensor | None = None,
+        half: bool = False,
     ) -> None:
-        problem, positive = plan.problem, batch_rows is not None
+        problem = plan.problem
         self.type = torch.promote_types(queries.dtype, vectors.dtype)
         self.queries, self.vectors = queries.detach().to(self.type).contiguous(), vectors.detach()
         self.batch, self.dim = queries.shape
-        self.K, self.line = problem.per_column, problem.positive if positive else problem.negative
+        self.K, self.line = problem.per_column, problem.negative
         self.padded_K = next_power_of_two(self.K)
         self.columns = len(vectors) // self.K
         self.columns_per_chunk = min(max(1, plan.rows // self.K), self.columns)
-        self.labels = problem.refs.labels if batch_rows is None else batch_rows.labels
+        self.labels = problem.refs.labels
         self.min_length = None if problem.refs.normalise is None else MIN_DIVISORS[problem.refs.normalise]
         self.needs_grad, self.any_needs_grad = plan.needs_grad, any(plan.needs_grad)
         self.empty = self.new_float32(0)
         self.norms = self.empty
-        if self.min_length is not None:
-            self.norms = row_norms(self.vectors) if norms is None else norms
-        rule = None
-        if problem.weight is not None:
-            rule = problem.weight.positive if positive else problem.weight.negative
+        self.half = half
+        if half:
+            self.half_queries = self.queries.to(torch.float16)
+        if norms is not None:
+            self.norms = norms
+        elif half:  # `compute_similarities` fills them in
+            self.norms = self.new_float32(len(vectors))
+        elif self.min_length is not None:
+            self.norms = row_norms(self.vectors)
+        rule = None if problem.weight is None else problem.weight.negative
         rules = [self.empty] * 2 if rule is None else [numbers.float().contiguous() for numbers in rule]
         self.labels_and_rules = (labels, *rules)
         # Shares include the factors of their rows, except in float16: it can represent neither the factors of very
@@ -109,13 +143,14 @@ class ChunkPass:
             "KIND": 0 if of_class is None else KINDS.index(of_class.kind),
             "NORMALISE": self.min_length is not None,
             "EDGES": -1 if rule is None else rule.edges.shape[1],
-            "POSITIVE": positive,
             "LABEL_STRIDE": self.K * self.labels.stride(0),
+            "SCALED": half,
         }
         rows = self.columns_per_chunk * self.K
         self.rows = self.similarities = self.empty
         self.similarities_buffer: Tensor | None = None
-        self.shares_buffer = self.new_like_queries(rows, self.batch) if self.any_needs_grad else self.empty
+        self.unit_rows_buffer: Tensor | None = None
+        self.shares_buffer: Tensor | None = None
         self.radials = self.new_float32(rows) if self.any_needs_grad else self.empty
         self.factors, self.scaled_rows = self.empty, self.empty
         if self.any_needs_grad and not self.fold:
@@ -141,32 +176,61 @@ class ChunkPass:
     def compute_similarities(self, chunk: ColumnChunk, cache: Tensor | None = None, cached: bool = False) -> None:
         """Compute the products of a chunk's rows and the queries; kernels divide them by the row lengths.
 
+        In half width these are the similarities themselves, because the rows are divided by their lengths first.
+
         Args:
             chunk: the chunk.
-            cache: (R, B) holds the products of all rows; those of the chunk are written to it.
+            cache: (R, B) from `new_cache` holds the products of all rows; those of the chunk are written to it.
             cached: whether `cache` already contains them; then they are read, not computed.
         """
         self.rows = take_rows(self.vectors, chunk.rows).to(self.type).contiguous()
         if cache is None:
             if self.similarities_buffer is None:
-                self.similarities_buffer = self.new_float32(self.columns_per_chunk * self.K, self.batch)
+                self.similarities_buffer = self.new_cache(self.columns_per_chunk * self.K)
             self.similarities = take_rows(self.similarities_buffer, slice(0, len(self.rows)))
         else:
-            self.similarities = cache[chunk.rows]
-        if not cached:
+            self.similarities = take_rows(cache, chunk.rows)
+        if cached:
+            return
+        if self.half:
+            torch.mm(self._unit_rows(chunk), self.half_queries.T, out=self.similarities)
+        else:
             write_product(self.similarities, self.rows, self.queries.T)
+
+    def new_cache(self, rows: int) -> Tensor:
+        """An uninitialised tensor for the similarities of so many rows and all queries."""
+        return self.queries.new_empty((rows, self.batch), dtype=torch.float16 if self.half else torch.float32)
+
+    def _unit_rows(self, chunk: ColumnChunk) -> Tensor:
+        """The chunk's rows, divided by their lengths, in float16; also fills in their lengths."""
+        if self.unit_rows_buffer is None:
+            self.unit_rows_buffer = self.queries.new_empty(
+                (self.columns_per_chunk * self.K, self.dim), dtype=torch.float16
+            )
+        units = take_rows(self.unit_rows_buffer, slice(0, len(self.rows)))
+        tile, block = tile_shape(self.dim)
+        launch(
+            "unit_rows",
+            (-(-len(self.rows) // tile),),
+            4,
+            (self.rows, units, take_rows(self.norms, chunk.rows)),
+            (len(self.rows), self.dim, self.min_length),
+            {"TILE": tile, "BLOCK": block},
+        )
+        return units
 
     def log_means(self, chunk: ColumnChunk, means: Tensor, gradient_factor: float, value_factor: float) -> None:
         """Write `value_factor log(1 + sum exp)` and the mean weight of each column to `means`; prepare gradients."""
         block = next_power_of_two(self.batch)
         max_numbers = MAX_NUMBERS_WHOLE_BATCH if self.K == 1 else NUMBERS_PER_TILE
         whole_batch = block * self.padded_K <= max_numbers
-        tile = min(max(1, NUMBERS_PER_WARP // block), 16) if self.K == 1 else self.padded_K
+        numbers = NUMBERS_PER_WARP // 2 if self.half else NUMBERS_PER_WARP
+        tile = min(max(1, numbers // block), 16) if self.K == 1 else self.padded_K
         if not whole_batch:
             tile, block = (2, NUMBERS_PER_TILE // 2)
             if self.K > 1:
                 tile, block = self.padded_K, max(16, NUMBERS_PER_TILE // self.padded_K)
-        outputs = (self.shares_buffer, self.factors, self.radials, *means[:, chunk.columns])
+        outputs = (self._shares(), self.factors, self.radials, *means[:, chunk.columns])
         flags = {"FOLD": self.fold, "NEEDS_GRAD": self.any_needs_grad, "WHOLE_BATCH": whole_batch}
         launch(
             "log_means",
@@ -176,6 +240,18 @@ class ChunkPass:
             (*self._chunk_numbers(chunk), gradient_factor, value_factor),
             self.constants | flags | self._tile_constants(tile, block),
         )
+
+    def _shares(self) -> Tensor:
+        """The buffer of the chunk's shares; empty if no gradient is needed."""
+        if not self.any_needs_grad:
+            return self.empty
+        if self.shares_buffer is None:
+            # Shares overwrite similarities of their width, unless these are kept.
+            if self.half and self.similarities_buffer is not None:
+                self.shares_buffer = self.similarities_buffer.view(self.type)
+            else:
+                self.shares_buffer = self.new_like_queries(self.columns_per_chunk * self.K, self.batch)
+        return self.shares_buffer
 
     def _chunk_tensors(self, chunk: ColumnChunk) -> tuple[Tensor, ...]:
         """The tensors that describe the columns of a chunk and the queries."""
@@ -190,11 +266,12 @@ class ChunkPass:
         return {"NO_TAIL": self.batch % block == 0, "TILE": tile, "BLOCK": block}
 
     def new_running_sums(self) -> Tensor:
-        """(4, parts, B) empty running sums: highest exponents, sums of `exp(z - highest)`, weights and pair counts."""
+        """(4, parts, B) for running sums: highest exponents, sums of `exp(z - highest)`, weights and pair counts.
+
+        They are uninitialised until `log_sums` of the first chunk. Without a weighting the last two stay so.
+        """
         parts = min(max(MAX_RUNNING_SUMS // next_power_of_two(self.batch), 1), MAX_PARTS, self.columns)
-        sums = self.new_float32(4, parts, self.batch).zero_()
-        sums[0].fill_(float("-inf"))
-        return sums
+        return self.new_float32(4, parts, self.batch)
 
     def _classes_tile(self) -> tuple[int, int]:
         """The rows and queries that a program over the classes holds.
@@ -203,7 +280,7 @@ class ChunkPass:
         which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
         share.
         """
-        tile, block = (32, 128) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
+        tile, block = (16, 256) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
         return tile, min(block, next_power_of_two(self.batch))
 
     def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
@@ -215,20 +292,35 @@ class ChunkPass:
             _warps(NUMBERS_PER_CLASSES_TILE),
             (self.similarities, *sums, *self._chunk_tensors(chunk)),
             self._chunk_numbers(chunk),
-            self.constants | self._tile_constants(tile, block),
+            self.constants | {"FIRST": chunk.columns.start == 0} | self._tile_constants(tile, block),
         )
+
+    def finish_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-sum and the mean weight of each query, from its running sums."""
+        logs, means = aligned_pair(self.queries, self.batch)
+        launch(
+            "finish_sums",
+            (-(-self.batch // QUERIES_PER_PROGRAM),),
+            4,
+            (*sums, logs, means),
+            (sums.shape[1], self.batch),
+            {"EDGES": self.constants["EDGES"], "PART_BLOCK": 64, "BLOCK": QUERIES_PER_PROGRAM},
+        )
+        return logs, means
 
     def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
         """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""
-        if self.K == 1:
-            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
-        else:
+        if self.K > 1:
             tile, block = self._classes_tile()
-        buffers = (self.shares_buffer, self.factors, self.radials)
+        elif self.half:
+            tile, block = 2, min(NUMBERS_PER_WARP // 2, next_power_of_two(self.batch))
+        else:
+            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
+        buffers = (self._shares(), self.factors, self.radials)
         launch(
             "shares",
             (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
-            _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
+            2 if self.half and self.K == 1 else _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
             (self.similarities, *buffers, logs, grads, *self._chunk_tensors(chunk)),
             (*self._chunk_numbers(chunk), lift),
             self.constants | {"FOLD": self.fold} | self._tile_constants(tile, block),
@@ -255,10 +347,12 @@ class ChunkPass:
         if not self.any_needs_grad:
             return
         size = len(self.rows)
-        shares = take_rows(self.shares_buffer, slice(0, size))
+        shares = take_rows(self._shares(), slice(0, size))
         scale_rows = not self.fold and in_queries is not None
         if in_vectors is not None and self.fuses_product and in_vectors.dtype == self.type:
             self._fused_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows), multiplier)
+        elif in_vectors is not None and self.half and in_vectors.dtype == self.type:
+            self._added_row_gradients(shares, queries, take_rows(in_vectors, chunk.rows))
         elif in_vectors is not None or scale_rows:
             in_rows = None if in_vectors is None else take_rows(in_vectors, chunk.rows)
             self._row_gradients(shares, queries, in_rows, multiplier, scale_rows)
@@ -285,6 +379,19 @@ class ChunkPass:
                 "QUERY_BLOCK": query_block,
             },
         )
+
+    def _added_row_gradients(self, shares: Tensor, queries: Tensor, out: Tensor) -> None:
+        """Write the gradient of a chunk's rows with a library product that adds to the rest of the gradient."""
+        tile, block = tile_shape(self.dim)
+        launch(
+            "radial_gradients",
+            (-(-len(out) // tile),),
+            4,
+            (self.rows, self.radials, out),
+            (len(out), self.dim),
+            {"TILE": tile, "BLOCK": block},
+        )
+        torch.addmm(out, shares, queries, out=out)
 
     def _row_gradients(
         self, shares: Tensor, queries: Tensor, out: Tensor | None, multiplier: Tensor | None, scale_rows: bool
@@ -350,8 +457,9 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """`total += a b`, in float32."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
+    elif _supports_float32_total(a.device, a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     elif _supports_float32_output(a.device, a.dtype):
-        # torch.addmm of 16-bit matrices accepts only a 16-bit total.
         total.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
         total.addmm_(a.float(), b.float())
@@ -366,3 +474,15 @@ def _supports_float32_output(device: torch.device, dtype: torch.dtype) -> bool:
     except (TypeError, RuntimeError):
         return False
     return True
+
+
+@cache
+def _supports_float32_total(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch.addmm can add the product of 16-bit matrices to a float32 total in place."""
+    matrix = torch.eye(16, dtype=dtype, device=device)
+    total = torch.full((16, 16), 2.0**-20, device=device)
+    try:
+        torch.addmm(total, matrix, matrix, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return bool((total.diagonal() == 1 + 2.0**-20).all())

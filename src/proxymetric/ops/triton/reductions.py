@@ -14,17 +14,13 @@ from torch import Tensor
 
 from proxymetric.ops import chunked
 from proxymetric.ops.chunked import ChunkPlan
-from proxymetric.ops.problem import MIN_WEIGHT_SUM, NONE, Count, Problem, Reduced, Settings, Totals
-from proxymetric.ops.triton.batch_classes import (
-    BatchRows,
-    find_columns,
-    row_norms_and_columns,
-    rows_of_batch,
-    sort_batch,
-)
-from proxymetric.ops.triton.chunk_pass import ChunkPass, rows_per_chunk
+from proxymetric.ops.problem import MIN_WEIGHT_SUM, Count, Problem, Reduced, Settings, Totals
+from proxymetric.ops.triton.batch_classes import SortedBatch, find_columns, row_norms_and_columns, sort_batch
+from proxymetric.ops.triton.chunk_pass import ChunkPass, fits_half, rows_per_chunk
 from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
-from proxymetric.ops.triton.positives import positive_means
+from proxymetric.ops.triton.memory import default_budget
+from proxymetric.ops.triton.norms import tile_shape
+from proxymetric.ops.triton.positives import PositiveSums, add_positive_gradients, positive_means, positive_sums
 from proxymetric.ops.triton.totals import compute_totals
 
 LIFT = 2.0**12
@@ -72,8 +68,13 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
     _check_devices(queries, problem)
     if not is_supported(queries, problem):
         return chunked.over_classes(queries, problem, settings)
+    plan, vectors = _plan(queries, problem, settings), problem.refs.vectors
+    if any(plan.needs_grad):
+        size = len(queries) * len(vectors) * (2 if fits_half(queries, vectors, problem) else 4)
+        budget = default_budget(queries.device, size) if settings.budget is None else settings.budget
+        plan = plan._replace(keep_similarities=size <= budget)
     with torch.cuda.device_of(queries):
-        return Reduced(*_OverClasses.apply(queries, problem.refs.vectors, _plan(queries, problem, settings)))
+        return Reduced(*_OverClasses.apply(queries, vectors, plan))
 
 
 def _check_devices(queries: Tensor, problem: Problem) -> None:
@@ -90,8 +91,8 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
 
 
 def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
-    batch, dim = queries.shape
-    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows), settings.budget)
+    (batch, dim), half = queries.shape, fits_half(queries, problem.refs.vectors, problem)
+    return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows, half), budget=0)
 
 
 class TritonGradients(NamedTuple):
@@ -153,12 +154,7 @@ def _totals(
     queries: Tensor, vectors: Tensor, plan: ChunkPlan
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], TritonGradients]:
     """The `ComputeTotals` of the Triton implementation."""
-    batch, norms = sort_batch(plan.problem.labels), None
-    if plan.problem.refs.normalise is None:
-        find_columns(plan.problem, batch)
-    else:
-        norms = row_norms_and_columns(vectors, plan.problem, batch)
-    chunk_pass = ChunkPass(queries, vectors, plan, batch.labels32, norms=norms)
+    batch, chunk_pass = _pass_over_negatives(queries, vectors, plan)
     # The negatives come first: while the GPU works on their many rows, the host prepares the few positives.
     negative, negative_queries, in_vectors = _negative_means(chunk_pass, plan.counts[1])
     positive, positive_queries, in_batch_rows = positive_means(chunk_pass, plan.problem, batch, plan.counts[0])
@@ -197,71 +193,83 @@ class _OverClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, plan: ChunkPlan) -> tuple[Tensor, ...]:
-        batch = sort_batch(plan.problem.labels)
-        negatives = ChunkPass(queries, vectors, plan, batch.labels32)
-        ctx.cache = negatives.new_float32(len(vectors), len(queries)) if plan.keep_similarities else None
+        batch, negatives = _pass_over_negatives(queries, vectors, plan)
+        ctx.cache = negatives.new_cache(len(vectors)) if plan.keep_similarities else None
         # The negatives come first, as in `_totals`.
-        negative, negative_weight = _log_sums(negatives, ctx.cache)
-        batch_rows = rows_of_batch(plan.problem, batch)
-        positives = ChunkPass(queries, vectors.detach()[batch_rows.rows], plan, batch.labels32, batch_rows)
-        positive, positive_weight = _log_sums(positives, None)
+        sums = negatives.new_running_sums()
+        for chunk in negatives:
+            negatives.compute_similarities(chunk, ctx.cache)
+            negatives.log_sums(chunk, sums)
+        negative, negative_weight = negatives.finish_sums(sums)
+        positive, positive_weight, *similarities = positive_sums(negatives, plan.problem, batch)
         ctx.plan = plan
-        ctx.save_for_backward(queries, vectors, positive, negative, batch.labels32, negatives.norms, *batch_rows)
+        ctx.save_for_backward(queries, vectors, positive, negative, negatives.norms, *similarities, *batch)
         ctx.mark_non_differentiable(positive_weight, negative_weight)
+        ctx.set_materialize_grads(False)
         return positive, negative, positive_weight, negative_weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         chunked.refuse_second_derivative()
-        queries, vectors, positive, negative, labels, norms, *rows = ctx.saved_tensors
-        plan, batch_rows = ctx.plan, BatchRows(*rows)
-        negatives = ChunkPass(queries, vectors, plan, labels, norms=norms)
-        in_queries, in_vectors = _gradients(negatives, negative, grads[1], ctx.cache)
-        positives = ChunkPass(queries, vectors[batch_rows.rows], plan, labels, batch_rows)
-        positive_queries, in_batch_rows = _gradients(positives, positive, grads[0], None)
-        if in_queries is not None:
-            assert positive_queries is not None
-            in_queries = in_queries.add_(positive_queries).to(queries.dtype)
-        if in_vectors is not None:
-            assert in_batch_rows is not None
-            in_vectors.index_add_(0, batch_rows.rows, in_batch_rows.to(in_vectors))
+        queries, vectors, positive, negative, norms, of_rows, of_columns, *sorted_batch = ctx.saved_tensors
+        plan, batch = ctx.plan, SortedBatch(*sorted_batch)
+        grad_positive, grad_negative = (torch.zeros_like(positive) if grad is None else grad for grad in grads[:2])
+        half = fits_half(queries, vectors, plan.problem)
+        negatives = ChunkPass(queries, vectors, plan, batch.labels32, norms=norms, half=half)
+        in_queries, factors, in_vectors = _negative_gradients(negatives, negative, grad_negative, ctx.cache)
+        sums = PositiveSums(positive, positive, of_rows, of_columns)
+        in_queries = add_positive_gradients(
+            negatives, plan.problem, batch, sums, grad_positive, in_queries, factors, in_vectors, queries.dtype
+        )
         return in_queries, in_vectors, None
 
 
-def _log_sums(chunk_pass: ChunkPass, cache: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The log-sum of each query over the columns, and the mean weight of its pairs."""
-    sums = chunk_pass.new_running_sums()
-    for chunk in chunk_pass:
-        chunk_pass.compute_similarities(chunk, cache)
-        chunk_pass.log_sums(chunk, sums)
-    highest = sums[0].amax(0)
-    highest.masked_fill_(highest == NONE, 0.0)
-    logs = highest + ((sums[0] - highest).exp() * sums[1]).sum(0).log()
-    if chunk_pass.constants["EDGES"] < 0:
-        return logs, (logs != NONE).to(logs)
-    return logs, sums[2].sum(0) / sums[3].sum(0).clamp(min=1)
+def _pass_over_negatives(queries: Tensor, vectors: Tensor, plan: ChunkPlan) -> tuple[SortedBatch, ChunkPass]:
+    """The sorted batch, with columns, and the pass over the negatives of a problem."""
+    batch, norms, half = sort_batch(plan.problem.labels), None, fits_half(queries, vectors, plan.problem)
+    if half or plan.problem.refs.normalise is None:
+        find_columns(plan.problem, batch)
+    else:
+        norms = row_norms_and_columns(vectors, plan.problem, batch)
+    return batch, ChunkPass(queries, vectors, plan, batch.labels32, norms=norms, half=half)
 
 
-def _gradients(
+def _negative_gradients(
     chunk_pass: ChunkPass, logs: Tensor, grads: Tensor, cache: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in the queries and in the rows, from the gradient in the log-sums."""
-    is_empty = logs == NONE
-    factors, multiplier, lift = grads.masked_fill(is_empty, 0.0).mul_(chunk_pass.line.slope), None, 1.0
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """The gradients of the negatives' log-sums.
+
+    Returns:
+        (B, D) the gradient in the queries and (B,) the factors that it still has to be multiplied by; (R, D) the
+        gradient in the rows. A gradient that is not needed is None.
+    """
+    scaled_queries, finite_logs, factors = _scale_queries(chunk_pass, logs, grads)
+    multiplier, lift, query_factors = None, 1.0, factors
     if chunk_pass.type == torch.float16:
         # A mean over the batch makes all factors too small for float16, so they are divided by the largest factor.
         lift, largest = LIFT, factors.abs().amax()
         largest = largest.where(largest > 0, 1.0)
         factors, multiplier = factors / largest, (largest / LIFT).view(1)
-    scaled_queries = (chunk_pass.queries * factors[:, None]).to(chunk_pass.type)
+        scaled_queries, query_factors = (chunk_pass.queries * factors[:, None]).to(torch.float16), factors * multiplier
     in_queries = chunk_pass.new_float32(*chunk_pass.queries.shape) if chunk_pass.needs_grad[0] else None
-    dtype = torch.float32 if chunk_pass.constants["POSITIVE"] else chunk_pass.vectors.dtype
-    in_vectors = _empty_like(chunk_pass.vectors, dtype) if chunk_pass.needs_grad[1] else None
-    logs = logs.masked_fill(is_empty, 0.0)
+    in_vectors = _empty_like(chunk_pass.vectors, chunk_pass.vectors.dtype) if chunk_pass.needs_grad[1] else None
     for chunk in chunk_pass:
         chunk_pass.compute_similarities(chunk, cache, cached=cache is not None)
-        chunk_pass.shares(chunk, logs, factors, lift)
+        chunk_pass.shares(chunk, finite_logs, factors, lift)
         chunk_pass.backward(chunk, scaled_queries, in_queries, in_vectors, multiplier)
-    if in_queries is not None:
-        in_queries.mul_(factors[:, None] if multiplier is None else factors[:, None] * multiplier)
-    return in_queries, in_vectors
+    return in_queries, query_factors, in_vectors
+
+
+def _scale_queries(chunk_pass: ChunkPass, logs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries times their factors; the log-sums, 0 for an empty sum; and the factors: slope times gradient."""
+    scaled, (finite_logs, factors) = torch.empty_like(chunk_pass.queries), aligned_pair(logs, len(logs))
+    tile, block = tile_shape(chunk_pass.dim)
+    launch(
+        "scale_queries",
+        (-(-chunk_pass.batch // tile),),
+        4,
+        (chunk_pass.queries, logs, grads.contiguous(), scaled, finite_logs, factors),
+        (chunk_pass.batch, chunk_pass.dim, chunk_pass.line.slope),
+        {"TILE": tile, "BLOCK": block},
+    )
+    return scaled, finite_logs, factors

@@ -84,25 +84,18 @@ def _find_columns_block(
 
 
 @triton.jit
-def rows_of_batch(
-    columns, sorted_labels, rows, labels, C, B,
-    ABSENT: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the K rows and labels of each of the B classes that `find_columns` found.
-
-    A missing class gets the label ABSENT and arbitrary rows. These rows differ, so that their gradients are not
-    all added to the same row, one after the other.
-    """
-    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    j, k = position // K, position % K
-    column = tl.load(columns + j, mask=j < B, other=-1)
-    label = tl.load(sorted_labels + j, mask=j < B, other=ABSENT)
-    tl.store(rows + position, tl.where(column >= 0, column, j % C) * K + k, mask=j < B)
-    tl.store(labels + position, tl.where(column >= 0, label, ABSENT), mask=j < B)
+def end_of_class(sorted_labels, label, start, B, SEARCH_STEPS: tl.constexpr):
+    """The position after the last of the sorted labels that equals `label`, which is at `start`."""
+    end, high = start, B
+    for _ in tl.static_range(SEARCH_STEPS):
+        middle = (end + high) // 2
+        is_below = tl.load(sorted_labels + tl.minimum(middle, B - 1)) <= label
+        end, high = tl.where((end < high) & is_below, middle + 1, end), tl.where((end < high) & ~is_below, middle, high)
+    return end
 
 
 @triton.jit
-def _product(
+def few_products(
     queries, vectors, i, is_inside, row, is_row, D,
     PADDED_K: tl.constexpr, QUERY_GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +110,7 @@ def _product(
 
 
 @triton.jit
-def _positive_pairs(similarity, label, is_inside, edges, levels, slope, offset, EDGES: tl.constexpr):
+def positive_pairs(similarity, label, is_inside, edges, levels, slope, offset, EDGES: tl.constexpr):
     """Weights and exponents as in `_load_pairs`, for queries that all have the column's class."""
     z = exponents(similarity, slope, offset)
     weight = 1.0
@@ -145,11 +138,7 @@ def positive_means(
     j = tl.program_id(0)
     c = tl.load(columns + j)
     label = tl.load(sorted_labels + j)
-    end, high = j, B
-    for _ in tl.static_range(SEARCH_STEPS):
-        middle = (end + high) // 2
-        is_below = tl.load(sorted_labels + tl.minimum(middle, B - 1)) <= label
-        end, high = tl.where((end < high) & is_below, middle + 1, end), tl.where((end < high) & ~is_below, middle, high)
+    end = end_of_class(sorted_labels, label, j, B, SEARCH_STEPS)
     if c < 0:
         for m in range(COLUMNS):
             tl.store(logs + j * COLUMNS + m, 0.0)
@@ -181,7 +170,7 @@ def positive_means(
                 is_inside = position < end
                 i = tl.load(order + position, mask=is_inside, other=0)
                 s = (
-                    _product(queries, vectors, i, is_inside, row, is_row, D, PADDED_K, QUERY_GROUP, BLOCK)
+                    few_products(queries, vectors, i, is_inside, row, is_row, D, PADDED_K, QUERY_GROUP, BLOCK)
                     * row_scale[:, None]
                 )
                 tl.store(
@@ -200,7 +189,7 @@ def positive_means(
                 similarity = column_similarities(s, k, K, KIND, inverse_gamma)
                 if K > 1:
                     tl.store(F + (position * COLUMNS + m)[None, :], similarity, mask=is_inside[None, :])
-                weight, z = _positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
+                weight, z = positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
                 weight_sum += tl.sum(tl.where(is_inside[None, :], weight, 0.0), 1)
                 higher = tl.maximum(highest, tl.max(z, 1))
                 total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher[:, None]), 1)
@@ -222,7 +211,7 @@ def positive_means(
                     similarity = s
                     if K > 1:
                         similarity = tl.load(F + (position * COLUMNS + m)[None, :], mask=is_inside[None, :], other=0.0)
-                    weight, z = _positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
+                    weight, z = positive_pairs(similarity, labels, is_inside, edges, levels, slope, offset, EDGES)
                     slopes = row_slopes(s, similarity, k, K, KIND, inverse_gamma)
                     w = tl.exp(z - bottom[:, None]) * weight * slopes * factor[:, None]
                     inner += tl.sum(tl.where(is_row[:, None] & is_inside[None, :], w * s, 0.0), 1)

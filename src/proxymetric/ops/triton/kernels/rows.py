@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from proxymetric.ops.triton.kernels.exponents import row_scales
+
 
 @triton.jit
 def row_norms(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
@@ -16,13 +18,33 @@ def row_norms(rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
 def row_norms_tile(tile, rows, lengths, R, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """Write the lengths of one tile of rows."""
     row = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(lengths + row, lengths_of_rows(rows, row, row < R, D, TILE, BLOCK), mask=row < R)
+
+
+@triton.jit
+def lengths_of_rows(rows, row, is_valid, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """The lengths of the given rows; 1 for rows that are not valid."""
     total = tl.zeros([TILE], tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
-        is_inside = (row < R)[:, None] & (d < D)[None, :]
+        is_inside = is_valid[:, None] & (d < D)[None, :]
         p = tl.load(rows + row[:, None] * D + d[None, :], mask=is_inside, other=0.0).to(tl.float32)
         total += tl.sum(p * p, 1)
-    tl.store(lengths + row, tl.sqrt_rn(total), mask=row < R)
+    return tl.where(is_valid, tl.sqrt_rn(total), 1.0)
+
+
+@triton.jit(do_not_specialize=["n"])
+def unit_rows(rows, units, lengths, n, D, min_length, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the lengths of n rows, and the rows divided by `max(length, min_length)` in the type of `units`."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    length = lengths_of_rows(rows, row, row < n, D, TILE, BLOCK)
+    tl.store(lengths + row, length, mask=row < n)
+    scale, _ = row_scales(length, min_length, True)
+    for start in range(0, D, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        position, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+        p = tl.load(rows + position, mask=is_inside, other=0.0).to(tl.float32)
+        tl.store(units + position, (p * scale[:, None]).to(units.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -53,6 +75,18 @@ def row_gradients(
         if MULTIPLY:
             grad *= tl.load(multiplier)
         tl.store(grads + position, grad.to(grads.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["n"])
+def radial_gradients(rows, radials, grads, n, D, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write `-radial p`, the part of the gradient of n rows p that is not a product."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    radial = tl.load(radials + row, mask=row < n, other=0.0)
+    for start in range(0, D, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        position, is_inside = row[:, None] * D + d[None, :], (row < n)[:, None] & (d < D)[None, :]
+        p = tl.load(rows + position, mask=is_inside, other=0.0).to(tl.float32)
+        tl.store(grads + position, (-radial[:, None] * p).to(grads.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -38,25 +38,24 @@ def _tile(tile, n, K: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _load_pairs(
     S, row_scale, row, is_row, k, label, query_labels, i, edges, levels, B, slope, offset, inverse_gamma,
-    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr, NO_TAIL: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, EDGES: tl.constexpr, NO_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Load a tile at the queries i.
 
     Returns row similarities, column similarities, the mask of the pairs, their weights and their exponents. Pairs are
-    the positives (POSITIVE) or the negatives; other exponents are -inf. Without a weighting (EDGES < 0) all weights are
-    1. A label below 0 marks a missing class: it has no weights, and no query belongs to it. NO_TAIL: B is a multiple of
-    the block, so that no query needs a mask.
+    the negatives; other exponents are -inf. Without a weighting (EDGES < 0) all weights are 1. A label below 0 marks a
+    column that does not exist. NO_TAIL: B is a multiple of the block, so that no query needs a mask.
 
     With K = 1 and no weighting, row similarities are not yet divided by the row lengths: see `_times_row_scale`.
     """
     if NO_TAIL:
         query = tl.load(query_labels + i)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None], other=0.0)
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
     else:
         query = tl.load(query_labels + i, mask=i < B, other=-1)
-        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_row[:, None] & (i < B)[None, :], other=0.0)
-    same = label.to(tl.int32)[:, None] == query[None, :]
-    is_pair = same if POSITIVE else ~same
+        is_value = is_row[:, None] & (i < B)[None, :]
+        s = tl.load(S + row[:, None] * B + i[None, :], mask=is_value, other=0.0).to(tl.float32)
+    is_pair = label.to(tl.int32)[:, None] != query[None, :]
     if not NO_TAIL:
         is_pair = is_pair & (i < B)[None, :]
     weight = 1.0
@@ -71,6 +70,12 @@ def _load_pairs(
             weight = pair_weights(similarity, edges, levels, label, label >= 0, EDGES)
             z = rounded_product(z, weight)
     return s, similarity, is_pair, weight, tl.where(is_pair, z, float("-inf"))
+
+
+@triton.jit
+def _pair_scale(row_scale, SCALED: tl.constexpr):
+    """What similarities are multiplied by: the row scale, or 1 if they already contain it."""
+    return tl.where(row_scale >= 0.0, 1.0, 1.0) if SCALED else row_scale
 
 
 @triton.jit
@@ -106,20 +111,22 @@ def _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope
 def log_means(
     S, W, factors, radials, logs, means, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, gradient_factor, value_factor,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr, WHOLE_BATCH: tl.constexpr,
-    NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NEEDS_GRAD: tl.constexpr,
+    WHOLE_BATCH: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each column: `log(1 + sum exp z)` over its pairs, its mean weight, and the parts of its gradient.
 
     The logarithm is multiplied by `value_factor`. The gradient is `(W x)_r - radial p_r` in row r and `W^T p` in the
     queries, both including `gradient_factor`. If the range of W's type is too narrow for that (not FOLD), W holds
     shares relative to the largest of their column, and still has to be multiplied by the row's factor and by
-    `gradient_factor`. EDGES < 0: no weighting. WHOLE_BATCH: one block holds the whole batch. NO_TAIL: B is a multiple
+    `gradient_factor`. EDGES < 0: no weighting. SCALED: S contains the row
+    scales. WHOLE_BATCH: one block holds the whole batch. NO_TAIL: B is a multiple
     of BLOCK.
     """
     column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
     row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    pair_scale = _pair_scale(row_scale, SCALED)
     label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
@@ -130,7 +137,7 @@ def log_means(
         j = tl.arange(0, BLOCK)
         s, similarity, is_pair, weight, z = _load_pairs(
             S,
-            row_scale,
+            pair_scale,
             row,
             is_row,
             k,
@@ -146,7 +153,6 @@ def log_means(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         if EDGES >= 0:
@@ -160,7 +166,7 @@ def log_means(
             i = start + tl.arange(0, BLOCK)
             _, _, is_pair_i, weight_i, z_i = _load_pairs(
                 S,
-                row_scale,
+                pair_scale,
                 row,
                 is_row,
                 k,
@@ -176,7 +182,6 @@ def log_means(
                 K,
                 KIND,
                 EDGES,
-                POSITIVE,
                 NO_TAIL,
             )
             if EDGES >= 0:
@@ -205,7 +210,7 @@ def log_means(
                 i = start + tl.arange(0, BLOCK)
                 s_i, similarity_i, _, weight_i, z_i = _load_pairs(
                     S,
-                    row_scale,
+                    pair_scale,
                     row,
                     is_row,
                     k,
@@ -221,7 +226,6 @@ def log_means(
                     K,
                     KIND,
                     EDGES,
-                    POSITIVE,
                     NO_TAIL,
                 )
                 slopes_i = row_slopes(s_i, similarity_i, k, K, KIND, inverse_gamma)
@@ -229,7 +233,7 @@ def log_means(
                 if FOLD:
                     w_i = w_i * factor[:, None]
                 inner += tl.sum(_store_shares(W, w_i, s_i, row, is_row, i, B, NO_TAIL), 1)
-        inner = _times_row_scale(inner, row_scale, K, EDGES)
+        inner = _times_row_scale(inner, pair_scale, K, EDGES)
         _store_row_factors(factors, radials, row, is_row, factor, inner, scale_slope, FOLD)
 
 
@@ -237,25 +241,28 @@ def log_means(
 def log_sums(
     S, highests, totals, weight_sums, counts, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FIRST: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each query, add the pairs of a chunk to running sums: the highest exponent and `sum exp(z - highest)`.
 
-    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B).
+    The programs along the first axis take turns over the tiles of columns; each has its own sums, (parts, B). Each
+    place of a tile has a sum of its own until the end: sums over a tile would make threads wait for each other. FIRST:
+    the sums are uninitialised, and start here.
     """
     part, parts = tl.program_id(0), tl.num_programs(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     position = part * B + i
-    highest = tl.load(highests + position, mask=i < B, other=float("-inf"))
-    total = tl.load(totals + position, mask=i < B, other=0.0)
-    if EDGES >= 0:
-        weight_sum = tl.load(weight_sums + position, mask=i < B, other=0.0)
-        count = tl.load(counts + position, mask=i < B, other=0.0)
     COLUMNS: tl.constexpr = TILE if K == 1 else 1
+    LOWEST: tl.constexpr = -3.0e38  # instead of -inf, because -inf minus -inf is NaN
+    highest = tl.full([COLUMNS, BLOCK], LOWEST, tl.float32)
+    total = tl.zeros([COLUMNS, BLOCK], tl.float32)
+    weight_sum = tl.zeros([COLUMNS, BLOCK], tl.float32)
+    count = tl.zeros([COLUMNS, BLOCK], tl.float32)
     for tile in range(part, tl.cdiv(n, COLUMNS), parts):
         column, is_column, row, is_row, k = _tile(tile, n, K, TILE)
-        row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+        row_scale, _ = load_row_scales(lengths, row, is_row, min_length, NORMALISE and not SCALED)
         label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
         _, _, is_pair, weight, z = _load_pairs(
             S,
@@ -275,31 +282,45 @@ def log_sums(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         is_pair = is_pair & is_column[:, None]
         z = tl.where(is_column[:, None], z, float("-inf"))
         if EDGES >= 0:
-            weight_sum += tl.sum(tl.where(is_pair, weight, 0.0), 0)
-            count += tl.sum(tl.where(is_pair, 1.0, 0.0), 0)
-        higher = tl.maximum(highest, tl.max(z, 0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(highest - base) + tl.sum(tl.exp(z - base[None, :]), 0)
-        highest = higher
-    tl.store(highests + position, highest, mask=i < B)
-    tl.store(totals + position, total, mask=i < B)
+            weight_sum += tl.where(is_pair, weight, 0.0)
+            count += tl.where(is_pair, 1.0, 0.0)
+        # The larger of the old and the new exponent becomes the highest one; the other one is multiplied by `share`.
+        higher = z - highest
+        share = tl.exp(-tl.abs(higher))
+        total = tl.where(higher > 0.0, tl.fma(total, share, 1.0), total + share)
+        highest = tl.maximum(highest, z)
+    column_highest = tl.max(highest, 0)
+    column_total = tl.sum(total * tl.exp(highest - column_highest[None, :]), 0)
+    if not FIRST:
+        earlier = tl.maximum(tl.load(highests + position, mask=i < B, other=LOWEST), LOWEST)
+        earlier_total = tl.load(totals + position, mask=i < B, other=0.0)
+        later, column_highest = column_highest, tl.maximum(column_highest, earlier)
+        column_total = column_total * tl.exp(later - column_highest)
+        column_total += earlier_total * tl.exp(earlier - column_highest)
+    is_empty = column_highest == LOWEST
+    tl.store(highests + position, tl.where(is_empty, float("-inf"), column_highest), mask=i < B)
+    tl.store(totals + position, column_total, mask=i < B)
     if EDGES >= 0:
-        tl.store(weight_sums + position, weight_sum, mask=i < B)
-        tl.store(counts + position, count, mask=i < B)
+        column_weight, column_count = tl.sum(weight_sum, 0), tl.sum(count, 0)
+        if not FIRST:
+            column_weight += tl.load(weight_sums + position, mask=i < B, other=0.0)
+            column_count += tl.load(counts + position, mask=i < B, other=0.0)
+        tl.store(weight_sums + position, column_weight, mask=i < B)
+        tl.store(counts + position, column_count, mask=i < B)
 
 
 @triton.jit(do_not_specialize=["n"])
 def shares(
     S, W, factors, radials, sums, grads, lengths, labels, query_labels, edges, levels,
     n, B, slope, offset, inverse_gamma, min_length, lift,
-    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr, POSITIVE: tl.constexpr,
-    LABEL_STRIDE: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, EDGES: tl.constexpr,
+    LABEL_STRIDE: tl.constexpr, SCALED: tl.constexpr, FOLD: tl.constexpr, NO_TAIL: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of each query's log-sum, in the same form as in `log_means`, with W multiplied by `lift`.
 
@@ -307,6 +328,7 @@ def shares(
     """
     column, is_column, row, is_row, k = _tile(tl.program_id(0), n, K, TILE)
     row_scale, scale_slope = load_row_scales(lengths, row, is_row, min_length, NORMALISE)
+    pair_scale = _pair_scale(row_scale, SCALED)
     label = tl.load(labels + column * LABEL_STRIDE, mask=is_column, other=-1)
     inner = tl.zeros([TILE], tl.float32)
     for start in range(0, B, BLOCK):
@@ -315,7 +337,7 @@ def shares(
         grad = tl.load(grads + i, mask=i < B, other=0.0)
         s, similarity, _, weight, z = _load_pairs(
             S,
-            row_scale,
+            pair_scale,
             row,
             is_row,
             k,
@@ -331,7 +353,6 @@ def shares(
             K,
             KIND,
             EDGES,
-            POSITIVE,
             NO_TAIL,
         )
         z = tl.where(is_column[:, None], z, float("-inf"))
@@ -339,5 +360,5 @@ def shares(
         if FOLD:
             w = w * row_scale[:, None]
         inner += tl.sum(_store_shares(W, w, s, row, is_row, i, B, NO_TAIL) * grad[None, :], 1)
-    inner = _times_row_scale(inner, row_scale, K, EDGES)
+    inner = _times_row_scale(inner, pair_scale, K, EDGES)
     _store_row_factors(factors, radials, row, is_row, row_scale, inner, scale_slope, FOLD)
