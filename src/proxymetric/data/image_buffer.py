@@ -83,24 +83,31 @@ class ImageBuffer:
         columns = [_send(column, device) for column in (left_columns, right_columns)]
         if samples == 1 and (upper_lines == y).all() and (left_columns == x).all():
             return self._pick(lines[0], columns[0]).permute(0, 3, 1, 2).contiguous()
-        vertical_weights = _send(weights[0], device)[:, :, None, None]
-        horizontal_weights = _send(weights[1], device)[:, None, :, None]
-        result = torch.zeros((len(rows), size, size, 3), device=device)
+        # The weights of a column are repeated for its three colours: the innermost loop is then long and contiguous.
+        line_weights = _send(weights[0], device)[:, :, None]
+        column_weights = _send(weights[1].repeat(3, axis=1), device).view(len(rows), 1, -1, 3)
+        result = None
         for i in range(samples):
             for j in range(samples):
                 upper_pixels, lower_pixels = (
-                    self._interpolate_columns(line[:, i::samples], columns, horizontal_weights, j, samples)
+                    self._interpolate_columns(line[:, i::samples], columns, column_weights, j, samples)
                     for line in lines
                 )
-                result += torch.lerp(upper_pixels, lower_pixels, vertical_weights[:, i::samples])
-        return (result / samples**2).round_().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
+                part = torch.lerp(upper_pixels, lower_pixels, line_weights[:, i::samples])
+                result = part if result is None else result.add_(part)
+        assert result is not None
+        mean = result if samples == 1 else result.div_(samples**2)
+        pixels = mean.round_().to(torch.uint8).view(len(rows), size, size, 3)
+        return pixels.permute(0, 3, 1, 2).contiguous()
 
     def _interpolate_columns(
         self, lines: Tensor, columns: list[Tensor], weights: Tensor, sample: int, samples: int
     ) -> Tensor:
-        """Return the pixels of `lines`, interpolated between the left and the right columns."""
-        left_pixels, right_pixels = (self._pick(lines, column[:, sample::samples]).float() for column in columns)
-        return torch.lerp(left_pixels, right_pixels, weights[:, :, sample::samples])
+        """Return the pixels (B, H, 3 W) of `lines`, interpolated between the left and the right columns."""
+        left_pixels, right_pixels = (
+            self._pick(lines, column[:, sample::samples]).flatten(2).float() for column in columns
+        )
+        return torch.lerp(left_pixels, right_pixels, weights[:, :, sample::samples].flatten(2))
 
     def _pick(self, lines: Tensor, columns: Tensor) -> Tensor:
         """Return the pixels (B, H, W, 3) at columns (B, W) of lines (B, H); a line is the index of its first pixel."""

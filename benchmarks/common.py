@@ -1,0 +1,257 @@
+"""What all benchmarks share: what their JSON says about the run, interleaved rounds, and atomic writes.
+
+    python benchmarks/common.py                  print what a JSON would say about this machine
+
+Every record has the same head (`about`): the commit and a digest of the source, the machine, the GPU with its clock
+and driver, the versions, the precision of matrix products and the number of threads. Every measurement has the same
+form (`Timing`): the median of the rounds, their quartiles, and the rounds themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("torch", "triton", "timm", "numpy", "pytorch-metric-learning", "faiss-cpu")
+MIN_STEPS, ROUNDS, WARM_UP_STEPS = 50, 10, 3
+"""steps of one candidate in all rounds, at least; rounds; steps before the first round"""
+
+
+def _output(*command: str) -> str | None:
+    """Return what a command prints; None if it is missing or fails."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def commit() -> dict[str, Any]:
+    """Return the commit, whether tracked files differ from it, and a digest of the package's source.
+
+    Without git, the commit is that of the variable BENCHMARK_COMMIT; the digest can be compared in any case.
+    """
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    found = _output("git", "rev-parse", "HEAD")
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no") if found else None
+    return {
+        "commit": found or os.environ.get("BENCHMARK_COMMIT"),
+        "dirty": None if changed is None else bool(changed),
+        "source_digest": digest.hexdigest()[:16],
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that benchmarks use; None: not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def clock_mhz() -> int | None:
+    """Return the clock of the GPU's multiprocessors at this moment in MHz; None: no GPU, or it cannot be read."""
+    if not torch.cuda.is_available():
+        return None
+    text = _output("nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits")
+    found = re.match(r"\d+", text or "")
+    return int(found[0]) if found else None
+
+
+def machine(threads: int | None = None) -> dict[str, Any]:
+    """Return what the benchmark ran on."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*:\s*(.+)", info)
+    cuda = torch.cuda.is_available()
+    return {
+        "processor": model[1] if model else platform.processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads or torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "gpu_memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1) if cuda else None,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None,
+        "clock_mhz": clock_mhz(),
+        "versions": versions(),
+    }
+
+
+def about(benchmark: str, device: str, threads: int | None = None) -> dict[str, Any]:
+    """Return the head of a record."""
+    return {
+        "benchmark": benchmark,
+        "device": device,
+        **commit(),
+        "machine": machine(threads),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def write(file: Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON; a reader sees the old file or the whole new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    os.replace(temporary, file)
+
+
+def spread(values: list[float], digits: int = 4) -> dict[str, Any]:
+    """Return the median, the quartiles, and the lowest and highest of some values.
+
+    >>> spread([3.0, 1.0, 2.0])
+    {'median': 2.0, 'quartiles': [1.5, 2.5], 'lowest and highest': [1.0, 3.0]}
+    """
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {
+        "median": round(statistics.median(values), digits),
+        "quartiles": [round(quartiles[0], digits), round(quartiles[2], digits)],
+        "lowest and highest": [round(min(values), digits), round(max(values), digits)],
+    }
+
+
+class Candidate(NamedTuple):
+    """One side of a comparison."""
+
+    step: Callable[[], Any]
+    clear: Callable[[], Any]
+    """frees what a step leaves behind, such as gradients"""
+
+
+class Timing(NamedTuple):
+    """The measurements of one candidate."""
+
+    rounds: list[float]
+    """milliseconds of a step in each round, by the wall clock"""
+    cpu_rounds: list[float]
+    """milliseconds of CPU time of a step in each round, summed over threads"""
+    steps: int
+    """steps in a round"""
+    extra_mb: float | None
+    """peak of the GPU's memory in a step above what was allocated before it; None on a CPU"""
+
+    def record(self) -> dict[str, Any]:
+        """Return the measurements for a JSON."""
+        return {
+            "ms": spread(self.rounds),
+            "cpu_ms": spread(self.cpu_rounds),
+            "rounds": [round(each, 4) for each in self.rounds],
+            "steps": self.steps * len(self.rounds),
+            "extra_mb": None if self.extra_mb is None else round(self.extra_mb, 2),
+        }
+
+
+def synchronise(device: str) -> None:
+    """Wait until the GPU has finished."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def release(device: str) -> None:
+    """Free memory that nothing refers to."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _block(step: Callable[[], Any], steps: int, device: str) -> tuple[float, float]:
+    """Return the milliseconds of one step by the wall clock and of CPU time: a block is timed as a whole."""
+    synchronise(device)
+    start, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    synchronise(device)
+    return 1000 * (time.perf_counter() - start) / steps, 1000 * (time.process_time() - cpu) / steps
+
+
+def peak_mb(candidate: Candidate, device: str) -> float | None:
+    """Return the peak of the memory of a step above what is allocated before it, in MB; None on a CPU."""
+    if device != "cuda":
+        return None
+    candidate.clear()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    candidate.step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
+
+
+def interleaved(
+    candidates: Mapping[str, Candidate],
+    device: str,
+    *,
+    rounds: int = ROUNDS,
+    min_steps: int = MIN_STEPS,
+    seconds: float = 0.6,
+    max_seconds: float | None = None,
+) -> dict[str, Timing]:
+    """Time candidates in turns: in each round every candidate runs a block of steps, in alternating order.
+
+    A GPU is synchronised before and after a block, not between its steps: launches and Python count where they take
+    longer than the GPU's work, as in training.
+
+    Args:
+        candidates: what is compared, by name.
+        device: "cpu" or "cuda".
+        rounds: number of rounds.
+        min_steps: steps of each candidate in all rounds, at least.
+        seconds: time of each candidate in all rounds, about; short steps are repeated more often than `min_steps`.
+        max_seconds: upper limit of that time; a candidate with very long steps then has fewer than `min_steps`, but at
+            least one in each of three rounds. None: no limit.
+
+    Returns:
+        The measurements of each candidate.
+    """
+    peaks, steps, longest = {}, {}, 0.0
+    for name, candidate in candidates.items():
+        for _ in range(WARM_UP_STEPS):
+            once, _ = _block(candidate.step, 1, device)
+        peaks[name] = peak_mb(candidate, device)
+        steps[name] = max(-(-min_steps // rounds), min(round(1000 * seconds / rounds / once), 20 * min_steps // rounds))
+        if max_seconds is not None:
+            steps[name] = max(1, min(steps[name], int(1000 * max_seconds / rounds / once)))
+        longest = max(longest, steps[name] * once / 1000)
+    if max_seconds is not None:
+        rounds = max(3, min(rounds, int(max_seconds / longest)))
+    timings: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in candidates}
+    gc.collect()
+    for turn in range(rounds):
+        for name in list(candidates)[:: 1 if turn % 2 == 0 else -1]:
+            for values, value in zip(timings[name], _block(candidates[name].step, steps[name], device), strict=True):
+                values.append(value)
+            candidates[name].clear()
+    return {name: Timing(*timings[name], steps[name], peaks[name]) for name in candidates}
+
+
+def ratios(one: Timing, other: Timing, *, cpu: bool = False) -> dict[str, Any]:
+    """Return the time of one candidate relative to another, round by round, and the ratio of their memory."""
+    pairs = zip(one.cpu_rounds, other.cpu_rounds) if cpu else zip(one.rounds, other.rounds)
+    found: dict[str, Any] = {"time": spread([mine / theirs for mine, theirs in pairs])}
+    found["memory"] = round(one.extra_mb / other.extra_mb, 4) if one.extra_mb is not None and other.extra_mb else None
+    return found
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print(json.dumps(about("common", "cuda" if torch.cuda.is_available() else "cpu"), indent=2))
