@@ -150,11 +150,12 @@ class Running:
             criterion.boundary(0.0, lambda count: grouped(setting.classes, count, setting.dim, device))
 
     def step(self) -> None:
-        self.trainer._step([next(self._batches)])
+        self.trainer._count(self.trainer.stepper.advance([next(self._batches)]))
 
     def check(self) -> None:
         """Check that the timed steps were complete: none skipped, a full memory, an active proximal term."""
         criterion = self.learner.criterion
+        self.trainer._count(self.trainer.stepper.finish())
         assert self.trainer.skipped == 0
         assert criterion.step == self.trainer.step > 0
         weighting = getattr(criterion.objective, "weighting", None)
@@ -261,7 +262,7 @@ def compared(setting: Setting, device: torch.device, rounds: int, folder: Path) 
         for _ in range(4)
     ]
     running = {name: Running(SIDES[name], setting, batches, device, folder) for name in setting.sides}
-    precision = str(running["proxy-anchor"].trainer.precision or torch.float32)
+    precision = str(running["proxy-anchor"].trainer.stepper.precision or torch.float32)
     result: dict[str, Any] = dict(setting._asdict(), rounds=rounds, precision=precision.removeprefix("torch."))
     for side in running.values():
         for _ in range(5 if device.type == "cuda" else 1):

@@ -124,7 +124,7 @@ class Running:
         self._batches = Lookahead(itertools.cycle(batches), learner.criterion)
 
     def step(self) -> None:
-        self.trainer._step([next(self._batches)], self._batches.announce)
+        self.trainer._count(self.trainer.stepper.advance([next(self._batches)], self._batches.announce))
 
 
 def made(

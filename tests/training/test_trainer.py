@@ -359,10 +359,10 @@ def test_an_optimiser_that_looks_itself_trains_the_same(
     settings = {"train__optimizer": kind, "train__epochs": 1, "train__warmup": 0}
     asked: list[Tensor] = []
     with monkeypatch.context() as patch:
-        here, there = "proxymetric.training.trainer.step_if", step_if
+        here, there = "proxymetric.training.stepper.step_if", step_if
         patch.setattr(here, lambda optimizer, fine: (asked.append(fine), there(optimizer, fine)))
         looked = tensors(run(photos, tmp_path / "looked", **settings))
     assert len(asked) == (0 if kind == "sgd" else 8)
-    monkeypatch.setattr("proxymetric.training.trainer.can_step_unchecked", lambda optimizer: False)
+    monkeypatch.setattr("proxymetric.training.stepper.can_step_unchecked", lambda optimizer: False)
     told = tensors(run(photos, tmp_path / "told", **settings))
     assert all(torch.equal(looked[name], told[name]) for name in told)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from PIL import Image
@@ -35,6 +38,7 @@ class ImageBuffer:
     def __init__(self, images: list[np.ndarray], device: str | torch.device = "cpu") -> None:
         self.heights = np.array([image.shape[0] for image in images], dtype=np.int64)
         self.widths = np.array([image.shape[1] for image in images], dtype=np.int64)
+        self._longest_shorter_side = int(np.minimum(self.heights, self.widths).max(initial=0))
         areas = self.heights * self.widths
         self.starts = np.cumsum(areas) - areas
         pixels = np.empty((int(areas.sum()), 3), dtype=np.uint8)
@@ -63,43 +67,70 @@ class ImageBuffer:
             (B, 3, size, size) uint8.
         """
         device = self.pixels.device
-        shorter_sides = np.minimum(self.heights, self.widths)
-        samples = max(1, round(shorter_sides.max(initial=0) / size))
+        samples = max(1, round(self._longest_shorter_side / size))
         y = _grid(boxes.top, boxes.height, self.heights[rows], size * samples)
         x = _grid(boxes.left, boxes.width, self.widths[rows], size * samples)
         x = np.where(boxes.flip[:, None], x[:, ::-1], x)
         start, height, width = (values[rows][:, None] for values in (self.starts, self.heights, self.widths))
-        upper_lines = np.floor(y).astype(np.int64)
-        lower_lines = np.minimum(upper_lines + 1, height - 1)
-        left_columns = np.floor(x).astype(np.int64)
-        right_columns = np.minimum(left_columns + 1, width - 1)
-        lines = [torch.from_numpy(start + line * width).to(device) for line in (upper_lines, lower_lines)]
-        columns = [torch.from_numpy(column).to(device) for column in (left_columns, right_columns)]
+        upper_lines, left_columns = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
+        weights = [(y - upper_lines).astype(np.float32), (x - left_columns).astype(np.float32)]
+        if (cut_boxes := _cut_kernel(device.type)) is not None:
+            sides = (values[:, 0] for values in (start, height, width))
+            positions = (*sides, upper_lines, weights[0], left_columns, weights[1])
+            return cut_boxes(self.pixels, *(_send(values, device) for values in positions), size)
+        lower_lines, right_columns = np.minimum(upper_lines + 1, height - 1), np.minimum(left_columns + 1, width - 1)
+        lines = [_send(start + line * width, device) for line in (upper_lines, lower_lines)]
+        columns = [_send(column, device) for column in (left_columns, right_columns)]
         if samples == 1 and (upper_lines == y).all() and (left_columns == x).all():
             return self._pick(lines[0], columns[0]).permute(0, 3, 1, 2).contiguous()
-        vertical_weights = torch.from_numpy((y - upper_lines).astype(np.float32)).to(device)[:, :, None, None]
-        horizontal_weights = torch.from_numpy((x - left_columns).astype(np.float32)).to(device)[:, None, :, None]
-        result = torch.zeros((len(rows), size, size, 3), device=device)
+        # The weights of a column are repeated for its three colours: the innermost loop is then long and contiguous.
+        line_weights = _send(weights[0], device)[:, :, None]
+        column_weights = _send(weights[1].repeat(3, axis=1), device).view(len(rows), 1, -1, 3)
+        result = None
         for i in range(samples):
             for j in range(samples):
                 upper_pixels, lower_pixels = (
-                    self._interpolate_columns(line[:, i::samples], columns, horizontal_weights, j, samples)
+                    self._interpolate_columns(line[:, i::samples], columns, column_weights, j, samples)
                     for line in lines
                 )
-                result += torch.lerp(upper_pixels, lower_pixels, vertical_weights[:, i::samples])
-        return (result / samples**2).round_().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
+                part = torch.lerp(upper_pixels, lower_pixels, line_weights[:, i::samples])
+                result = part if result is None else result.add_(part)
+        assert result is not None
+        mean = result if samples == 1 else result.div_(samples**2)
+        pixels = mean.round_().to(torch.uint8).view(len(rows), size, size, 3)
+        return pixels.permute(0, 3, 1, 2).contiguous()
 
     def _interpolate_columns(
         self, lines: Tensor, columns: list[Tensor], weights: Tensor, sample: int, samples: int
     ) -> Tensor:
-        """Return the pixels of `lines`, interpolated between the left and the right columns."""
-        left_pixels, right_pixels = (self._pick(lines, column[:, sample::samples]).float() for column in columns)
-        return torch.lerp(left_pixels, right_pixels, weights[:, :, sample::samples])
+        """Return the pixels (B, H, 3 W) of `lines`, interpolated between the left and the right columns."""
+        left_pixels, right_pixels = (
+            self._pick(lines, column[:, sample::samples]).flatten(2).float() for column in columns
+        )
+        return torch.lerp(left_pixels, right_pixels, weights[:, :, sample::samples].flatten(2))
 
     def _pick(self, lines: Tensor, columns: Tensor) -> Tensor:
         """Return the pixels (B, H, W, 3) at columns (B, W) of lines (B, H); a line is the index of its first pixel."""
         indices = lines[:, :, None] + columns[:, None, :]
         return self.pixels.index_select(0, indices.view(-1)).view(*indices.shape, 3)
+
+
+def _send(values: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to the device; a GPU is not waited for, since it copies from pinned memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@functools.cache
+def _cut_kernel(device: str) -> Callable[..., Tensor] | None:
+    """Return the kernel that cuts boxes on this type of device; None if there is none, or triton is not installed."""
+    if device != "cuda":
+        return None
+    try:
+        from proxymetric.data.cut_kernel import cut_boxes
+    except ImportError:
+        return None
+    return cut_boxes
 
 
 def _grid(start: np.ndarray, length: np.ndarray, limit: np.ndarray, count: int) -> np.ndarray:

@@ -12,12 +12,13 @@ from proxymetric.criterion import Criterion
 class Lookahead(Iterator[Batch]):
     """Iterates over batches; `announce` makes the next batch early and passes its labels to the criterion.
 
-    The batches must not depend on the result of a step. Batches are made early only if the criterion copies rows from
-    host memory: for other criteria, a second batch would only occupy device memory.
+    The batches must not depend on the result of a step. Batches are made early if the criterion copies rows from host
+    memory, or if `early` is True: otherwise, a second batch would only occupy memory.
 
     Args:
         batches: the batches of an epoch.
-        criterion: receives the labels of the next batch; None: `announce` does nothing.
+        criterion: receives the labels of the next batch; None: nobody receives them.
+        early: make every batch early, so that a device that has finished its step does not wait for the batch.
 
     Attributes:
         waited: seconds that `next` has waited for batches. Batches that are made early are not counted: the step runs
@@ -30,12 +31,13 @@ class Lookahead(Iterator[Batch]):
         [0, 1]
     """
 
-    def __init__(self, batches: Iterator[Batch], criterion: Criterion | None) -> None:
+    def __init__(self, batches: Iterator[Batch], criterion: Criterion | None, early: bool = False) -> None:
         self._batches = batches
         self._next: list[Batch | Exception] = []
         """the batch that was made early, or the error that was raised; at most one"""
         uses_host_rows = criterion is not None and any(table.host for table in criterion.row_tables())
         self._criterion = criterion if uses_host_rows else None
+        self._makes_early = early or uses_host_rows
         self.waited = 0.0
 
     def __next__(self) -> Batch:
@@ -52,7 +54,7 @@ class Lookahead(Iterator[Batch]):
 
     def announce(self) -> None:
         """Make the next batch and announce it. An error in making it is raised later, by `next`."""
-        if self._criterion is None or self._next:
+        if not self._makes_early or self._next:
             return
         try:
             batch = next(self._batches, None)
@@ -61,4 +63,5 @@ class Lookahead(Iterator[Batch]):
             return
         if batch is not None:
             self._next.append(batch)
-            self._criterion.prefetch_batch(batch.labels)
+            if self._criterion is not None:
+                self._criterion.prefetch_batch(batch.labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +12,18 @@ import torch
 from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
-from proxymetric.core.pieces import Batch, nothing
+from proxymetric.core.pieces import Batch
 from proxymetric.core.signals import stop_on_signal
 from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
-from proxymetric.training.optim import (
-    autocast_type,
-    base_rates,
-    can_step_unchecked,
-    clip_gradients,
-    decay_factor,
-    make_optimizer,
-    set_rates,
-    step_if,
-    steps_in,
-)
+from proxymetric.training.optim import decay_factor, make_optimizer, set_rates, steps_in
 from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
+from proxymetric.training.stepper import Stepper, StepResult
 from proxymetric.training.tensorboard import TensorBoard
 
 LOG_EVERY_STEPS = 10
@@ -176,9 +166,7 @@ class Trainer:
             raise ValueError(
                 f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; expected 0"
             )
-        self.precision = autocast_type(options.amp, device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
-        self._steps_unchecked = can_step_unchecked(self.optimizer) and not self.scaler.is_enabled() and world.size == 1
+        self.stepper = Stepper(learner, self.parallel, self.optimizer, self.sharded, options, world, device)
         self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
         self.log = Log(folder / "log.jsonl", writes=world.first, on_record=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
@@ -202,12 +190,9 @@ class Trainer:
         self._stop = False
         self._has_batch = False
         self._said_waiting = False
-        self._trainable = list(_parameters(self.optimizer))
-        self.trained = sum(p.numel() for p in self._trainable if p.requires_grad) + self.sharded.remote
-        self._statistics: list[Tensor] = []
-        """running averages of the encoder that a forward pass changes"""
-        self._statistics_before: list[Tensor] = []
-        """their values before the current step"""
+        self._start_time, self._clock_images, self._clock_step = 0.0, 0, 0
+        """when the clock of the steps was started, the images since then, and the step at that time"""
+        self.trained = sum(p.numel() for p in self.stepper.trainable if p.requires_grad) + self.sharded.remote
 
     @property
     def passed(self) -> float:
@@ -242,46 +227,46 @@ class Trainer:
         options = self.options
         self._begin_epoch()
         end = min(len(self.feed), (self.steps - self.epoch * self.steps_per_epoch) * options.accumulate)
-        start_time, images, first_step = time.perf_counter(), 0, self.step
+        self._restart_clock()
         micro_batches: list[Batch] = []
         remaining = itertools.islice(self.feed.epoch(self.epoch, self.position), end - self.position)
-        batches = Lookahead(remaining, self.learner.criterion if self.world.size == 1 else None)
+        # A step that waits for the GPU makes the next batch first; a step that runs ahead has a step's time for it.
+        early = self.device.type == "cuda" and not self.stepper.runs_ahead
+        batches = Lookahead(remaining, self.learner.criterion if self.world.size == 1 else None, early)
+        used = self.position
         for batch in batches:
             if not self._has_batch:  # the first batch of a process waits until the cache is filled
                 self._has_batch, batches.waited = True, 0.0
             micro_batches.append(batch)
-            is_last = self.position + len(micro_batches) == end
+            used += 1
+            is_last = used == end
             if len(micro_batches) < options.accumulate and not is_last:
                 continue
-            unread_before = self.unread
-            loss = self._step(micro_batches, batches.announce)
-            self.position += len(micro_batches)
-            step_images = sum(len(part.labels) for part in micro_batches)
-            images += step_images
-            self.images += step_images
+            pauses = is_last or self._pauses_after(self.step + self.stepper.in_flight + 1)
+            self._count(self.stepper.advance(micro_batches, batches.announce, wait=pauses))
             micro_batches = []
-            elapsed = time.perf_counter() - start_time
-            unread = self.unread > unread_before
-            self._report_step(loss, unread, images / max(elapsed, 1e-9), elapsed / (self.step - first_step))
-            evaluation_due = options.evaluate_steps is not None and self.step % options.evaluate_steps == 0
-            evaluation_due = evaluation_due and not is_last
+            stop = self.world.any(self._stop)
+            if stop:
+                self._count(self.stepper.finish())
+            if self.stepper.in_flight:
+                continue
             is_best = False
-            if evaluation_due:
-                self._add_time(start_time, batches)
+            if self._evaluation_due(self.step) and not is_last:
+                self._add_time(batches)
                 is_best = self._evaluate()
                 self._to_training()
-                start_time = time.perf_counter()
-            stop = self.world.any(self._stop)
+                self._restart_clock()
+                stop = self.world.any(self._stop)
             # Save the checkpoint with every new best model: a resumed run must not fall behind its own best model.
             if stop or is_best or self.done or (self.step % options.save_every == 0 and not is_last):
-                self._add_time(start_time, batches)
+                self._add_time(batches)
                 self.save()
-                start_time, images, first_step = time.perf_counter(), 0, self.step
+                self._restart_clock()
                 if self.done:
                     return
                 if stop:
                     raise Interrupted
-        self._add_time(start_time, batches)
+        self._add_time(batches)
         if end == len(self.feed):
             self.epoch, self.position = self.epoch + 1, 0
         steps_between = options.evaluate_every * self.steps_per_epoch
@@ -291,10 +276,38 @@ class Trainer:
         if self.world.any(self._stop) and not self.done:
             raise Interrupted
 
-    def _add_time(self, start_time: float, batches: Lookahead) -> None:
-        """Add the time since `start_time` to the time of the steps; say once if much of it was spent waiting."""
-        self.seconds += time.perf_counter() - start_time
-        self.waited, batches.waited = self.waited + batches.waited, 0.0
+    def _evaluation_due(self, step: int) -> bool:
+        """Whether there is an evaluation after this step, within an epoch."""
+        return self.options.evaluate_steps is not None and step % self.options.evaluate_steps == 0
+
+    def _pauses_after(self, step: int) -> bool:
+        """Whether this step must be finished before the next one begins: its state is scored or saved."""
+        return self._stop or self._evaluation_due(step) or step % self.options.save_every == 0
+
+    def _restart_clock(self) -> None:
+        """Begin to measure the speed of the steps, for the display."""
+        self._start_time, self._clock_images, self._clock_step = time.perf_counter(), 0, self.step
+
+    def _count(self, results: list[StepResult]) -> None:
+        """Add finished steps to the figures of the training, and report them."""
+        for result in results:
+            self.step += 1
+            self.position += result.batches
+            self.unread += result.unread
+            self.skipped += result.loss is None and not result.unread
+            self.images += result.images
+            self._clock_images += result.images
+            elapsed = time.perf_counter() - self._start_time
+            images_per_second = self._clock_images / max(elapsed, 1e-9)
+            self._report_step(result, images_per_second, elapsed / (self.step - self._clock_step))
+
+    def _add_time(self, batches: Lookahead) -> None:
+        """Add the time since the last call to the time of the steps; say once if much of it was spent waiting."""
+        self.seconds += time.perf_counter() - self._start_time
+        # While a step that was launched ahead keeps the GPU busy, nothing waits for the batch that is being read.
+        overlaps = self.device.type == "cuda" and self.stepper.runs_ahead
+        self.waited += min(batches.waited, self.stepper.idle) if overlaps else batches.waited
+        batches.waited, self.stepper.idle = 0.0, 0.0
         advice = waiting_advice(self.waited, self.seconds, self.feed.advice)
         if advice and not self._said_waiting:
             self._said_waiting = True
@@ -304,9 +317,7 @@ class Trainer:
         learner, warms_up = self.learner, self.epoch < self.options.warmup
         self._to_training()
         learner.encoder.set_backbone_trainable(not (warms_up or learner.frozen))
-        training_modules = [module for module in learner.encoder.modules() if module.training]
-        self._statistics = [buffer for module in training_modules for buffer in module.buffers(recurse=False)]
-        self._statistics_before = [value.clone() for value in self._statistics]
+        self.stepper.begin_epoch(self.epoch)
         learner.criterion.epoch(self.epoch)
         set_rates(self.optimizer, decay_factor(self.options, self.epoch))
         self.parallel.begin_epoch()
@@ -317,66 +328,10 @@ class Trainer:
         if self.learner.frozen:
             self.learner.encoder.eval()
 
-    def _step(self, micro_batches: list[Batch], cpu_work: Callable[[], None] = nothing) -> float | None:
-        """Make one optimiser step.
-
-        Args:
-            micro_batches: the batches whose gradients are averaged.
-            cpu_work: called while an accelerator computes the step.
-
-        Returns:
-            The loss; None if the step was skipped.
-        """
-        self.step += 1
-        micro_batches = [batch for batch in micro_batches if self.world.any(len(batch.labels) > 0)]
-        if not micro_batches:
-            self.unread += 1
-            return None
-        self.optimizer.zero_grad(set_to_none=True)
-        _copy(self._statistics_before, self._statistics)
-        total = torch.zeros((), device=self.device)
-        for i, batch in enumerate(micro_batches):
-            assert batch.images is not None
-            with self.parallel.synchronised_if(i == len(micro_batches) - 1):
-                with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
-                    loss = self.parallel.module(batch.images, batch.labels) / len(micro_batches)
-                if loss.requires_grad:
-                    self.scaler.scale(loss).backward()
-            total += loss.detach()
-        self.parallel.average_gradients()
-        rows = [leaf for table in self.learner.criterion.row_tables() for leaf in table.leaves()]
-        if self.scaler.is_enabled() and any(p.grad is not None for p in self._trainable):
-            self.scaler.unscale_(self.optimizer)
-            for leaf in rows:
-                if leaf.grad is not None:
-                    leaf.grad /= self.scaler.get_scale()
-        norm = clip_gradients(self._trainable, rows, self.options, self.sharded)
-        loss_and_norm = torch.stack([total, norm.to(total)])
-        has_gradients = any(p.grad is not None for p in self._trainable)
-        if has_gradients and self._steps_unchecked:
-            step_if(self.optimizer, loss_and_norm.isfinite().all())
-        cpu_work()
-        # The only synchronisation with an accelerator in a step.
-        loss_value, norm_value = loss_and_norm.tolist()
-        is_finite = math.isfinite(loss_value) and math.isfinite(norm_value)
-        if is_finite:
-            if has_gradients and not self._steps_unchecked:
-                self.scaler.step(self.optimizer)
-            factor = decay_factor(self.options, self.epoch)
-            network_lr, proxy_lr = base_rates(self.options)
-            self.learner.criterion.commit(lr=proxy_lr * factor, network_lr=network_lr * factor)
-        else:
-            self.learner.criterion.discard()
-            # Infinite activations went through BatchNorm: restore its running averages.
-            _copy(self._statistics, self._statistics_before)
-            self.skipped += 1
-        if has_gradients:
-            self.scaler.update()
-        return loss_value if is_finite else None
-
-    def _report_step(self, loss: float | None, unread: bool, images_per_second: float, seconds_per_step: float) -> None:
-        """Write a step to the log and show it; `unread` means that none of its images could be read."""
-        if loss is None and unread:
+    def _report_step(self, result: StepResult, images_per_second: float, seconds_per_step: float) -> None:
+        """Write a step to the log and show it."""
+        loss = result.loss
+        if result.unread:
             self.log.add(event="unread", step=self.step, epoch=self.epoch)
             return
         if loss is None:
@@ -471,7 +426,7 @@ class Trainer:
             "seconds": self.seconds,
             "waited": self.waited,
             "images": self.images,
-            "scaler": self.scaler.state_dict(),
+            "scaler": self.stepper.scaler.state_dict(),
             "log": self.log.size,
             "facts": self.facts(),
         }
@@ -508,7 +463,7 @@ class Trainer:
         torch.set_rng_state(checkpoint.tensors["random.cpu"])
         if "random.cuda" in checkpoint.tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], self.device)
-        self.scaler.load_state_dict(state["scaler"])
+        self.stepper.scaler.load_state_dict(state["scaler"])
         self.epoch = state["epoch"]
         self.step = state["step"]
         self.position = state["position"]
@@ -530,14 +485,3 @@ class Trainer:
         if not was_requested:
             self.watcher.say("stopping after this step and saving (press Ctrl-C again to stop now, without saving)")
         return was_requested
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-@torch.no_grad()
-def _copy(targets: list[Tensor], values: list[Tensor]) -> None:
-    for target, value in zip(targets, values, strict=True):
-        target.copy_(value)
