@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.core.batch_inputs import one_if_finite
+from proxymetric.core.batch_inputs import LabelCheck, one_if_finite
 
 C, D = 4, 3
 X = torch.randn(4, D, generator=torch.Generator().manual_seed(0))
@@ -147,3 +147,65 @@ def test_the_gpu_is_not_waited_for(name) -> None:
         one_if_finite(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_labels_may_lie_on_another_device() -> None:
+    """Labels in main memory are checked there, and copied to the embeddings."""
+    criterion = pm.method("proxy-anchor", classes=C, dim=D)
+    labels = Y.clone()
+    assert LabelCheck().within(labels, C) is labels
+    assert torch.isfinite(criterion(X, labels))
+
+
+@pytest.mark.gpu
+class TestLabelsOnAGPU:
+    def test_the_first_wrong_labels_are_refused_at_once(self) -> None:
+        criterion = pm.method("proxy-anchor", classes=C, dim=D).cuda()
+        with pytest.raises(ValueError, match=r"^labels: got 4, expected 0 to 3 \(classes=4\)"):
+            criterion(X.cuda(), (Y + 2).cuda())
+        assert criterion.pending == 0
+
+    @pytest.mark.parametrize("wrong", [-3, C])
+    def test_later_ones_by_the_next_call_or_commit(self, wrong: int) -> None:
+        for next_call in (False, True):
+            criterion = pm.method("proxy-anchor", classes=C, dim=D).cuda()
+            x, y = X.cuda().requires_grad_(), Y.cuda()
+            criterion(x, y).backward()
+            criterion.commit()
+            bad = y.clone()
+            bad[1] = wrong
+            loss = criterion(x, bad)
+            assert torch.isfinite(loss), "the GPU is not stopped by an index outside of a table"
+            loss.backward()
+            torch.cuda.synchronize()
+            with pytest.raises(ValueError, match=rf"^labels: got {wrong}, expected 0 to 3"):
+                criterion(x, y) if next_call else criterion.commit()
+            criterion.discard()
+            criterion(x, y).backward()
+            criterion.commit()
+
+    def test_nothing_waits_for_the_gpu_after_the_first_call(self) -> None:
+        criterion = pm.method("proxy-anchor", classes=C, dim=D).cuda()
+        x, y = X.cuda().requires_grad_(), Y.cuda()
+        for _ in range(3):
+            criterion(x, y).backward()
+            criterion.commit()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for name in ("proxy-anchor", "arcface", "soft-triple", "multi-similarity"):
+                other = criterion if name == "proxy-anchor" else pm.method(name, classes=C, dim=D).cuda()
+                if other is not criterion:
+                    torch.cuda.set_sync_debug_mode("default")
+                    other(x, y).backward()
+                    other.commit()
+                    torch.cuda.set_sync_debug_mode("error")
+                other(x, y).backward()
+                other.commit()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_labels_in_main_memory_are_copied(self) -> None:
+        criterion = pm.method("proxy-anchor", classes=C, dim=D).cuda()
+        for _ in range(2):
+            torch.testing.assert_close(criterion(X.cuda(), Y), criterion(X.cuda(), Y.cuda()))
