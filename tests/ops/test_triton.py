@@ -29,7 +29,7 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import References
 from proxymetric.ops import IMPLS, NONE, Line, Similarity, chosen, mean_over_batch, reductions, using
 from proxymetric.ops import problem as problem_module
-from proxymetric.ops.triton import batch_classes, chunk_pass, kernels, launch, memory, totals
+from proxymetric.ops.triton import batch_classes, chunk_pass, half_width, kernels, launch, memory, totals
 from proxymetric.ops.triton import reductions as triton_reductions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -213,9 +213,9 @@ def test_half_width_similarities(shape, kind, fused_batch, reduction, monkeypatc
     for seed in range(3):
         problem = ProblemOnDevice(seed, *shape, kind=kind, scale=scale)
         exact = problem.results(reduction, "plain", given=torch.bfloat16)
-        monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 2**60)
+        monkeypatch.setattr(half_width, "MIN_HALF_PAIRS", 2**60)
         errors.take("plain", problem.results(reduction, "triton", torch.bfloat16, rows=24), exact)
-        monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 0)
+        monkeypatch.setattr(half_width, "MIN_HALF_PAIRS", 0)
         kept, computed_again = (
             problem.results(reduction, "triton", torch.bfloat16, rows=24, budget=budget) for budget in (2**30, 0)
         )
@@ -234,10 +234,10 @@ def test_half_width_is_for_many_pairs_of_normalised_rows_and_moderate_scales(mon
         given = ProblemOnDevice(0, 5, 7, 2, 3, **choice)
         of_class, lines = None if kind is None else Similarity(kind), (Line(-scale), Line(scale))
         reduced = problem_module.Problem(given.labels, given.refs, *lines, of_class, given.weight)
-        return chunk_pass.fits_half(given.x.to(dtype), given.p.to(dtype), reduced)
+        return half_width.fits_half(given.x.to(dtype), given.p.to(dtype), reduced)
 
     assert not fits()
-    monkeypatch.setattr(chunk_pass, "MIN_HALF_PAIRS", 5 * 7 * 2)
+    monkeypatch.setattr(half_width, "MIN_HALF_PAIRS", 5 * 7 * 2)
     assert fits()
     assert fits(kind="soft")
     for choice in ({"dtype": torch.float16}, {"dtype": torch.float32}, {"normalise": None}, {"kind": "max"}):

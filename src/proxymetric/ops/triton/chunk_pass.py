@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -11,17 +10,13 @@ from torch import Tensor
 
 from proxymetric.core.normalisation import MIN_DIVISORS
 from proxymetric.ops.chunked import ChunkPlan
-from proxymetric.ops.problem import Problem
 from proxymetric.ops.similarity import KINDS
 from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
 from proxymetric.ops.triton.norms import next_power_of_two, row_norms, tile_shape
+from proxymetric.ops.triton.products import add_product, write_product
 
 MAX_PAIRS_PER_CHUNK = 2**26
 """similarities of one chunk: so many that the matrix products, not the launches, take most of the time"""
-MIN_HALF_PAIRS = 2**22
-"""pairs from which similarities are stored in 16 bits: with fewer, launches take longer than memory"""
-MAX_HALF_SCALE = 64.0
-"""the largest factor of a similarity stored in 16 bits: its exponent is off by at most 1/64"""
 ROW_MULTIPLE = 64
 """the rows of a chunk are a multiple of this"""
 MAX_INDEX = 2**31 - 1
@@ -34,6 +29,8 @@ NUMBERS_PER_TILE = 2**13
 """numbers that a program holds at most, if a column has several rows or a program reads the batch in blocks"""
 NUMBERS_PER_CLASSES_TILE = 2**12
 """the same for sums over the classes"""
+CLASSES_TILE = (16, 128)
+"""rows and queries that a program of sums over the classes holds: 16 running sums for each thread of 4 warps"""
 NUMBERS_PER_WARP = 2**10
 """numbers of one warp, 32 for each thread: its sums need no other threads"""
 QUERIES_PER_PROGRAM = 32
@@ -51,29 +48,6 @@ def rows_per_chunk(batch: int, dim: int, rows: int | None, half: bool = False) -
     pairs = MAX_PAIRS_PER_CHUNK * (2 if half else 1)
     rows = rows or max(1, pairs // batch // ROW_MULTIPLE) * ROW_MULTIPLE
     return min(rows, MAX_INDEX // max(batch, dim))
-
-
-def fits_half(queries: Tensor, vectors: Tensor, problem: Problem) -> bool:
-    """Whether similarities may be computed and stored in float16.
-
-    Rounding to float16 changes a similarity s by at most `|s| / 4096`, an eighth of what rounding to bfloat16 would do,
-    and the exponent by the scale times that. Such errors average out in sums over many pairs, and in shares they are
-    about as small as the rounding of the shares. So products must be of bfloat16 numbers, the rows normalised (other
-    similarities may exceed the range), the pairs many, the scale not extreme, and a pair must not jump with a
-    similarity, as with a weighting or the largest of several similarities.
-    """
-    types = {queries.dtype, vectors.dtype}
-    scales = [problem.positive.slope, problem.negative.slope]
-    if problem.of_class is not None:
-        scales.append(1.0 / problem.of_class.gamma)
-    return (
-        types == {torch.bfloat16}
-        and problem.refs.normalise is not None
-        and len(queries) * len(vectors) >= MIN_HALF_PAIRS
-        and all(abs(scale) <= MAX_HALF_SCALE for scale in scales)
-        and problem.weight is None
-        and (problem.of_class is None or problem.of_class.kind != "max")
-    )
 
 
 class ColumnChunk(NamedTuple):
@@ -96,7 +70,7 @@ class ChunkPass:
         plan: the problem and the size of its chunks.
         labels: (B,) the classes of the queries, in 32 bits.
         norms: (R,) the lengths of the vectors, if they are needed and known.
-        half: whether similarities are computed and stored in float16 (see `fits_half`).
+        half: whether similarities are computed and stored in float16 (see `half_width.fits_half`).
     """
 
     def __init__(
@@ -209,6 +183,7 @@ class ChunkPass:
             )
         units = take_rows(self.unit_rows_buffer, slice(0, len(self.rows)))
         tile, block = tile_shape(self.dim)
+        assert self.min_length is not None, "half width needs normalised rows"
         launch(
             "unit_rows",
             (-(-len(self.rows) // tile),),
@@ -280,7 +255,9 @@ class ChunkPass:
         which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
         share.
         """
-        tile, block = (16, 256) if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
+        tile, block = (
+            CLASSES_TILE if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
+        )
         return tile, min(block, next_power_of_two(self.batch))
 
     def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
@@ -289,7 +266,7 @@ class ChunkPass:
         launch(
             "log_sums",
             (sums.shape[1], -(-self.batch // block)),
-            _warps(NUMBERS_PER_CLASSES_TILE),
+            4,
             (self.similarities, *sums, *self._chunk_tensors(chunk)),
             self._chunk_numbers(chunk),
             self.constants | {"FIRST": chunk.columns.start == 0} | self._tile_constants(tile, block),
@@ -311,16 +288,16 @@ class ChunkPass:
     def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
         """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""
         if self.K > 1:
-            tile, block = self._classes_tile()
-        elif self.half:
-            tile, block = 2, min(NUMBERS_PER_WARP // 2, next_power_of_two(self.batch))
+            (tile, block), warps = self._classes_tile(), 4
         else:
-            tile, block = 8, min(NUMBERS_PER_TILE // 8, next_power_of_two(self.batch))
+            # As measured: smaller tiles for similarities in 16 bits.
+            tile, block, warps = (2, 512, 2) if self.half else (8, NUMBERS_PER_TILE // 8, 8)
+            block = min(block, next_power_of_two(self.batch))
         buffers = (self._shares(), self.factors, self.radials)
         launch(
             "shares",
             (-(-chunk.n // tile) if self.K == 1 else chunk.n,),
-            2 if self.half and self.K == 1 else _warps(NUMBERS_PER_TILE if self.K == 1 else NUMBERS_PER_CLASSES_TILE),
+            warps,
             (self.similarities, *buffers, logs, grads, *self._chunk_tensors(chunk)),
             (*self._chunk_numbers(chunk), lift),
             self.constants | {"FOLD": self.fold} | self._tile_constants(tile, block),
@@ -441,48 +418,3 @@ def take_rows(tensor: Tensor, rows: slice) -> Tensor:
 def _warps(numbers: int) -> int:
     """The number of warps for a program that holds this many numbers."""
     return min(max(numbers // NUMBERS_PER_WARP, 1), 16)
-
-
-def write_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """`out = a b`, summed and written in float32."""
-    if a.dtype == torch.float32:
-        torch.mm(a, b, out=out)
-    elif _supports_float32_output(a.device, a.dtype):
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
-    else:
-        torch.mm(a.float(), b.float(), out=out)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a b`, in float32."""
-    if a.dtype == torch.float32:
-        total.addmm_(a, b)
-    elif _supports_float32_total(a.device, a.dtype):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    elif _supports_float32_output(a.device, a.dtype):
-        total.add_(torch.mm(a, b, out_dtype=torch.float32))
-    else:
-        total.addmm_(a.float(), b.float())
-
-
-@cache
-def _supports_float32_output(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch.mm can write the product of 16-bit matrices in float32: from torch 2.8, on CUDA."""
-    matrix = torch.zeros(16, 16, dtype=dtype, device=device)
-    try:
-        torch.mm(matrix, matrix, out_dtype=torch.float32, out=torch.empty(16, 16, device=device))
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
-@cache
-def _supports_float32_total(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch.addmm can add the product of 16-bit matrices to a float32 total in place."""
-    matrix = torch.eye(16, dtype=dtype, device=device)
-    total = torch.full((16, 16), 2.0**-20, device=device)
-    try:
-        torch.addmm(total, matrix, matrix, out_dtype=torch.float32, out=total)
-    except (TypeError, RuntimeError):
-        return False
-    return bool((total.diagonal() == 1 + 2.0**-20).all())

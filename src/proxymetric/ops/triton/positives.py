@@ -96,7 +96,8 @@ def positive_sums(chunk_pass: ChunkPass, problem: Problem, batch: SortedBatch) -
     size, per_class = chunk_pass.batch, problem.refs.per_class or 1
     of_rows = chunk_pass.new_float32(size, per_class)
     of_columns = of_rows if chunk_pass.K == 1 else chunk_pass.new_float32(size, per_class // chunk_pass.K)
-    sums = PositiveSums(*aligned_pair(chunk_pass.queries, size), of_rows, of_columns)
+    logs, means = aligned_pair(chunk_pass.queries, size)
+    sums = PositiveSums(logs, means, of_rows, of_columns)
     rules, row_constants, tile_constants = _constants(chunk_pass, problem)
     launch(
         "positive_sums",

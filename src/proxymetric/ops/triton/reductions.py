@@ -16,7 +16,8 @@ from proxymetric.ops import chunked
 from proxymetric.ops.chunked import ChunkPlan
 from proxymetric.ops.problem import MIN_WEIGHT_SUM, Count, Problem, Reduced, Settings, Totals
 from proxymetric.ops.triton.batch_classes import SortedBatch, find_columns, row_norms_and_columns, sort_batch
-from proxymetric.ops.triton.chunk_pass import ChunkPass, fits_half, rows_per_chunk
+from proxymetric.ops.triton.chunk_pass import ChunkPass, rows_per_chunk
+from proxymetric.ops.triton.half_width import fits_half
 from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
 from proxymetric.ops.triton.memory import default_budget
 from proxymetric.ops.triton.norms import tile_shape

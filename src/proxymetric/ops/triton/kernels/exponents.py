@@ -29,6 +29,12 @@ def _exp(x):
 
 
 @triton.jit
+def exp_ftz(x):
+    """`exp(x)` of the hardware, with results below 2^-126 as 0: keeping these would double the instructions."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def rounded_product(a, b):
     """`a b`, rounded before anything is added to it.
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from proxymetric.ops.triton.kernels.exponents import (
     column_similarities,
+    exp_ftz,
     exponents,
     load_row_scales,
     log1p_and_mean_weight,
@@ -88,13 +89,16 @@ def _times_row_scale(inner, row_scale, K: tl.constexpr, EDGES: tl.constexpr):
 
 @triton.jit
 def _store_shares(W, w, s, row, is_row, i, B, NO_TAIL: tl.constexpr):
-    """Store shares in the type of W; return the rounded shares times the similarities."""
+    """Store shares in the type of W; return the shares times the similarities.
+
+    Not the rounded ones: the compiler rounds two numbers at once only if it need not convert them back.
+    """
     rounded = w.to(W.dtype.element_ty)
     if NO_TAIL:
         tl.store(W + row[:, None] * B + i[None, :], rounded, mask=is_row[:, None])
     else:
         tl.store(W + row[:, None] * B + i[None, :], rounded, mask=is_row[:, None] & (i < B)[None, :])
-    return rounded.to(tl.float32) * s
+    return w * s
 
 
 @triton.jit
@@ -159,7 +163,7 @@ def log_means(
             count = tl.sum(tl.where(is_pair, 1.0, 0.0), 1)
             weight_sum = tl.sum(tl.where(is_pair, weight, 0.0), 1)
         highest = tl.max(z, 1)
-        share = tl.exp(z - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
+        share = exp_ftz(z - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
         total = tl.sum(share, 1)
     else:
         for start in range(0, B, BLOCK):
@@ -190,7 +194,7 @@ def log_means(
             higher = tl.maximum(highest, tl.max(z_i, 1))
             # In a column without pairs 0 is subtracted, because -inf minus -inf is NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(highest - base) + tl.sum(tl.exp(z_i - base[:, None]), 1)
+            total = total * exp_ftz(highest - base) + tl.sum(exp_ftz(z_i - base[:, None]), 1)
             highest = higher
     log, mean, bottom, part = log1p_and_mean_weight(highest, total, weight_sum, count, EDGES)
     tl.store(logs + column, value_factor * log, mask=is_column)
@@ -229,7 +233,7 @@ def log_means(
                     NO_TAIL,
                 )
                 slopes_i = row_slopes(s_i, similarity_i, k, K, KIND, inverse_gamma)
-                w_i = tl.exp(z_i - bottom[:, None]) * weight_i * slopes_i
+                w_i = exp_ftz(z_i - bottom[:, None]) * weight_i * slopes_i
                 if FOLD:
                     w_i = w_i * factor[:, None]
                 inner += tl.sum(_store_shares(W, w_i, s_i, row, is_row, i, B, NO_TAIL), 1)
@@ -291,17 +295,17 @@ def log_sums(
             count += tl.where(is_pair, 1.0, 0.0)
         # The larger of the old and the new exponent becomes the highest one; the other one is multiplied by `share`.
         higher = z - highest
-        share = tl.exp(-tl.abs(higher))
+        share = exp_ftz(-tl.abs(higher))
         total = tl.where(higher > 0.0, tl.fma(total, share, 1.0), total + share)
         highest = tl.maximum(highest, z)
     column_highest = tl.max(highest, 0)
-    column_total = tl.sum(total * tl.exp(highest - column_highest[None, :]), 0)
+    column_total = tl.sum(total * exp_ftz(highest - column_highest[None, :]), 0)
     if not FIRST:
         earlier = tl.maximum(tl.load(highests + position, mask=i < B, other=LOWEST), LOWEST)
         earlier_total = tl.load(totals + position, mask=i < B, other=0.0)
         later, column_highest = column_highest, tl.maximum(column_highest, earlier)
-        column_total = column_total * tl.exp(later - column_highest)
-        column_total += earlier_total * tl.exp(earlier - column_highest)
+        column_total = column_total * exp_ftz(later - column_highest)
+        column_total += earlier_total * exp_ftz(earlier - column_highest)
     is_empty = column_highest == LOWEST
     tl.store(highests + position, tl.where(is_empty, float("-inf"), column_highest), mask=i < B)
     tl.store(totals + position, column_total, mask=i < B)
@@ -356,7 +360,7 @@ def shares(
             NO_TAIL,
         )
         z = tl.where(is_column[:, None], z, float("-inf"))
-        w = tl.exp(z - log[None, :]) * lift * weight * row_slopes(s, similarity, k, K, KIND, inverse_gamma)
+        w = exp_ftz(z - log[None, :]) * lift * weight * row_slopes(s, similarity, k, K, KIND, inverse_gamma)
         if FOLD:
             w = w * row_scale[:, None]
         inner += tl.sum(_store_shares(W, w, s, row, is_row, i, B, NO_TAIL) * grad[None, :], 1)
