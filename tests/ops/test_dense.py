@@ -15,8 +15,7 @@ import proxymetric as pm
 from proxymetric.core.normalisation import NORMALISATIONS, unit
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import NearestRows, References
-from proxymetric.losses.margin_softmax import ArcExponent
-from proxymetric.ops import Line, Similarity, chosen, cross_entropy, dense, mean_over_batch, over_classes, using
+from proxymetric.ops import Arc, Line, Similarity, chosen, cross_entropy, dense, mean_over_batch, over_classes, using
 from proxymetric.ops.problem import Problem
 from proxymetric.ops.similarity import KINDS
 
@@ -56,7 +55,7 @@ def computed(
             return [*mean_over_batch(*given, *lines, of_class, positive_count=count[0], negative_count=count[1])]
         if reduction == "over_classes":
             return [*over_classes(*given, Line(-scale, 0.5), Line(scale, 0.2), of_class)][:2]
-        own = ArcExponent(scale, 0.5) if reduction == "arc" else Line(scale, choice.get("offset", -0.3))
+        own = Arc(scale, 0.5) if reduction == "arc" else Line(scale, choice.get("offset", -0.3))
         of_sum = choice.get("over_queries", "mean")
         return [cross_entropy(*given, own, Line(scale, choice.get("others", 0.0)), of_class, reduction=of_sum)]
 
@@ -269,7 +268,7 @@ def test_it_needs_fewer_operators(name: str) -> None:
 
 
 def test_the_slope_of_the_arc_is_that_of_autograd() -> None:
-    exponent = ArcExponent(64.0, 0.5)
+    exponent = Arc(64.0, 0.5)
     s = torch.linspace(-1, 1, 401, dtype=torch.float64).requires_grad_()
     (wanted,) = torch.autograd.grad(exponent(s).sum(), s)
     torch.testing.assert_close(exponent.slope_at(s.detach()), wanted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,10 +11,7 @@ from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_scale
-from proxymetric.ops import Line, cross_entropy
-
-ROUNDING = 1e-6
-"""cosines are held this far from -1 and 1, where the slope of arccos is infinite"""
+from proxymetric.ops import Arc, Line, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -91,35 +87,4 @@ class ArcFace:
                 "weighting: got a weighting for ArcFace, whose exponent for the query's class is not linear in the "
                 "similarity; expected CosFace"
             )
-        return cross_entropy(queries, labels, refs, ArcExponent(self.scale, self.margin), Line(self.scale))
-
-
-class ArcExponent(NamedTuple):
-    """`scale cos(theta + margin)` as a function of `s = cos theta`; beyond pi `scale (s - margin sin(margin))`.
-
-    Example:
-        >>> import torch
-        >>> exponent, s = ArcExponent(scale=1.0, margin=0.5), torch.tensor([0.3, -0.95], requires_grad=True)
-        >>> exponent(s)
-        tensor([-0.1941, -1.1897], grad_fn=<MulBackward0>)
-        >>> torch.autograd.grad(exponent(s).sum(), s)[0], exponent.slope_at(s.detach())
-        (tensor([1.0284, 1.0000]), tensor([1.0284, 1.0000]))
-    """
-
-    scale: float
-    margin: float
-
-    def __call__(self, s: Tensor) -> Tensor:
-        with_margin = (s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + self.margin).cos()
-        beyond_pi = s - self.margin * math.sin(self.margin)
-        return self.scale * with_margin.where(s >= -math.cos(self.margin), beyond_pi)
-
-    def slope_at(self, s: Tensor) -> Tensor:
-        """The derivative in s: `scale sin(theta + margin) / sin(theta)`, or `scale` beyond pi.
-
-        It is 0 where the cosine is so near -1 or 1 that it is held fixed.
-        """
-        cosine = s.clamp(-1 + ROUNDING, 1 - ROUNDING)
-        theta = cosine.arccos()
-        slope = ((theta + self.margin).sin() / theta.sin()).where(cosine == s, 0.0)
-        return self.scale * slope.where(s >= -math.cos(self.margin), 1.0)
+        return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale))

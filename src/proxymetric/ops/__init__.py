@@ -5,7 +5,7 @@
 """
 
 from proxymetric.ops.plain import Columns, similarities
-from proxymetric.ops.problem import NONE, Exponent, Line, Means, Reduced, Settings, log1p_exp
+from proxymetric.ops.problem import NONE, Arc, Exponent, Line, Means, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import (
     IMPLS,
     Implementation,
@@ -21,6 +21,7 @@ from proxymetric.ops.similarity import Similarity
 __all__ = [
     "IMPLS",
     "NONE",
+    "Arc",
     "Columns",
     "Exponent",
     "Implementation",

@@ -9,7 +9,6 @@ c is class c, and a query has exactly one positive column: its label.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from proxymetric.core.normalisation import Normalised
 from proxymetric.ops import plain
-from proxymetric.ops.problem import NONE, Count, Exponent, Line, Problem, Reduced, Settings, Totals
+from proxymetric.ops.problem import NONE, Count, Exponent, Line, Problem, Reduced, Settings, Totals, with_vectors
 from proxymetric.ops.similarity import Similarity
+from proxymetric.ops.triton import cross_entropy as fused
 
 MAX_EXPONENT = 75.0
 """largest exponent whose exponentials, summed over any batch, stay finite in float32"""
@@ -70,13 +70,10 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
 
 def cross_entropy(queries: Tensor, problem: Problem, own_class: Exponent, count: int) -> Tensor:
     """See `reductions.cross_entropy`: the sum over the queries, divided by a count."""
+    if fused.fits(queries, problem.refs.vectors, own_class):
+        return fused.cross_entropy(queries, problem, own_class, count, natural_unit(problem))
     value: Tensor = _CrossEntropy.apply(queries, problem.refs.vectors, problem.labels, problem, own_class, count)
     return value
-
-
-def with_vectors(problem: Problem, vectors: Tensor) -> Problem:
-    """The problem with other vectors."""
-    return problem._replace(refs=problem.refs._replace(vectors=vectors))
 
 
 class _Similarities(NamedTuple):
@@ -195,7 +192,7 @@ class _MeanOverBatch(torch.autograd.Function):
                 given = with_vectors(problem, p), positive_count, negative_count, Settings()
                 return plain.mean_over_batch(x, *given)[:2]
 
-            return *_with_graph(by_autograd, queries, vectors, grads), None, None, None
+            return *plain.gradients_with_graph(by_autograd, queries, vectors, grads), None, None, None
 
         def factors(sign: int, line: Line, sums: Tensor) -> Tensor:
             """(C,) the gradient in `sum_i exp(slope s_ic)`, times the slope."""
@@ -236,7 +233,7 @@ class _OverClasses(torch.autograd.Function):
             def by_autograd(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
                 return plain.over_classes(x, with_vectors(problem, p), Settings())[:2]
 
-            return *_with_graph(by_autograd, queries, vectors, grads), None, None
+            return *plain.gradients_with_graph(by_autograd, queries, vectors, grads), None, None
         in_positive, in_negative = (torch.zeros_like(log_sums) if grad is None else grad for grad in grads)
         slopes = (logits - log_sums[:, None]).exp_().mul_((in_negative * problem.negative.slope)[:, None])
         slopes.scatter_(1, labels[:, None], (in_positive * problem.positive.slope)[:, None])
@@ -260,15 +257,15 @@ class _CrossEntropy(torch.autograd.Function):
         unit = natural_unit(problem)
         similarities = _Similarities.of(queries, vectors, problem, unit)
         of_columns, own = similarities.of_columns, labels[:, None]
-        logits = _times(of_columns, problem.negative.slope * unit)
+        others = problem.negative
+        logits = _times(of_columns, others.slope * unit)
         own_similarity = None
-        if own_class != problem.negative:
+        if isinstance(own_class, Line) and own_class.slope == others.slope:
+            if own_class.offset != others.offset:  # a margin, which the other classes do not have
+                logits = logits.scatter(1, own, own_class.offset - others.offset, reduce="add")
+        else:
             own_similarity = of_columns.gather(1, own).mul_(unit)
-            # The offset of the other classes is taken from this one instead of being added to all of them.
-            own_exponent = own_class(own_similarity)
-            if problem.negative.offset:
-                own_exponent = own_exponent - problem.negative.offset
-            logits = logits.scatter(1, own, own_exponent)
+            logits = logits.scatter(1, own, own_class(own_similarity) - others.offset)
         log_shares = logits.log_softmax(1)
         log_own = log_shares.gather(1, own)
         ctx.problem, ctx.own_class, ctx.count = problem, own_class, count
@@ -281,14 +278,8 @@ class _CrossEntropy(torch.autograd.Function):
         problem: Problem = ctx.problem
         own_class: Exponent = ctx.own_class
         if torch.is_grad_enabled():
-
-            def by_autograd(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-                similarity = with_vectors(problem, p)._replace(positive=Line(1.0))
-                sums = plain.over_classes(x, similarity, Settings())
-                own_exponent = own_class(sums.positive)
-                return (torch.logaddexp(own_exponent, sums.negative).sub(own_exponent).sum() / ctx.count,)
-
-            return *_with_graph(by_autograd, queries, vectors, (grad,)), None, None, None, None
+            found = plain.cross_entropy_gradients(queries, vectors, problem, own_class, ctx.count, grad)
+            return *found, None, None, None, None
         factor = grad * (problem.negative.slope / ctx.count)
         slopes = log_shares.exp().mul_(factor)
         # The share of the query's class, less 1: exact also where the share is nearly 1.
@@ -304,17 +295,3 @@ class _CrossEntropy(torch.autograd.Function):
 def _times(values: Tensor, factor: float) -> Tensor:
     """`values * factor`; the values themselves if the factor is 1."""
     return values if factor == 1 else values * factor
-
-
-def _with_graph(
-    compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-    queries: Tensor,
-    vectors: Tensor,
-    grads: tuple[Tensor | None, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in the queries and in the vectors by autograd, so that they can be differentiated once more."""
-    results = compute(queries, vectors)
-    inputs = [each for each in (queries, vectors) if each.requires_grad]
-    given = [torch.zeros_like(result) if grad is None else grad for result, grad in zip(results, grads, strict=True)]
-    found = iter(torch.autograd.grad(results, inputs, given, create_graph=True))
-    return next(found) if queries.requires_grad else None, next(found) if vectors.requires_grad else None

@@ -5,13 +5,26 @@ Tests compare the other implementations with this one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import References
-from proxymetric.ops.problem import NONE, Count, Line, Problem, Reduced, Settings, Totals, at_least_float32, log1p_exp
+from proxymetric.ops.problem import (
+    NONE,
+    Count,
+    Exponent,
+    Line,
+    Problem,
+    Reduced,
+    Settings,
+    Totals,
+    at_least_float32,
+    log1p_exp,
+    with_vectors,
+)
 from proxymetric.ops.similarity import Similarity
 
 
@@ -70,6 +83,40 @@ def mean_over_batch(
 def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduced:
     """See `reductions.over_classes`."""
     return _reduce(1, at_least_float32(queries), problem)
+
+
+def cross_entropy_gradients(
+    queries: Tensor, vectors: Tensor, problem: Problem, own_class: Exponent, count: int, grad: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `reductions.cross_entropy` in the queries and vectors, which can be differentiated once more."""
+
+    def compute(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        sums = over_classes(x, with_vectors(problem, p)._replace(positive=Line(1.0)), Settings())
+        own = own_class(sums.positive)
+        return (torch.logaddexp(own, sums.negative).sub(own).sum() / count,)
+
+    return gradients_with_graph(compute, queries, vectors, (grad,))
+
+
+def gradients_with_graph(
+    compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    queries: Tensor,
+    vectors: Tensor,
+    grads: tuple[Tensor | None, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients in the queries and in the vectors by autograd, so that they can be differentiated once more.
+
+    Args:
+        compute: queries, vectors -> results.
+        queries: (B, D).
+        vectors: (R, D).
+        grads: the gradients in the results; None: 0.
+    """
+    results = compute(queries, vectors)
+    inputs = [each for each in (queries, vectors) if each.requires_grad]
+    given = [torch.zeros_like(result) if grad is None else grad for result, grad in zip(results, grads, strict=True)]
+    found = iter(torch.autograd.grad(results, inputs, given, create_graph=True))
+    return next(found) if queries.requires_grad else None, next(found) if vectors.requires_grad else None
 
 
 def _columns(queries: Tensor, problem: Problem) -> Columns:

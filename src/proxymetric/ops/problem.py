@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
@@ -36,13 +37,47 @@ class Line(NamedTuple):
 
 
 class Exponent(Protocol):
-    """The exponent of a query's own class in a cross entropy, as a function of the similarity: `Line` is one."""
+    """The exponent of a query's own class in a cross entropy, as a function of the similarity (`Line`, `Arc`)."""
 
     def __call__(self, s: Tensor, /) -> Tensor:
         """The exponents."""
 
     def slope_at(self, s: Tensor, /) -> Tensor | float:
         """Their derivatives in s."""
+
+
+ROUNDING = 1e-6
+"""cosines are held this far from -1 and 1, where the slope of arccos is infinite"""
+
+
+class Arc(NamedTuple):
+    """`scale cos(theta + margin)` as a function of `s = cos theta`; beyond pi `scale (s - margin sin(margin))`.
+
+    Example:
+        >>> exponent, s = Arc(scale=1.0, margin=0.5), torch.tensor([0.3, -0.95], requires_grad=True)
+        >>> exponent(s)
+        tensor([-0.1941, -1.1897], grad_fn=<MulBackward0>)
+        >>> torch.autograd.grad(exponent(s).sum(), s)[0], exponent.slope_at(s.detach())
+        (tensor([1.0284, 1.0000]), tensor([1.0284, 1.0000]))
+    """
+
+    scale: float
+    margin: float
+
+    def __call__(self, s: Tensor) -> Tensor:
+        with_margin = (s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + self.margin).cos()
+        beyond_pi = s - self.margin * math.sin(self.margin)
+        return self.scale * with_margin.where(s >= -math.cos(self.margin), beyond_pi)
+
+    def slope_at(self, s: Tensor) -> Tensor:
+        """The derivative in s: `scale sin(theta + margin) / sin(theta)`, or `scale` beyond pi.
+
+        It is 0 where the cosine is so near -1 or 1 that it is held fixed.
+        """
+        cosine = s.clamp(-1 + ROUNDING, 1 - ROUNDING)
+        theta = cosine.arccos()
+        slope = ((theta + self.margin).sin() / theta.sin()).where(cosine == s, 0.0)
+        return self.scale * slope.where(s >= -math.cos(self.margin), 1.0)
 
 
 class Problem(NamedTuple):
@@ -131,3 +166,8 @@ def log1p_exp(z: Tensor) -> Tensor:
 def at_least_float32(queries: Tensor) -> Tensor:
     """The queries in the type that sums are computed in: float32, or float64 if they are float64."""
     return queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries
+
+
+def with_vectors(problem: Problem, vectors: Tensor) -> Problem:
+    """The problem with other vectors."""
+    return problem._replace(refs=problem.refs._replace(vectors=vectors))

@@ -20,6 +20,7 @@ from proxymetric.ops.triton.kernels.class_sums import (
     positive_sums,
     scale_queries,
 )
+from proxymetric.ops.triton.kernels.cross_entropy import cross_entropy, unit_gradients
 from proxymetric.ops.triton.kernels.rows import (
     add_gradients,
     fused_row_gradients,
@@ -34,6 +35,7 @@ from proxymetric.ops.triton.kernels.totals import partial_totals, totals
 
 __all__ = [
     "add_gradients",
+    "cross_entropy",
     "find_columns",
     "finish_sums",
     "fused_row_gradients",
@@ -52,5 +54,6 @@ __all__ = [
     "shares",
     "sort_labels",
     "totals",
+    "unit_gradients",
     "unit_rows",
 ]
