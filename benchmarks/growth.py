@@ -184,7 +184,7 @@ def measured(curve: Curve, options: argparse.Namespace) -> dict[str, Any]:
     points, ended = candidates(curve, sizes, device, options.point_seconds)
     timings = interleaved(
         {str(size): candidate for size, candidate in points.items()}, device, rounds=options.rounds,
-        min_steps=options.rounds, seconds=options.point_seconds / 4,
+        min_steps=options.rounds, seconds=0.0 if options.tiny else options.point_seconds / 4,
     )  # fmt: skip
     found: dict[str, Any] = {"over": curve.over, "what": curve.what, "operations": curve.expected, "points": []}
     for size, timing in timings.items():

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from typing import TYPE_CHECKING
 
 from generator.scores import BENCHMARKS, paragraph, read, table
 from proxymetric.plots.style import CSS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DEVICES = ("cpu", "cuda")
 INK, GRID = "#7b8291", "#8a91a033"
@@ -71,7 +75,9 @@ def growth_svg(study: dict) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axes, curves: list[dict], kind: str) -> None:
+def _draw(axes: Axes, curves: list[dict], kind: str) -> None:
+    from matplotlib.ticker import NullFormatter
+
     for colour, curve in zip(_colours(), curves, strict=False):
         points = [
             (each["size"], each["ms"]["median"] if kind == "time" else each["extra_mb"]) for each in curve["points"]
@@ -83,9 +89,13 @@ def _draw(axes, curves: list[dict], kind: str) -> None:
         label = curve["what"].replace("`", "") + ("" if fitted is None else f", exponent {fitted:.2f}")
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, marker="o", markersize=3, label=label)
     axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** (0.13 * len(axes.lines)))  # room for the legend
     axes.tick_params(which="both", colors=INK, length=0)
     axes.grid(color=GRID, linewidth=0.8)
     for side in axes.spines.values():
         side.set_visible(False)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+        axes.legend(loc="upper left", frameon=False, fontsize=8, labelcolor=INK)

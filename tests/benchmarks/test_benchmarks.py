@@ -159,6 +159,7 @@ class TestPeer:
 
 @needs_peer
 class TestLosses:
+    @pytest.mark.slow
     def test_each_number_of_threads_has_its_cells_and_other_parts_stay(self, tmp_path):
         out = tmp_path / "losses.json"
         out.write_text(json.dumps({"losses": {"kept": 1}}))
@@ -220,9 +221,10 @@ class TestGrowth:
         assert exponent([(n, 5.0 * n**1.5) for n in (1, 10, 100)]) == 1.5
         assert exponent([(1, 1.0), (2, 2.0)]) is None
 
+    @pytest.mark.slow
     def test_curves_are_added_to_the_file(self, tmp_path):
         out = tmp_path / "growth.json"
-        arguments = ("--tiny", "--rounds", "2", "--point-seconds", "0.1", "--out", str(out), "--curves")
+        arguments = ("--tiny", "--rounds", "2", "--point-seconds", "60", "--out", str(out), "--curves")
         run("growth.py", *arguments, "dimensions")
         run("growth.py", *arguments, "images")
         record = json.loads(out.read_text())
@@ -230,7 +232,7 @@ class TestGrowth:
         assert {curve["over"] for curve in record["curves"].values()} == {"dimensions", "images"}
         for curve in record["curves"].values():
             assert curve["points"][0]["ms"]["median"] > 0
-            assert "ended" in curve or isinstance(curve["exponent"]["time"], float)
+            assert isinstance(curve["exponent"]["time"], float)
 
 
 class TestAll:
