@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import proxymetric as pm
 from planned import H200, recorded
 from proxymetric.ops import chunked, reductions, using
-from proxymetric.ops.problem import Settings
+from proxymetric.ops.problem import DEFAULT_BUDGET
 from proxymetric.ops.reductions import IMPLS
 from proxymetric.ops.triton import batch_classes, chunk_pass, norms, positives, totals
 from proxymetric.ops.triton import reductions as triton_reductions
@@ -187,7 +187,7 @@ def test_a_table_of_rows_keeps_as_many_bytes(optimizer):
 
 
 def test_chunks_and_budget_are_those_of_the_reductions():
-    assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, Settings().budget) == (
+    assert (chunked.PAIRS_PER_GPU_CHUNK, chunked.NUMBERS_PER_CPU_CHUNK, DEFAULT_BUDGET) == (
         memory.PAIRS_PER_GPU_CHUNK,
         memory.NUMBERS_PER_CPU_CHUNK,
         BUDGET_BYTES,
