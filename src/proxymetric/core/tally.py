@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,17 @@ class Tally(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("closed", torch.zeros((), dtype=torch.int64))
+        self.may_be_closed = True
+        """whether `closed` may be 1: a commit asks this first, which takes less time than an operator"""
 
     def close(self) -> None:
         """Restart the counts at the next commit, because an evaluation reads them now."""
         self.closed.fill_(1)
+        self.may_be_closed = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.may_be_closed = True
 
 
 def close_tallies(module: nn.Module) -> None:
@@ -75,8 +83,10 @@ class Counts(Tally):
         Args:
             **counts: name -> a whole number, or a 0-dimensional tensor on the device of the sums.
         """
-        self.sums.mul_(1 - self.closed)
-        self.closed.zero_()
+        if self.may_be_closed:
+            self.sums.mul_(1 - self.closed)
+            self.closed.zero_()
+            self.may_be_closed = False
         for name, count in counts.items():
             self.sums[self.places[name]].add_(count)
 
@@ -152,15 +162,16 @@ class ProxyUse(Tally):
         similarity = torch.bmm(normalise(own.to(queries.dtype)), queries.unsqueeze(2)).squeeze(2)
         return torch.add(similarity.argmax(1), labels, alpha=self.per_class)
 
-    @torch.no_grad()
     def mark(self, rows: Tensor) -> None:
         """Record, in a commit, that proxies were in use.
 
         Args:
             rows: their row numbers, from `nearest`.
         """
-        self.interval.add_(self.closed)
-        self.closed.zero_()
+        if self.may_be_closed:
+            self.interval.add_(self.closed)
+            self.closed.zero_()
+            self.may_be_closed = False
         self.last[rows] = self.interval
 
     def figures(self) -> dict[str, float]:

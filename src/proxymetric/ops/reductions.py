@@ -61,9 +61,13 @@ MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
 _settings: ContextVar[Settings] = ContextVar("settings", default=Settings())  # noqa: B039 - a tuple
 
 
+_traced = Settings()
+"""the settings of the last `using` block that began or ended: torch.compile cannot trace a context variable"""
+
+
 def current_settings() -> Settings:
     """The settings of the innermost `using` block."""
-    return _settings.get()
+    return _traced if torch.compiler.is_compiling() else _settings.get()
 
 
 @contextmanager
@@ -105,11 +109,13 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {minimum}")
     changes: dict[str, Any] = {"impl": impl, "budget": budget, "rows": rows}
     settings = _settings.get()._replace(**{name: value for name, value in changes.items() if value is not None})
-    token = _settings.set(settings)
+    global _traced
+    token, _traced = _settings.set(settings), settings
     try:
         yield settings
     finally:
         _settings.reset(token)
+        _traced = _settings.get()
 
 
 def chosen(queries: Tensor, refs: References, dense_fits: bool = False) -> str:
@@ -120,7 +126,7 @@ def chosen(queries: Tensor, refs: References, dense_fits: bool = False) -> str:
         refs: the references.
         dense_fits: whether the closed forms of "dense" apply.
     """
-    name, pairs = _settings.get().impl, len(queries) * len(refs.labels)
+    name, pairs = current_settings().impl, len(queries) * len(refs.labels)
     if not pairs:
         return "plain"
     if name != "auto" and name != "triton":
@@ -178,11 +184,11 @@ def mean_over_batch(
         fits = dense.fits(queries, problem) and dense.bounded(problem)
         compute = IMPLS[chosen(queries, refs, fits)].mean_over_batch
         if refs.shard is None:
-            totals = compute(queries, problem, positive_count, negative_count, _settings.get())
+            totals = compute(queries, problem, positive_count, negative_count, current_settings())
         else:
             # Totals are divided by the weights after the sum over processes: no process has the weights of all columns.
             counts = positive_count or 1.0, negative_count or 1.0
-            of_shard = compute(_shared_queries(queries, refs), problem, *counts, _settings.get())
+            of_shard = compute(_shared_queries(queries, refs), problem, *counts, current_settings())
             summed = all_reduce_sum(torch.stack([part for part in of_shard if part is not None]), refs.shard)
             totals = Totals(summed[0], summed[1], summed[2], summed[3])
             totals = totals.over_weights(positive_count is None, negative_count is None)
@@ -223,7 +229,7 @@ def over_classes(
     problem = Problem(labels, _here(refs), positive, negative, of_class, weight)
     with _full_precision(queries):
         compute = IMPLS[chosen(queries, refs, dense.fits(queries, problem))].over_classes
-        reduced = compute(_shared_queries(queries, refs), problem, _settings.get())
+        reduced = compute(_shared_queries(queries, refs), problem, current_settings())
         if refs.shard is None:
             return reduced
         if weight is not None:
