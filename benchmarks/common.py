@@ -10,6 +10,7 @@ form (`Timing`): the median of the rounds, their quartiles, and the rounds thems
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import json
@@ -97,6 +98,14 @@ def machine(threads: int | None = None) -> dict[str, Any]:
     }
 
 
+def matmul_precision() -> str:
+    """Return the precision of float32 products: "highest", "high" (TF32) or "medium", or that of the newer switch."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switch was used
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 def about(benchmark: str, device: str, threads: int | None = None) -> dict[str, Any]:
     """Return the head of a record."""
     return {
@@ -104,7 +113,7 @@ def about(benchmark: str, device: str, threads: int | None = None) -> dict[str, 
         "device": device,
         **commit(),
         "machine": machine(threads),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": matmul_precision(),
     }
 
 
@@ -148,7 +157,7 @@ class Timing(NamedTuple):
     steps: int
     """steps in a round"""
     extra_mb: float | None
-    """peak of the GPU's memory in a step above what was allocated before it; None on a CPU"""
+    """peak of the memory in a step above what was held before it, see `peak_mb`"""
 
     def record(self) -> dict[str, Any]:
         """Return the measurements for a JSON."""
@@ -185,16 +194,36 @@ def _block(step: Callable[[], Any], steps: int, device: str) -> tuple[float, flo
 
 
 def peak_mb(candidate: Candidate, device: str) -> float | None:
-    """Return the peak of the memory of a step above what is allocated before it, in MB; None on a CPU."""
-    if device != "cuda":
-        return None
+    """Return the peak of the memory of a step above what is held before it, in MB.
+
+    On a GPU that is the memory of its tensors. On a CPU it is that of the process; None if the system does not tell it,
+    and below 1 MB, which cannot be told apart from the process's own.
+    """
     candidate.clear()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        candidate.step()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns what earlier steps freed
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    except OSError:
+        return None
+    before = resident_mb("VmRSS")
     candidate.step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
+    extra = resident_mb("VmHWM") - before
+    return extra if extra >= 1 else None
+
+
+def resident_mb(field: str) -> float:
+    """Return VmRSS or VmHWM of this process in MB."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
 
 
 def interleaved(
@@ -248,7 +277,7 @@ def ratios(one: Timing, other: Timing, *, cpu: bool = False) -> dict[str, Any]:
     """Return the time of one candidate relative to another, round by round, and the ratio of their memory."""
     pairs = zip(one.cpu_rounds, other.cpu_rounds) if cpu else zip(one.rounds, other.rounds)
     found: dict[str, Any] = {"time": spread([mine / theirs for mine, theirs in pairs])}
-    found["memory"] = round(one.extra_mb / other.extra_mb, 4) if one.extra_mb is not None and other.extra_mb else None
+    found["memory"] = round(one.extra_mb / other.extra_mb, 4) if one.extra_mb and other.extra_mb else None
     return found
 
 

@@ -55,7 +55,7 @@ class Setting(NamedTuple):
     backbone: str
 
 
-FULL = Setting(192, 1024, 768, 224, 32, 5, (0, 1, 2), "resnet18")
+FULL = Setting(128, 1024, 768, 224, 32, 5, (0, 1, 2), "resnet18")
 TINY = Setting(12, 96, 72, 32, 4, 2, (0, 1), "small")
 
 
