@@ -1,4 +1,4 @@
-"""The benchmarks of the training step and of files run at tiny sizes on a CPU, and their JSON says what was measured."""
+"""The benchmarks of the training step and of files run at tiny sizes on a CPU, and write what they measured."""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ def test_running_ahead_changes_nothing(
     poison: str, poisoned: set[int], settings: dict[str, Any], photos: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """Parameters, BatchNorm, optimiser, random state, log and messages are those of a run whose steps wait."""
+    monkeypatch.setattr("proxymetric.training.optim._fused", lambda *given: True)
     monkeypatch.setattr("proxymetric.training.stepper.AHEAD_DEVICES", ("cpu", "cuda"))
 
     @about(paper="none", choose="never")

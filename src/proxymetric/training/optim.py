@@ -90,13 +90,8 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
 
 
 def _fused(parameter: Tensor, options: TrainOptions) -> bool | None:
-    """Return True on a GPU and on a CPU, to use fused kernels; None where torch has none.
-
-    Torch has none for SGD on sharded parameters (DTensors). On a CPU, sharded parameters are not fused either.
-    """
-    if is_dtensor(parameter):
-        return True if parameter.is_cuda and options.optimizer != "sgd" else None
-    return True if parameter.device.type in ("cpu", "cuda") else None
+    """Return True on a GPU, to use fused kernels, except for SGD on sharded parameters (DTensors); else None."""
+    return True if parameter.is_cuda and not (options.optimizer == "sgd" and is_dtensor(parameter)) else None
 
 
 def can_step_unchecked(optimizer: torch.optim.Optimizer) -> bool:
