@@ -301,6 +301,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=None, help="default: 7 on a GPU, 9 on a CPU")
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads, with --device cpu")
+    parser.add_argument("--only", choices=sorted({name for each in SETTINGS.values() for name in each}), default=None)
+    parser.add_argument("--batch", type=int, default=None, help="images in a batch; default: that of the setting")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -315,6 +317,9 @@ def main() -> None:
     record["settings"] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, setting in SETTINGS[options.device].items():
+            if options.only not in (None, name):
+                continue
+            setting = setting._replace(batch=options.batch or setting.batch)
             record["settings"][name] = compared(setting, device, rounds, Path(folder))
             record["clock_mhz_during"] = clock_mhz()
             record["seconds"] = round(time.perf_counter() - begun, 1)

@@ -5,10 +5,10 @@
     python benchmarks/train_step.py --data CUB_200_2011 --device cuda
 
 The loop of a run is `Trainer` with `TrainFeed` and its device cache, as `proxymetric train` builds it. The bare loop is
-made of the same network, precision and optimiser; its images lie on the device as one tensor of 256 x 256 pixels, it
-cuts random parts by `grid_sample`, its Proxy-Anchor is written by hand, and it reads no figure. Without `--data`, the
-images are random numbers with the sides of CUB's images in a cache (341 x 256). A round is an epoch of each side in
-turn, without evaluations and checkpoints. Times are wall-clock times on a GPU, CPU times of the process on a CPU.
+made of the same network, precision and optimiser; its images lie on the device as a tensor of 256 x 256 pixels, it cuts
+random parts by `grid_sample`, its Proxy-Anchor is written by hand, and it reads no figure. Without `--data`, the images
+are random numbers with the sides of CUB's images in a cache (341 x 256). A round is an epoch of each side in turn,
+without evaluations and checkpoints. Times are wall-clock times on a GPU, CPU times of the process on a CPU.
 
 The criterion is then timed alone: call, backward pass to given embeddings, and commit, for every method that needs
 nothing but embeddings and labels. The target of a share of a step is for the methods without a memory.

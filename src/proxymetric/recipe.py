@@ -36,6 +36,7 @@ from proxymetric.signatures import did_you_mean, fit, one_of
 TOP_KEYS = ("method", "protocol", "seed")
 TABLES = ("data", "view", "encoder", "loss", "train")
 CACHES = ("auto", "none", "memory", "device")
+DECODINGS = ("full", "reduced")
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer": ("adamw", "adam", "sgd"),
     "proxy_optimizer": (None, "rowwise-adagrad"),
@@ -83,6 +84,8 @@ class DataOptions:
         cache: "none" decodes images when they are needed, "memory" keeps them decoded, "device" keeps them on the
             accelerator and augments them there. "auto" means "device" for the embedded sets and "none" for files.
         workers: processes that decode images; -1 chooses a number.
+        decode: "full", or "reduced" to decode large JPEGs of the training at 1/2, 1/4 or 1/8 of their size, as long as
+            the shorter side is not below that of the view: faster, but the pixels change.
         fraction: share of each training class's images that is used, at least two images; the seed determines which.
         wrong_labels: share of the training images that get the label of another class; the seed determines which. For
             studies of robustness.
@@ -94,6 +97,7 @@ class DataOptions:
     test: str | float = "auto"
     cache: str = "auto"
     workers: int = -1
+    decode: str = "full"
     fraction: float = 1.0
     wrong_labels: float = 0.0
 
@@ -103,6 +107,7 @@ class DataOptions:
         if not 0 <= self.wrong_labels < 1:
             raise ValueError(f"data.wrong_labels: got {self.wrong_labels}, expected a number of at least 0 and below 1")
         one_of("data.cache", self.cache, CACHES)
+        one_of("data.decode", self.decode, DECODINGS)
         if self.workers < -1:
             raise ValueError(f"data.workers: got {self.workers}, expected a number of processes, or -1 to choose one")
 

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxymetric.data import BadImage, decoding, open_data, read_image
+from proxymetric.data import BadImage, ImageSet, decoding, open_data, read_image
+from proxymetric.data.batches import Batches
+from proxymetric.data.feeds import TrainFeed
+from proxymetric.data.views import TrainView
 from terminal import proxymetric, refused, train
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
@@ -213,3 +216,38 @@ def test_the_warnings_of_pillow_and_numpy_do_not_reach_the_screen(tmp_path):
     assert not [line for line in answer.stderr.splitlines() if "Warning" in line], answer.stderr
     assert read_image(tmp_path / "nan.tiff").getpixel((0, 0)) == (0, 0, 0)
     assert read_image(tmp_path / "nan.tiff").getpixel((1, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("min_side", "size"), [(None, (300, 200)), (101, (300, 200)), (100, (150, 100)), (25, (38, 25))]
+)
+def test_a_jpeg_is_reduced_on_request(tmp_path, min_side, size):
+    """To the smallest size that is large enough; about as the means of its pixels."""
+    gradient = Image.linear_gradient("L").resize((300, 200)).convert("RGB")
+    gradient.save(tmp_path / "a.jpg", quality=95)
+    image = read_image(tmp_path / "a.jpg", min_side=min_side)
+    assert image.size == size
+    expected = np.asarray(gradient.resize(size, Image.Resampling.BOX), int)
+    assert np.abs(np.asarray(image, int) - expected).max() < 9
+
+
+def test_only_jpegs_are_reduced(tmp_path):
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", min_side=10).size == (300, 200)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_feed_reduces_only_if_it_is_told_to(tmp_path, cache):
+    """Reduced pixels differ a little from full ones; the views are the same."""
+    noise = np.random.default_rng(0).integers(256, size=(12, 16, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((320, 240), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg")
+    images = ImageSet("one", np.array([0]), ["a"], paths=[tmp_path / "a.jpg"])
+    views = {
+        decode: next(TrainFeed(images, Batches(images.labels, 1), TrainView(32), cache, decode=decode).epoch(0)).images
+        for decode in ("full", "reduced")
+    }
+    difference = (views["full"].int() - views["reduced"].int()).abs()
+    assert 0 < difference.max() < 96
+    assert difference.float().mean() < 16
+    with pytest.raises(ValueError, match="decode: got 'half', expected"):
+        TrainFeed(images, Batches(images.labels, 1), TrainView(32), cache, decode="half")

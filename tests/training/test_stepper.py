@@ -63,6 +63,7 @@ def test_running_ahead_changes_nothing(
 ) -> None:
     """Parameters, BatchNorm, optimiser, random state, log and messages are those of a run whose steps wait."""
     monkeypatch.setattr("proxymetric.training.optim._fused", lambda *given: True)
+    monkeypatch.setattr("proxymetric.training.stepper.AHEAD_DEVICES", ("cpu", "cuda"))
 
     @about(paper="none", choose="never")
     def row(classes: int, dim: int) -> Objective:

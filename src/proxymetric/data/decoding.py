@@ -73,7 +73,7 @@ def max_pixels() -> int:
     return int(text)
 
 
-def read_image(path: str | Path, title: str | None = None) -> Image.Image:
+def read_image(path: str | Path, title: str | None = None, min_side: int | None = None) -> Image.Image:
     """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
 
     Only JPEG (also MPO), PNG, WebP, BMP, GIF and TIFF are decoded, whatever the file is called. A JPEG with more pixels
@@ -83,6 +83,8 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
     Args:
         path: the file.
         title: name of the image in errors; None means the path.
+        min_side: decode a JPEG at 1/2, 1/4 or 1/8 of its size, whichever is the smallest with a shorter side of at
+            least `min_side` pixels. This is faster and changes the pixels: the decoder averages them. None: full size.
 
     Raises:
         BadImage: the file cannot be read.
@@ -98,6 +100,8 @@ def read_image(path: str | Path, title: str | None = None) -> Image.Image:
             image = _open(file)
             if image is None:
                 raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+            if min_side is not None:
+                _reduce(image, min_side)
             _limit_pixels(image, limit, title)
             image.load()
         ImageOps.exif_transpose(image, in_place=True)
@@ -224,6 +228,17 @@ def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:
             f"got {width} x {height} = {width * height:,} pixels, expected at most {limit:,}; to read it, set the "
             f"environment variable {LIMIT_VARIABLE}={width * height}",
         )
+
+
+def _reduce(image: ImageFile.ImageFile, min_side: int) -> None:
+    """Ask the decoder of a JPEG for the smallest size whose shorter side is at least `min_side`."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return
+    shorter = min(image.size)
+    for divisor in (8, 4, 2):
+        if shorter // divisor >= min_side:
+            image.draft(None, (image.width // divisor, image.height // divisor))
+            return
 
 
 def _silence_pillow() -> None:

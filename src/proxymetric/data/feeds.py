@@ -26,10 +26,11 @@ from proxymetric.data.decoded_cache import Decoded, decode_all, is_shared
 from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_buffer import ImageBuffer
 from proxymetric.data.images import ImageSet
-from proxymetric.data.views import EvalView, TrainView, shrink
+from proxymetric.data.views import Boxes, EvalView, TrainView, cut, shrink
 from proxymetric.signatures import one_of
 
 CACHES = ("none", "memory", "device")
+DECODINGS = ("full", "reduced")
 # The last entry of a seed: it separates the random numbers of `TrainFeed.epoch`, `TrainFeed.views` and `draw_rows`.
 _EPOCH_STREAM = 1
 _VIEWS_STREAM = 2
@@ -57,33 +58,50 @@ class _BatchImages(NamedTuple):
 class _Reader(Dataset):
     """Reads and cuts the images of a request, in this process or in a worker process."""
 
-    def __init__(self, images: ImageSet, view: TrainView | EvalView) -> None:
+    def __init__(self, images: ImageSet, view: TrainView | EvalView, min_side: int | None = None) -> None:
         self.images = images
         self.view = view
+        self.min_side = min_side
         self.cached: _CachedImages | None = None
 
     def __getitem__(self, request: _BatchRequest) -> _BatchImages:
-        squares: list[Tensor] = []
-        readable: list[int] = []
-        bad: list[tuple[str, str]] = []
-        for k, row in enumerate(request.rows.tolist()):
-            try:
-                image = self.images.read(row) if self.cached is None else self.cached.read(row)
-            except BadImage as error:
-                bad.append((error.path, error.reason))
-                continue
-            if isinstance(self.view, TrainView):
-                assert request.draws is not None
-                squares.append(self.view.apply(image, request.draws[k : k + 1]))
-            else:
-                squares.append(self.view(image))
-            readable.append(row)
         size = self.view.size
-        pixels = torch.stack(squares) if squares else torch.empty((0, 3, size, size), dtype=torch.uint8)
+        pixels = torch.empty((len(request.rows), 3, size, size), dtype=torch.uint8)
         if get_worker_info() is not None:
             # The worker's queue would do this in a thread, whose errors are lost: the main process would wait for ever.
             pixels.share_memory_()
-        return _BatchImages(pixels, np.array(readable, dtype=np.int64), bad)
+        squares = pixels.numpy()
+        readable: list[int] = []
+        bad: list[tuple[str, str]] = []
+        boxes = self._cached_boxes(request)
+        for k, row in enumerate(request.rows.tolist()):
+            try:
+                image = self.images.read(row, self.min_side) if self.cached is None else self.cached.read(row)
+            except BadImage as error:
+                bad.append((error.path, error.reason))
+                continue
+            if boxes is not None:
+                square = cut(image, boxes, k, size, self.view.interpolation)
+            elif isinstance(self.view, TrainView):
+                assert request.draws is not None
+                square = self.view.apply(image, request.draws[k : k + 1]).numpy()
+            else:
+                square = self.view(image).numpy()
+            squares[len(readable)] = square
+            readable.append(row)
+        return _BatchImages(pixels[: len(readable)], np.array(readable, dtype=np.int64), bad)
+
+    def _cached_boxes(self, request: _BatchRequest) -> Boxes | None:
+        """Return the boxes of all training views, if the sizes of the images are known because they are in memory."""
+        if self.cached is None:
+            return None
+        assert isinstance(self.view, TrainView)
+        assert request.draws is not None
+        rows = self.cached.buffer_rows[request.rows]  # -1, the last image, for an image that cannot be read
+        buffer = self.cached.buffer
+        if not len(buffer.heights):
+            return None
+        return self.view.boxes(buffer.heights[rows], buffer.widths[rows], request.draws)
 
     def run(self, requests: Iterable[_BatchRequest], workers: int, pin: bool) -> Iterator[_BatchImages]:
         """Yield the images of the requests in order, read by this process (`workers=0`) or by worker processes."""
@@ -125,11 +143,13 @@ def _ignore_signals_of_others(worker: int) -> None:
 class _CachedImages:
     """All readable images of a set in one buffer, decoded and reduced to the size that the view needs."""
 
-    def __init__(self, images: ImageSet, view: TrainView, device: torch.device, workers: int) -> None:
+    def __init__(
+        self, images: ImageSet, view: TrainView, device: torch.device, workers: int, min_side: int | None = None
+    ) -> None:
         def load(row: int) -> np.ndarray:
-            return np.asarray(shrink(images.read(row), view.stored, view.interpolation))
+            return np.asarray(shrink(images.read(row, min_side), view.stored, view.interpolation))
 
-        loaded = decode_all(images, ("shrunk", view.stored, view.interpolation), load, workers)
+        loaded = decode_all(images, ("shrunk", view.stored, view.interpolation, min_side), load, workers)
         self.errors = {row: item for row, item in enumerate(loaded) if isinstance(item, BadImage)}
         self.buffer_rows = np.full(len(images), -1, dtype=np.int64)
         readable = [row for row in range(len(images)) if row not in self.errors]
@@ -183,6 +203,8 @@ class TrainFeed:
             process.
         seed: seed of the views, at least 0.
         on_bad: called once for each unreadable image, with its title and the reason.
+        decode: "full" decodes every pixel. "reduced" decodes large JPEGs at 1/2, 1/4 or 1/8 of their size, as long as
+            the shorter side has at least `view.stored` pixels: this is faster and changes the pixels.
 
     Attributes:
         bad: for each unreadable image so far, its title and the reason.
@@ -210,8 +232,10 @@ class TrainFeed:
         workers: int = 0,
         seed: int = 0,
         on_bad: OnBad | None = None,
+        decode: str = "full",
     ) -> None:
         _check(cache, workers)
+        one_of("decode", decode, DECODINGS)
         if batches.count != len(images):
             raise ValueError(
                 f"batches: got batches for {batches.count} images, expected {len(images)}, the number of images"
@@ -227,7 +251,8 @@ class TrainFeed:
         self.seed = seed
         self.on_bad = on_bad
         self.bad: dict[str, str] = {}
-        self._reader = _Reader(images, view)
+        self._min_side = view.stored if decode == "reduced" else None
+        self._reader = _Reader(images, view, self._min_side)
         self._labels = torch.from_numpy(images.labels)
         self._cached: _CachedImages | None = None
 
@@ -235,7 +260,9 @@ class TrainFeed:
     def advice(self) -> str:
         """What to try if training waits for these images; empty if there is nothing to try."""
         if self.cache == "none":
-            return "try --cache memory, which decodes each image once"
+            return (
+                "try --cache memory, which decodes each image once, or --set data.decode=reduced, which changes pixels"
+            )
         if self.cache == "memory":
             return "try --cache device, which cuts whole batches at once, or more processes: --set data.workers=N"
         return ""
@@ -297,7 +324,7 @@ class TrainFeed:
         if self.cache == "none" or self._cached is not None:
             return
         device = self.device if self.cache == "device" else torch.device("cpu")
-        self._cached = _CachedImages(self.images, self.view, device, self.workers)
+        self._cached = _CachedImages(self.images, self.view, device, self.workers, self._min_side)
         _report_bad([(e.path, e.reason) for e in self._cached.errors.values()], self.bad, self.on_bad)
         self._reader.cached = self._cached
 
@@ -433,7 +460,10 @@ def draw_rows(labels: np.ndarray, count: int, seed: int, key: int) -> np.ndarray
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:
     assert batch.images is not None
-    return batch._replace(images=batch.images.to(device, non_blocking=True))
+    images = batch.images
+    if device.type == "cuda" and images.device.type == "cpu" and not images.is_pinned():
+        images = images.pin_memory()  # a copy from other memory waits until the GPU has finished its step
+    return batch._replace(images=images.to(device, non_blocking=True))
 
 
 def _report_bad(errors: Iterable[tuple[str, str]], bad: dict[str, str], on_bad: OnBad | None) -> None:

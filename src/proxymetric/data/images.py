@@ -101,8 +101,12 @@ class ImageSet:
         row %= len(self)
         return self.read(row), self.label_of(row)
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int, min_side: int | None = None) -> Image.Image:
         """Return image `index`, decoded, upright and RGB.
+
+        Args:
+            index: number of the image.
+            min_side: decode a JPEG at a reduced size with at least this shorter side (`read_image`); None: full size.
 
         Raises:
             BadImage: the file cannot be read.
@@ -110,7 +114,7 @@ class ImageSet:
         if self.arrays is not None:
             return Image.fromarray(self.arrays[index]).convert("RGB")
         assert self.paths is not None
-        return read_image(self.paths[index], self.title(index))
+        return read_image(self.paths[index], self.title(index), min_side)
 
     def label_of(self, index: int) -> int:
         """Return the label of image `index`."""

@@ -274,11 +274,31 @@ def _centred_boxes(heights: np.ndarray, widths: np.ndarray, fraction: float) -> 
     return Boxes((heights - side) / 2, (widths - side) / 2, side, side, np.zeros(len(side), dtype=bool))
 
 
+def cut(image: Image.Image, boxes: Boxes, index: int, size: int, interpolation: str) -> np.ndarray:
+    """Cut box `index` of `boxes` from an RGB image and resize it.
+
+    Args:
+        image: the image.
+        boxes: boxes in pixels of their images.
+        index: the box that belongs to the image.
+        size: side of the result in pixels.
+        interpolation: "bilinear" or "bicubic".
+
+    Returns:
+        (3, size, size) uint8, a view of (size, size, 3) in memory.
+
+    Example:
+        >>> cut(Image.new("RGB", (6, 4)), EvalView(2).boxes(np.array([4]), np.array([6])), 0, 2, "bilinear").shape
+        (3, 2, 2)
+    """
+    top, left, height, width = (float(value[index]) for value in boxes[:4])
+    box = (max(0.0, left), max(0.0, top), min(left + width, image.width), min(top + height, image.height))
+    square = np.asarray(image.resize((size, size), _RESAMPLING[interpolation], box=box))
+    if boxes.flip[index]:
+        square = square[:, ::-1]
+    return square.transpose(2, 0, 1)
+
+
 def _cut(image: Image.Image, boxes: Boxes, size: int, interpolation: str) -> Tensor:
     """Cut the only box of `boxes`: (3, size, size) uint8."""
-    top, left, height, width = (float(value[0]) for value in boxes[:4])
-    box = (max(0.0, left), max(0.0, top), min(left + width, image.width), min(top + height, image.height))
-    square = np.array(image.resize((size, size), _RESAMPLING[interpolation], box=box))
-    if boxes.flip[0]:
-        square = square[:, ::-1]
-    return torch.from_numpy(np.ascontiguousarray(square.transpose(2, 0, 1)))
+    return torch.from_numpy(np.array(cut(image, boxes, 0, size, interpolation), order="C"))

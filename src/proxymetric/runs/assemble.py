@@ -280,6 +280,7 @@ def train_feed(context: RunContext, encoder: Encoder, images: ImageSet) -> Feed:
         context.workers(images),
         recipe.seed,
         context.on_bad,
+        recipe.data.decode,
     )
     # With several processes, one process may meet only unreadable images while the others can still train.
     return RefuseUnreadable(feed, len(images)) if context.world.size == 1 else feed

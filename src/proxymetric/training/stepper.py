@@ -26,6 +26,9 @@ from proxymetric.training.parallel import Parallel
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
 
+AHEAD_DEVICES = ("cuda",)
+"""types of devices that compute a step while the next one is launched; a CPU computes when it launches"""
+
 
 class StepResult(NamedTuple):
     """What a finished step has done."""
@@ -111,7 +114,8 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.half)
         self.trainable: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._steps_unchecked = can_step_unchecked(optimizer) and not self.scaler.is_enabled() and world.size == 1
-        self.runs_ahead = self._steps_unchecked and keeps_no_memory(learner.criterion, self.trainable)
+        steps_late = device.type in AHEAD_DEVICES and self._steps_unchecked
+        self.runs_ahead = steps_late and keeps_no_memory(learner.criterion, self.trainable)
         self.idle = 0.0
         self._in_flight: list[_LaunchedStep] = []
         self._launches = 0

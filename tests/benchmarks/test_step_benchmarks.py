@@ -1,0 +1,40 @@
+"""The benchmarks of the training step and of files run at tiny sizes on a CPU, and write what they measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def recorded(script: str, file: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, ROOT / "benchmarks" / script, "--tiny", "--out", file, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text())
+
+
+def test_the_training_loop_against_a_bare_one(tmp_path: Path) -> None:
+    record = recorded("train_step.py", tmp_path / "a.json")
+    loop = record["loop"]
+    assert loop["steps"] == 8  # two rounds of four steps
+    assert min(loop[side]["images/s"]["median"] for side in ("trainer", "bare")) > 0
+    assert loop["images/s, trainer to bare"]["median"] > 0
+    assert not record["criterion"]["proxy-anchor"]["keeps a memory"]
+    assert record["criterion"]["soft-triple"]["keeps a memory"]
+    assert all(each["share of a step"] > 0 for each in record["criterion"].values())
+
+
+def test_files_against_a_data_loader(tmp_path: Path) -> None:
+    record = recorded("files.py", tmp_path / "a.json", "--workers", "0")
+    for cache in ("none", "memory"):
+        found = record[cache]["0 workers"]
+        assert found["images/s, feed to DataLoader"]["median"] > 0
+        assert len(found["feed"]["images/s"]["lowest and highest"]) == 2
+    assert "reduced" in record["none"]["0 workers"]
+    assert record["frozen"]["images/s, features to bare"]["median"] > 0
