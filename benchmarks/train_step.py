@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxymetric.core.pieces import nothing
 from proxymetric.core.watcher import Silent
+from proxymetric.criterion import Criterion
 from proxymetric.data import ImageSet, split
 from proxymetric.data.open import open_data
 from proxymetric.papers import CATALOGUE, method
@@ -194,9 +197,28 @@ def clock(device: torch.device) -> float:
 
 
 def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> dict[str, Any]:
-    """Time the methods alone: call, backward pass to given embeddings, and commit."""
+    """Measure what a method costs: alone, and what it adds to a step of the network with the cheapest loss there is.
+
+    Alone are the call, the backward pass to given embeddings, and the commit, one after the other: where launches are
+    slow, this is the time of the host. What a step takes longer is measured by steps of the network with the method
+    and with the mean square of the embeddings, in turns.
+    """
     embeddings = torch.randn(setting.batch, setting.dim, device=device, requires_grad=True)
     labels = torch.arange(setting.batch, device=device) // 2 % setting.classes
+    encoder = make_encoder(recipe_of(setting, False)).to(device).train()
+    if device.type == "cuda":
+        encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-5, fused=True if device.type == "cuda" else None)
+    images = torch.rand(setting.batch, 3, setting.size, setting.size, device=device)
+
+    def network_step(loss: Callable[[Tensor], Tensor], commit: Callable[[], None]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            value = loss(encoder(images))
+        value.backward()
+        optimizer.step()
+        commit()
+
     found: dict[str, Any] = {}
     for name in CATALOGUE:
         torch.manual_seed(0)
@@ -206,17 +228,35 @@ def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> d
         keeps_memory = not keeps_no_memory(criterion, list(criterion.parameters()))
         criterion.careful = False
 
-        def step() -> None:
-            loss = criterion(embeddings, labels)  # noqa: B023 - called within the same pass of the loop
-            loss.backward()
-            criterion.commit(lr=1e-2, network_lr=1e-4)  # noqa: B023
-            criterion.zero_grad(set_to_none=True)  # noqa: B023
+        def commit(criterion: Criterion = criterion) -> None:
+            criterion.commit(lr=1e-2, network_lr=1e-4)
+            criterion.zero_grad(set_to_none=True)
+
+        def alone(criterion: Criterion = criterion, commit: Callable[[], None] = commit) -> None:
+            criterion(embeddings, labels).backward()
+            commit()
             embeddings.grad = None
 
-        each = rounds_ms(step, device, setting.criterion_steps)
-        share = round(statistics.median(each) / step_ms, 4)
-        found[name] = {"ms": spread(each), "share of a step": share, "keeps a memory": keeps_memory}
+        each = rounds_ms(alone, device, setting.criterion_steps)
+        found[name] = {"ms alone": spread(each), "keeps a memory": keeps_memory}
+        with_method = partial(network_step, partial(_loss_of, criterion, labels), commit)
+        without = partial(network_step, _mean_square, nothing)
+        steps = max(1, setting.criterion_steps // 10)
+        pairs = [
+            (rounds_ms(with_method, device, steps, 1)[0], rounds_ms(without, device, steps, 1)[0]) for _ in range(5)
+        ]
+        shares = [(longer - shorter) / longer for longer, shorter in pairs]
+        found[name] |= {"share of a step": spread(shares), "share alone": round(statistics.median(each) / step_ms, 4)}
     return found
+
+
+def _loss_of(criterion: Criterion, labels: Tensor, embeddings: Tensor) -> Tensor:
+    loss: Tensor = criterion(embeddings, labels)
+    return loss
+
+
+def _mean_square(embeddings: Tensor) -> Tensor:
+    return embeddings.float().square().mean()
 
 
 def rounds_ms(act: Callable[[], None], device: torch.device, steps: int, rounds: int = 5) -> list[float]:

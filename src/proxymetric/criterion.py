@@ -183,7 +183,8 @@ class Criterion(nn.Module):
             terms = terms * one_if_finite(full)
             loss = terms if only is not None else terms.sum()
         values = terms.detach()
-        self.terms = dict(zip(outcome.terms, (values,) if only is not None else values.unbind(), strict=True))
+        named = dict(zip(outcome.terms, (values,) if only is not None else values.unbind(), strict=True))
+        self.__dict__["terms"] = named  # nn.Module looks into its parameters and buffers first, which takes longer
         if trains:
             self._pending.append(outcome.commit)
         return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,6 @@ class LabelCheck:
         """the answer, in memory that the GPU can write"""
         self._answered: torch.cuda.Event | None = None
 
-    @torch.compiler.disable
     def within(self, labels: Tensor, classes: int) -> Tensor:
         """Check labels.
 
@@ -126,7 +126,10 @@ class LabelCheck:
         Raises:
             ValueError: these labels, or labels of the last call, are out of range.
         """
-        self.settle(wait=True)
+        if torch.compiler.is_compiling():
+            return _within_untraced(self, labels, classes)
+        if self._unread is not None:
+            self.settle(wait=True)
         if labels.device.type != "cuda" or self._wrong is None or self._answered is None:
             check_range(labels, classes)
             if labels.device.type == "cuda":
@@ -160,6 +163,16 @@ class LabelCheck:
             check_range(labels, classes)
 
 
+@torch.compiler.disable
+def _within_untraced(check: LabelCheck, labels: Tensor, classes: int) -> Tensor:
+    return check.within(labels, classes)
+
+
+@cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device)
+
+
 def one_if_finite(embeddings: Tensor) -> Tensor:
     """A factor of the loss, without gradient: exactly 1, or NaN if the length of the embeddings is not finite.
 
@@ -181,7 +194,10 @@ def one_if_finite(embeddings: Tensor) -> Tensor:
         tensor(nan)
     """
     length = torch.linalg.vector_norm(embeddings.detach())
-    return length.mul_(0).add_(1)  # 0 * infinity is NaN
+    if torch.compiler.is_compiling():
+        return length * 0 + 1
+    # One operator: 1 - (1 - length) * 0, and 0 * infinity is NaN.
+    return torch.lerp(length, _one(length.dtype, length.device), 1.0)
 
 
 def _from_array(labels: Any, device: torch.device) -> Tensor:
