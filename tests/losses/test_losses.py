@@ -23,6 +23,7 @@ from proxymetric.losses import (
     Spread,
     Triplet,
 )
+from proxymetric.losses.pairs import _distances, distances
 from proxymetric.ops import Similarity
 from proxymetric.papers import options
 from proxymetric.sources import LearnedProxies
@@ -395,3 +396,45 @@ def test_the_spread_of_16_bits_is_that_of_the_same_numbers_in_float32(dtype):
 def test_products_above_one_count_as_no_distance():
     refs = References(torch.full((2, 1), 1.001), torch.tensor([0, 0]), 2)
     assert Spread(1.0)(refs).item() == pytest.approx(math.sqrt(1e-5) / 2, rel=1e-6)
+
+
+class TestDistances:
+    """The distances of the pair losses, whose gradient has a closed form."""
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        x = unit(torch.randn(6, 4, generator=generator, dtype=torch.float64))
+        rows = unit(torch.randn(5, 4, generator=generator, dtype=torch.float64))
+        rows[2] = x[1]  # a distance of 0
+        return x, rows
+
+    def test_value_and_gradients_are_those_of_autograd(self):
+        found = []
+        for compute in (distances, lambda x, refs: _distances(x, refs.vectors)):
+            x, rows = (each.requires_grad_() for each in self.inputs())
+            d = compute(x, References(rows, torch.arange(5)))
+            d.square().sin().sum().backward()
+            found.append((d.detach(), x.grad, rows.grad))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+        assert found[0][0][1, 2] == 0
+
+    def test_the_batch_with_itself_and_second_derivatives(self):
+        x, _ = self.inputs()
+        away = ~torch.eye(6, dtype=torch.bool)
+
+        def within(x: torch.Tensor) -> torch.Tensor:
+            return distances(x, References(x, torch.arange(6), are_queries=True))[away]
+
+        assert torch.autograd.gradcheck(within, x.clone().requires_grad_())
+        assert torch.autograd.gradgradcheck(within, x.clone().requires_grad_())
+
+    def test_one_side_alone(self):
+        for which in range(2):
+            grads = []
+            for compute in (distances, lambda x, refs: _distances(x, refs.vectors)):
+                given = list(self.inputs())
+                given[which].requires_grad_()
+                compute(given[0], References(given[1], torch.arange(5))).sum().backward()
+                grads.append(given[which].grad)
+            torch.testing.assert_close(*grads)

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 
+MIN_SQUARED_DISTANCE = 1e-12
+"""squared distances up to this are rounding: the distance and its gradient are 0"""
+
 
 def distances(queries: Tensor, refs: References) -> Tensor:
-    """Euclidean distances (B, R); a distance of 0 has a gradient of 0."""
+    """Euclidean distances (B, R); a distance of 0 has a gradient of 0.
+
+    Args:
+        queries: (B, D), normalised.
+        refs: the references.
+    """
     rows = refs.normalised(queries)
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _distances(queries, rows)
+    found: Tensor = _Distances.apply(queries, rows)
+    return found
+
+
+def _distances(queries: Tensor, rows: Tensor) -> Tensor:
     squared = (queries.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * (queries @ rows.T)).clamp(min=0)
-    is_positive = squared > 1e-12
+    is_positive = squared > MIN_SQUARED_DISTANCE
     return squared.where(is_positive, squared.new_ones(())).sqrt() * is_positive
+
+
+class _Distances(torch.autograd.Function):
+    """queries, rows -> distances; the gradient in q_i is `sum_r g_ir (q_i - r) / d_ir`."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, rows: Tensor) -> Tensor:
+        lengths = queries.square().sum(1)
+        row_lengths = lengths if rows is queries else rows.square().sum(1)
+        squared = torch.addmm(lengths[:, None] + row_lengths, queries, rows.T, alpha=-2)
+        distances = squared.clamp(min=0).sqrt_().mul_(squared > MIN_SQUARED_DISTANCE)
+        ctx.save_for_backward(queries, rows, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, in_distances: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        queries, rows, distances = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            with_graph = _distances(queries, rows)
+            inputs = [each for each in (queries, rows) if each.requires_grad]
+            found = iter(torch.autograd.grad(with_graph, inputs, in_distances, create_graph=True))
+            return next(found) if queries.requires_grad else None, next(found) if rows.requires_grad else None
+        weights = in_distances.div(distances).masked_fill_(distances == 0, 0.0)
+        in_queries = in_rows = None
+        if ctx.needs_input_grad[0]:
+            in_queries = torch.addmm(weights.sum(1, keepdim=True) * queries, weights, rows, alpha=-1)
+        if ctx.needs_input_grad[1]:
+            in_rows = torch.addmm(weights.sum(0)[:, None] * rows, weights.T, queries, alpha=-1)
+        return in_queries, in_rows
 
 
 def mean_where(values: Tensor, mask: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from proxymetric.checks import above_zero
 from proxymetric.core.pair_weights import PairWeights
@@ -47,7 +48,7 @@ class Triplet:
         sorted_negatives = d.masked_fill(~negative, float("inf")).sort(1).values
         threshold = d + self.margin  # negatives nearer than this violate the triplet
         count = torch.searchsorted(sorted_negatives.detach(), threshold.detach())
-        running_sums = sorted_negatives.where(sorted_negatives.isfinite(), 0.0).cumsum(1)
-        running_sums = torch.cat([running_sums.new_zeros(len(d), 1), running_sums], 1)
+        # Sums behind the last negative are infinite; no count reaches them.
+        running_sums = functional.pad(sorted_negatives.cumsum(1), (1, 0))
         violation = (count * threshold - running_sums.gather(1, count)) * positive
         return violation.sum() / (count * positive).sum().clamp(min=1)

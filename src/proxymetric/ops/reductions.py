@@ -16,7 +16,7 @@ float64, for every type of the queries and references.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ IMPLS: dict[str, Implementation] = {
 
 MAX_DENSE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
 """pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
+MAX_DENSE_MEAN_PAIRS = {"cpu": 2**20, "cuda": 2**18}
+"""the same for `mean_over_batch`, whose fused kernels have fewer launches"""
 MAX_PLAIN_PAIRS = 2**16
 """pairs up to which "auto" chooses plain"""
 MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
@@ -118,13 +120,16 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
         _traced = _settings.get()
 
 
-def chosen(queries: Tensor, refs: References, dense_fits: bool = False) -> str:
+def chosen(
+    queries: Tensor, refs: References, dense_fits: bool = False, max_dense_pairs: Mapping[str, int] = MAX_DENSE_PAIRS
+) -> str:
     """The name of the implementation that the current settings choose for these queries and references.
 
     Args:
         queries: (B, D).
         refs: the references.
         dense_fits: whether the closed forms of "dense" apply.
+        max_dense_pairs: pairs up to which "auto" chooses dense, by device.
     """
     name, pairs = current_settings().impl, len(queries) * len(refs.labels)
     if not pairs:
@@ -135,7 +140,7 @@ def chosen(queries: Tensor, refs: References, dense_fits: bool = False) -> str:
     if name == "triton":
         return "chunked" if compiling else name
     device = queries.device.type
-    if dense_fits and not compiling and pairs <= MAX_DENSE_PAIRS.get(device, 0):
+    if dense_fits and not compiling and pairs <= max_dense_pairs.get(device, 0):
         return "dense"
     can_launch = device == "cuda" and not compiling and installed()
     max_pairs = MAX_PLAIN_PAIRS if device == "cpu" or can_launch else MAX_PLAIN_PAIRS_WITHOUT_TRITON
@@ -182,7 +187,7 @@ def mean_over_batch(
     problem = Problem(labels, _here(refs), positive, negative, of_class, weight)
     with _full_precision(queries):
         fits = dense.fits(queries, problem) and dense.bounded(problem)
-        compute = IMPLS[chosen(queries, refs, fits)].mean_over_batch
+        compute = IMPLS[chosen(queries, refs, fits, MAX_DENSE_MEAN_PAIRS)].mean_over_batch
         if refs.shard is None:
             totals = compute(queries, problem, positive_count, negative_count, current_settings())
         else:

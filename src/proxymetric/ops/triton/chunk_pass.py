@@ -29,8 +29,10 @@ NUMBERS_PER_TILE = 2**13
 """numbers that a program holds at most, if a column has several rows or a program reads the batch in blocks"""
 NUMBERS_PER_CLASSES_TILE = 2**12
 """the same for sums over the classes"""
-CLASSES_TILE = (16, 128)
-"""rows and queries that a program of sums over the classes holds: 16 running sums for each thread of 4 warps"""
+CLASSES_TILE, LARGE_BATCH_CLASSES_TILE = (16, 128), (8, 128)
+"""rows and queries that a program of sums over the classes holds: 16 or 8 running sums for each thread of 4 warps; the
+second is for batches from `LARGE_BATCH` queries, where there are more programs"""
+LARGE_BATCH = 2048
 NUMBERS_PER_WARP = 2**10
 """numbers of one warp, 32 for each thread: its sums need no other threads"""
 QUERIES_PER_PROGRAM = 32
@@ -255,9 +257,10 @@ class ChunkPass:
         which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
         share.
         """
-        tile, block = (
-            CLASSES_TILE if self.K == 1 else (self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K))
-        )
+        if self.K == 1:
+            tile, block = CLASSES_TILE if self.batch < LARGE_BATCH else LARGE_BATCH_CLASSES_TILE
+        else:
+            tile, block = self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K)
         return tile, min(block, next_power_of_two(self.batch))
 
     def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
