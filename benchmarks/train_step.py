@@ -18,6 +18,7 @@ The results are written to results/train-step-cpu.json or results/train-step-cud
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -315,6 +316,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--no-compile", action="store_true", help="leave out the compiled trainer")
     parser.add_argument("--no-criterion", action="store_true", help="leave out the times of the criterion alone")
+    parser.add_argument("--only-criterion", action="store_true", help="add them to a file that has the rest")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try the benchmark")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
@@ -325,16 +327,19 @@ def main() -> None:
         torch.set_num_threads(1)
     setting = SETTINGS["tiny" if options.tiny else options.device]
     setting = setting._replace(rounds=options.rounds or setting.rounds)
-    images = synthetic(setting) if options.data is None else training_images(options.data)
     file = options.out or RESULTS / f"train-step-{options.device}.json"
-    record = about("train_step", options.device) | {"targets": TARGETS, "setting": setting._asdict()}
-    record["data"] = options.data or "random"
+    head = about("train_step", options.device) | {"targets": TARGETS, "setting": setting._asdict()}
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        compiles = device.type == "cuda" and not options.no_compile
-        record["loop"] = compared(setting, images, device, Path(folder), compiles)
-    print(record["loop"], flush=True)
-    write(file, record)
+    if options.only_criterion:
+        record = json.loads(file.read_text()) | {"about the criterion": head}
+    else:
+        record = head | {"data": options.data or "random"}
+        images = synthetic(setting) if options.data is None else training_images(options.data)
+        with tempfile.TemporaryDirectory() as folder:
+            compiles = device.type == "cuda" and not options.no_compile
+            record["loop"] = compared(setting, images, device, Path(folder), compiles)
+        print(record["loop"], flush=True)
+        write(file, record)
     if not options.no_criterion:
         record["criterion"] = criterion_costs(setting, device, record["loop"]["trainer"]["ms"]["median"])
         print(record["criterion"], flush=True)
