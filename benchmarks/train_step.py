@@ -22,7 +22,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,7 +197,7 @@ def clock(device: torch.device) -> float:
     return time.perf_counter() if device.type == "cuda" else time.process_time()
 
 
-def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> dict[str, Any]:
+def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure what a method costs: alone, and what it adds to a step of the network with the cheapest loss there is.
 
     Alone are the call, the backward pass to given embeddings, and the commit, one after the other: where launches are
@@ -220,7 +220,6 @@ def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> d
         optimizer.step()
         commit()
 
-    found: dict[str, Any] = {}
     for name in CATALOGUE:
         torch.manual_seed(0)
         criterion = method(name, classes=setting.classes, dim=setting.dim, steps_per_epoch=10).to(device)
@@ -239,7 +238,10 @@ def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> d
             embeddings.grad = None
 
         each = rounds_ms(alone, device, setting.criterion_steps)
-        found[name] = {"ms alone": spread(each), "keeps a memory": keeps_memory}
+        found = {"ms alone": spread(each), "keeps a memory": keeps_memory}
+        if keeps_memory:
+            yield name, found
+            continue
         with_method = partial(network_step, partial(_loss_of, criterion, labels), commit)
         without = partial(network_step, _mean_square, nothing)
         steps = max(1, setting.criterion_steps // 10)
@@ -247,8 +249,8 @@ def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> d
             (rounds_ms(with_method, device, steps, 1)[0], rounds_ms(without, device, steps, 1)[0]) for _ in range(5)
         ]
         shares = [(longer - shorter) / longer for longer, shorter in pairs]
-        found[name] |= {"share of a step": spread(shares), "share alone": round(statistics.median(each) / step_ms, 4)}
-    return found
+        found |= {"share of a step": spread(shares), "share alone": round(statistics.median(each) / step_ms, 4)}
+        yield name, found
 
 
 def _loss_of(criterion: Criterion, labels: Tensor, embeddings: Tensor) -> Tensor:
@@ -341,8 +343,11 @@ def main() -> None:
         print(record["loop"], flush=True)
         write(file, record)
     if not options.no_criterion:
-        record["criterion"] = criterion_costs(setting, device, record["loop"]["trainer"]["ms"]["median"])
-        print(record["criterion"], flush=True)
+        record["criterion"] = {}
+        for name, found in criterion_costs(setting, device, record["loop"]["trainer"]["ms"]["median"]):
+            record["criterion"][name] = found
+            print(name, found, flush=True)
+            write(file, record)
     record["seconds"] = round(time.perf_counter() - begun, 1)
     write(file, record)
     print(f"written to {file}; {record['seconds']} s")

@@ -82,8 +82,9 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
             weighting, and is plain otherwise. "chunked" computes chunk by chunk. "triton" does so with fused GPU
             kernels, and multiplies in the type of the queries and references. "auto" (the default) chooses by size and
             device.
-        budget: bytes, at least 0, of similarities that one loss may keep from its forward to its backward pass (1 GiB
-            by default). Keeping them saves one matrix product.
+        budget: bytes, at least 0, of similarities that one loss may keep from its forward to its backward pass. By
+            default it is half of the GPU's free memory with Triton, and 1 GiB otherwise. Keeping them saves one matrix
+            product.
         rows: references in one chunk, at least 1; by default a number that suits the device.
 
     An argument that is None leaves the surrounding setting unchanged.

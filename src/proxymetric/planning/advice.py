@@ -82,7 +82,7 @@ def most_classes(work: Workload, available: int) -> int | None:
 
     Example:
         >>> most_classes(Workload(classes=1000, dim=500, batch=1, optimizer="sgd", implementation="plain"), 10**9)
-        71245
+        99640
     """
 
     def fits(classes: int) -> bool:

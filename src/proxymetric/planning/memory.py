@@ -112,7 +112,7 @@ def similarities(work: Workload) -> int:
     - chunked, with n proxies in a chunk: four (B, n) matrices, or five if the K proxies of a class are combined; two
       (n, D) matrices in float32 if the proxies are not float32. A loss that sums over the batch also holds the
       gradients of the proxies of the batch's classes and two gradients of the embeddings. A loss that sums over the
-      classes also holds all similarities (B, R) if the budget of 1 GiB allows it.
+      classes also holds all similarities (B, R) if 1 GiB is enough for them.
     - triton: see `_triton_bytes`.
 
     Example:

@@ -132,7 +132,9 @@ def _notes(work: Workload, machine: Machine) -> list[str]:
     notes = _rate_notes(work, machine)
     if work.kind.over == "classes" and work.implementation != "plain":
         handling = "kept from the forward pass" if work.cached else "computed again in the backward pass"
-        notes.append(f"similarities are {handling} (up to 1 GiB of them are kept)")
+        notes.append(
+            f"similarities are {handling} (a plan counts on 1 GiB for them; a GPU with free memory keeps more)"
+        )
     if work.touched != "all":
         notes.append("the batch is not compared with all classes: this costs less, and is another loss")
     return notes
