@@ -9,7 +9,7 @@ from typing import TextIO
 
 import typer
 
-from proxymetric.cli import catalogue, evaluating, faults, planning, studying, trained, training
+from proxymetric.cli import catalogue, evaluating, faults, planning, searching, studying, trained, training
 from proxymetric.cli.root import app
 from proxymetric.core.visible import visible
 
@@ -19,6 +19,8 @@ VERBS = (
     training.demo,
     training.train,
     evaluating.evaluate,
+    searching.index,
+    searching.search,
     trained.embed,
     trained.query,
     training.mlrc,
