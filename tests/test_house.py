@@ -51,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
     "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
+    "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
@@ -59,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
         "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning",
-        "device", "papers", "studies",
+        "device", "papers", "serve", "studies",
     },
     "__main__": {"cli", "studies"},
     "__init__": {"losses", "sources", "testing", "criterion", "data", "metrics", "models", "papers", "runs", "search"},

@@ -9,7 +9,7 @@ from typing import TextIO
 
 import typer
 
-from proxymetric.cli import catalogue, evaluating, faults, planning, searching, studying, trained, training
+from proxymetric.cli import catalogue, evaluating, faults, planning, searching, serving, studying, trained, training
 from proxymetric.cli.root import app
 from proxymetric.core.visible import visible
 
@@ -21,6 +21,7 @@ VERBS = (
     evaluating.evaluate,
     searching.index,
     searching.search,
+    serving.serve,
     trained.embed,
     trained.query,
     training.mlrc,

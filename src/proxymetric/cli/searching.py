@@ -18,7 +18,6 @@ from proxymetric.core.visible import visible
 if TYPE_CHECKING:
     from PIL import Image
 
-    from proxymetric.models.model import Model
     from proxymetric.search import Index
 
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
@@ -142,6 +141,7 @@ def search(
     from proxymetric.cli.results import print_results
     from proxymetric.search import Index
     from proxymetric.search.result_page import Found
+    from proxymetric.serve.searcher import model_of
 
     opened = Index(folder)
     if not len(opened):
@@ -167,22 +167,6 @@ def conditions_of(where: list[str]) -> dict[str, str]:
             raise ValueError(f"--where: got {column!r} twice, expected each column once")
         conditions[column] = value
     return conditions
-
-
-def model_of(opened: Index, run: Path | None, device: str | None) -> Model:
-    """Load the model that made the vectors of an index."""
-    from proxymetric.models.load import load
-
-    source = opened.manifest.run
-    if run is None and not source.get("run"):
-        raise ValueError(f"--run: got none, and {opened.folder} does not say which run made it; expected a run")
-    place = Path(source["run"]) if run is None else run
-    if not place.exists():
-        raise ValueError(f"--run: {place}, which made {opened.folder}, is missing; expected its new place with --run")
-    weights = source.get("weights") if place.is_file() else None
-    model = load(place, source.get("which", "best") if place.is_dir() else "best", device, weights)
-    opened.check_model(model)
-    return model
 
 
 def _own_id(opened: Index, image: Path) -> str | None:
