@@ -70,7 +70,7 @@ def test_conditions_and_what_is_left_out(index, vectors):
 
 def test_changes_by_id(index, vectors, tmp_path):
     index.update([IDS[4]], labels=["new"], metadata=[{}])
-    assert index[IDS[4]] == (IDS[4], "new", {})
+    assert index[IDS[4]] == (IDS[4], "new", {}, 4)
     assert index.thumbnail(IDS[4]) == bytes([4]) * 5
     torch.testing.assert_close(index.vector(IDS[4]), vectors[4] / vectors[4].norm())
     index.update([IDS[4]], -3 * vectors[4:5], thumbnails=[b"other"])
@@ -80,7 +80,7 @@ def test_changes_by_id(index, vectors, tmp_path):
     index.delete(IDS[:40])
     assert (len(index), IDS[4] in index, index.ids) == (10, False, IDS[40:])
     index.add(["z/ß 名.jpg", "A"], torch.eye(6)[:2])
-    assert index.ids == ["A", *IDS[40:], "z/ß 名.jpg"]
+    assert index.ids == [*IDS[40:], "A", "z/ß 名.jpg"]
     assert index.thumbnail("A") is None
     again = Index.open(tmp_path / "a.index", "m1")
     assert again.ids == index.ids

@@ -47,6 +47,7 @@ def test_an_upload_finds_what_the_library_finds(client, index_folder, photos):
         "class": "class5",
         "metadata": {},
         "thumbnail": "/thumbnails/class5/3.png",
+        "row": 43,
         "rank": 1,
         "similarity": 1,
     }
@@ -81,6 +82,7 @@ def test_items_thumbnails_and_rows(client, index_folder):
         "class": "class0",
         "metadata": {"shop": "Ulm"},
         "thumbnail": "/thumbnails/class0/1.png",
+        "row": 1,
     }
     assert client.get("/items/class0%2F1.png").json == item.json
     assert client.get("/rows/1").json == item.json
@@ -334,6 +336,12 @@ def is_open(port):
         return place.connect_ex(("127.0.0.1", port)) == 0
 
 
+def mapping(parent, file):
+    """The processes that a process has started and that have mapped a file into their memory."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [child for child in children if str(file) in Path(f"/proc/{child}/maps").read_text()]
+
+
 @pytest.fixture
 def processes(index_folder):
     """Start `proxymetric serve` in processes of its own, and stop it at the end."""
@@ -394,9 +402,10 @@ def test_several_processes_share_the_index_and_the_counters(processes, index_fol
     assert 'proxymetric_requests_total{route="search",status="200"} 40' in text
     assert client.get("/info").status == 401
     vectors = next(index_folder.rglob("vectors.npy"))
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
-    mapped = [pid for pid in children.split() if str(vectors) in Path(f"/proc/{pid}/maps").read_text()]
-    assert len(mapped) == 2, "both processes map the same file"
+    end = time.monotonic() + 120
+    while len(mapping(process.pid, vectors)) < 2:  # the second process may start later
+        assert time.monotonic() < end, "both processes map the same file"
+        time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     process.wait(30)
 

@@ -40,6 +40,8 @@ class Item(NamedTuple):
     id: str
     label: str | None
     metadata: dict[str, Any]
+    row: int
+    """its row in `Index.vectors`, until the index changes"""
 
 
 class Hit(NamedTuple):
@@ -49,6 +51,8 @@ class Hit(NamedTuple):
     similarity: float
     label: str | None
     metadata: dict[str, Any]
+    row: int
+    """its row in `Index.vectors`, until the index changes"""
 
 
 class Index:
@@ -236,7 +240,7 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return _item(self._row(item))
+        return _item(self._row(item), self._number(item))
 
     def at(self, row: int) -> Item:
         """Return the item of a row of `vectors`.
@@ -246,7 +250,7 @@ class Index:
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row: got {row}, expected a number in 0..{len(self) - 1}")
-        return _item(self._generation.rows.at([row])[0])
+        return _item(self._generation.rows.at([row])[0], row)
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each id: size and time of the file that it was made from; empty if there is none."""
@@ -319,10 +323,10 @@ class Index:
             rows = torch.tensor(self._generation.rows.matching(where), dtype=torch.long)
         unit_queries = torch.from_numpy(unit_rows(queries))
         similarities, found = self.engine.search(unit_queries, k + (without is not None), rows)
-        items = {row: _item(content) for row, content in self._contents(found)}
+        items = {row: _item(content, row) for row, content in self._contents(found)}
         return [
             [
-                Hit(items[row].id, similarity, items[row].label, items[row].metadata)
+                Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
                 for row, similarity in zip(rows_found, values, strict=True)
                 if left_out is None or items[row].id != left_out
             ][:k]
@@ -487,5 +491,5 @@ def check_place(folder: Path, argument: str = "folder") -> None:
             )
 
 
-def _item(row: Row) -> Item:
-    return Item(row.id, row.label, json.loads(row.metadata))
+def _item(row: Row, number: int) -> Item:
+    return Item(row.id, row.label, json.loads(row.metadata), number)

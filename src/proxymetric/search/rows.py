@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,6 +69,7 @@ class Rows:
         file: the database.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: the file is not such a database.
 
     Example:
@@ -86,6 +89,8 @@ class Rows:
             )
             self.count = self._ask("SELECT count(*) FROM items")[0][0]
         except sqlite3.Error as error:
+            if not file.exists():  # another process has replaced the generation
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise ValueError(f"index: got {file}, which cannot be read ({error}), expected a database") from None
 
     def close(self) -> None:

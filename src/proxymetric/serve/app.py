@@ -272,6 +272,7 @@ def _item(item: Any) -> dict[str, Any]:
         "label": item.label,
         "metadata": item.metadata,
         "thumbnail": f"/thumbnails/{quote(item.id)}",
+        "row": item.row,
     }
 
 

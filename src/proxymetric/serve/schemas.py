@@ -14,6 +14,7 @@ class Item(BaseModel):
     label: str | None = Field(serialization_alias="class", description="Its class; null if it has none.")
     metadata: dict[str, Any]
     thumbnail: str = Field(description="Path of its thumbnail.")
+    row: int = Field(description="Number of its point on the map, in this state of the index.")
 
 
 class Hit(Item):
