@@ -42,6 +42,10 @@ def index(
         Path | None,
         typer.Option(help="CSV with a column `file` (path in PHOTOS); `search --where` filters by its other columns."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What searches: exact (default), or faiss beyond about 200,000 images (extra `index`)."),
+    ] = None,
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
     ] = None,
@@ -84,8 +88,12 @@ def index(
         if not rebuild and existing.manifest.count:
             existing.check_model(model)
     else:
-        existing = Index.create(target, model.dim, model, map=map_method or "tsne", run=source)
+        existing = Index.create(
+            target, model.dim, model, engine=engine or "exact", map=map_method or "tsne", run=source
+        )
     facts: dict[str, dict[str, str]] = {"run": source}
+    if engine is not None and engine != existing.manifest.engine["name"]:
+        facts["engine"] = {"name": engine}
     if map_method is not None and map_method != existing.manifest.map["method"]:
         facts["map"] = {"method": map_method}
     changed = sync(
@@ -109,6 +117,10 @@ def index(
         f"{len(existing):,} images in {target}: {changed.added} added, {changed.updated} updated, {changed.deleted} "
         f"deleted, {changed.unchanged} unchanged"
     )
+    if (recall := existing.manifest.engine.get("recall")) is not None:
+        terminal.say(
+            f"faiss finds {100 * recall['value']:.1f} % of the {recall['k']} nearest (of {recall['queries']} queries)"
+        )
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 

@@ -16,6 +16,7 @@ from numpy.lib.format import open_memmap
 
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
+from proxymetric.search.engines import build_engine, open_engine
 from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
 from proxymetric.search.rows import Row, Rows, write_rows
 
@@ -52,6 +53,7 @@ class Generation:
         self.vectors = torch.from_numpy(self.array)
         self.points = _mapped(place / POINTS, (manifest.count, 2)) if POINTS in manifest.files else None
         self.rows = Rows(place / ITEMS)
+        self.engine = open_engine(manifest.engine, self.vectors, place)
         self._packs = {int(number): _mapped_bytes(_pack(folder, int(number))) for number in manifest.packs}
 
     def thumbnail(self, row: Row) -> bytes | None:
@@ -113,13 +115,15 @@ def commit(
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
-    names = [VECTORS, ITEMS, *([POINTS] if points is not None else [])]
+    engine, engine_files = build_engine(manifest.engine, array, partial)
+    names = [VECTORS, ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:
         sync_file(partial / name)
     written = replace(
         manifest,
         generation=number,
         count=len(order),
+        engine=engine,
         map=map_facts,
         columns=sorted(columns),
         files={name: facts_of(partial / name) for name in names},

@@ -16,7 +16,7 @@ from proxymetric.core.visible import visible
 from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
-from proxymetric.search.engines import Engine, Exact
+from proxymetric.search.engines import ENGINES, Engine
 from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns
@@ -101,6 +101,7 @@ class Index:
         dim: int,
         model: HasFingerprint | str = "",
         *,
+        engine: str = "exact",
         map: str = "pca",
         run: Mapping[str, str] | None = None,
         photos: str | None = None,
@@ -111,6 +112,7 @@ class Index:
             folder: where; it must not exist, or be empty.
             dim: dimensions of the vectors, at least 1.
             model: the model that makes the vectors, or its fingerprint; another model is refused later.
+            engine: what searches: `exact`, or `faiss` (needs the extra `index`).
             map: how the map of the index is made: `tsne`, `pca` or `none`.
             run: where the model lies: `run` and, where needed, `which` and `weights`.
             photos: the folder that will be indexed.
@@ -124,13 +126,14 @@ class Index:
         if dim < 1:
             raise ValueError(f"dim: got {dim}, expected at least 1")
         one_of("map", map, METHODS)
+        one_of("engine", engine, ENGINES)
         folder = Path(folder)
         check_place(folder)
         fingerprint = model if isinstance(model, str) else model.fingerprint()
         with locked(folder):
             if is_index(folder):
                 raise ValueError(f"folder: got {folder}, which is an index already; expected a new folder")
-            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, map={"method": map})
+            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, {"name": engine}, {"method": map})
             empty(folder, manifest)
         return cls(folder)
 
@@ -147,7 +150,6 @@ class Index:
                         f"index: got {self.folder}, where {error.filename} is missing; expected all files that "
                         f"{FILE} names; `proxymetric index --rebuild` makes them anew"
                     ) from None
-        self.engine: Engine = Exact(self._generation.vectors)
 
     def reload(self) -> bool:
         """Open the newest state of the index; return whether another process has changed it since."""
@@ -179,6 +181,11 @@ class Index:
     def manifest(self) -> Manifest:
         """What the index says about itself."""
         return self._generation.manifest
+
+    @property
+    def engine(self) -> Engine:
+        """What finds the nearest vectors."""
+        return self._generation.engine
 
     @property
     def model(self) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 CHUNK_ROWS = 65_536
 """vectors that are compared with the queries at once, so that the similarities fit into the cache"""
 GROUP = 64
-"""neighbouring similarities of which only the largest is looked at first"""
+"""similarities of which only the largest is looked at first"""
 
 
 class Exact:
@@ -46,13 +46,20 @@ class Exact:
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
             part = self.vectors[start:stop] if rows is None else self.vectors[rows[start:stop]]
-            similarities, columns = top_k(queries @ part.T, k)
+            similarities, columns = top_k(_products(queries, part), k)
             if start == 0:
                 best, found = similarities, columns
                 continue
             best, order = top_k(torch.cat([best, similarities], dim=1), k)
             found = torch.cat([found, columns + start], dim=1).gather(1, order)
         return best, found if rows is None else rows[found]
+
+
+def _products(queries: Tensor, vectors: Tensor) -> Tensor:
+    """The inner products (Q, N); for a single query by NumPy, whose product with a vector is some per cent faster."""
+    if len(queries) == 1 and vectors.device.type == "cpu":
+        return torch.from_numpy(vectors.numpy() @ queries[0].numpy())[None]
+    return queries @ vectors.T
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -72,19 +79,23 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     k = min(k, width)
     if k == 0 or count == 0:
         return values[:, :0], torch.empty(count, 0, dtype=torch.long)
+    more = min(k + 1, width)  # one more tells whether the last value that counts has equals
     groups = width // GROUP
-    if groups <= 2 * k:
-        best, columns = values.topk(k, dim=1)
+    if groups <= 2 * more:
+        best, columns = values.topk(more, dim=1)
     else:
-        grouped = values[:, : groups * GROUP].view(count, groups, GROUP)
-        chosen = grouped.amax(dim=2).topk(k, dim=1).indices
-        candidates = grouped.gather(1, chosen[:, :, None].expand(-1, -1, GROUP)).flatten(1)
-        columns = (chosen[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+        # A group is every `groups`-th column: maxima over the outer dimension are computed by vector instructions.
+        grouped = values[:, : groups * GROUP].view(count, GROUP, groups)
+        chosen = grouped.amax(dim=1).topk(more, dim=1).indices
+        columns = (torch.arange(GROUP)[:, None] * groups + chosen[:, None]).flatten(1)
         rest = torch.arange(groups * GROUP, width).expand(count, -1)
-        candidates = torch.cat([candidates, values[:, groups * GROUP :]], dim=1)
-        best, places = candidates.topk(k, dim=1)
-        columns = torch.cat([columns, rest], dim=1).gather(1, places)
-    tied = (values >= best[:, -1:]).sum(dim=1) > k
+        columns = torch.cat([columns, rest], dim=1)
+        best, places = values.gather(1, columns).topk(more, dim=1)
+        columns = columns.gather(1, places)
+    if not (best[:, 1:] == best[:, :-1]).any():
+        return best[:, :k], columns[:, :k]
+    tied = best[:, k] == best[:, k - 1] if more > k else torch.zeros(count, dtype=torch.bool)
+    best, columns = best[:, :k].clone(), columns[:, :k].clone()
     for row in tied.nonzero().flatten().tolist():  # the first of the equal columns count
         smallest = best[row, -1]
         larger = (values[row] > smallest).nonzero().flatten()
