@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.cli.root import Device, app, example
 from proxymetric.cli.searching import IndexFolder, OtherRun
+
+if TYPE_CHECKING:
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.serve.settings import Settings
 
 TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
 
@@ -43,15 +47,8 @@ def serve(
 
     Needs the extra `serve`. It listens on this machine only, unless --host says otherwise. Ctrl-C stops it.
     """
-    from proxymetric.search import Index
     from proxymetric.serve.settings import Settings
 
-    try:
-        from proxymetric.serve.server import serve as serve_forever
-    except ImportError as error:
-        raise ValueError(
-            f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
-        ) from None
     settings = Settings(
         str(folder),
         run=None if run is None else str(run),
@@ -67,12 +64,54 @@ def serve(
         max_batch=max_batch,
         seconds=seconds,
     )
-    count = len(Index(folder))
-    address = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}/"
-    typer.echo(f"serving {count:,} images of {folder} at {address} (Ctrl-C stops)", err=True)
+    _serve(settings, open_page)
+
+
+def _serve(settings: Settings, open_page: bool) -> None:
+    """Serve until the process is told to stop."""
+    from proxymetric.search import Index
+
+    try:
+        from proxymetric.serve import server
+    except ImportError as error:
+        raise ValueError(
+            f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
+        ) from None
+    count = len(Index(settings.index))
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    address = f"http://{host}:{settings.port}/"
+    typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
     if open_page:
         _open_later(address)
-    serve_forever(settings)
+    server.serve(settings)
+
+
+def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
+    """Index the images of a demo that it was not trained on, and open a search among them."""
+    from proxymetric.data import open_data
+    from proxymetric.files import read_json
+    from proxymetric.models.load import load
+    from proxymetric.search import Index
+    from proxymetric.search.folder_sync import sync
+    from proxymetric.search.manifest import is_index
+    from proxymetric.serve.settings import Settings
+
+    images = open_data(read_json(out / "run.json")["said"]["data"]["path"])
+    if images.test_classes:
+        images = images.of_classes(images.test_classes)
+    photos, target = out / "search" / "images", out / "search" / "demo.index"
+    for number in range(len(images)):
+        name = images.classes[images.label_of(number)]
+        file = photos / name.replace("/", "slash") / f"{number:05d}.png"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            images.read(number).save(file)
+    model = load(out, device=device)
+    run = {"run": os.path.abspath(out), "which": "best"}
+    index = Index(target) if is_index(target) else Index.create(target, model.dim, model, map="tsne", run=run)
+    is_other = index.model != model.fingerprint()
+    sync(index, model, photos, rebuild=is_other, progress=lambda done, total: terminal.work("indexing", done, total))
+    _serve(Settings(str(target), device=device), open_page=True)
 
 
 def _token(file: Path | None) -> str:
