@@ -193,8 +193,8 @@ def train(
     terminal.say(
         "next:\n"
         f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that the model has not seen)\n"
-        f"  proxymetric embed {folder} ALL_PHOTOS --out all.safetensors\n"
-        f"  proxymetric query {folder} all.safetensors unknown.jpg"
+        f"  proxymetric index {folder} ALL_PHOTOS --out all.index\n"
+        "  proxymetric search all.index unknown.jpg"
     )
 
 
