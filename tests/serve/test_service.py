@@ -165,6 +165,9 @@ def test_other_mistakes(client):
     assert client("POST", "/search", b"x", {"content-type": "multipart/form-data"}).code == "bad_request"
     broken = {"content-type": "multipart/form-data; boundary=b"}
     assert client("POST", "/search", b"--b\r\nno header", broken).status in (400, 422)
+    twice = "".join(f'--b\r\ncontent-disposition: form-data; name="where"\r\n\r\nclass={n}\r\n' for n in range(2))
+    answer = client("POST", "/search", f"{twice}--b--\r\n", broken)
+    assert "where: got 'class' twice" in answer.json["error"]["message"]
     assert client("DELETE", "/search").code == "method_not_allowed"
     assert client("DELETE", "/search").headers["allow"] == "POST"
     assert client.get("/none").code == "not_found"

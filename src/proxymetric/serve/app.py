@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -27,6 +28,7 @@ from proxymetric import __version__
 from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_bytes import TooManyPixels
 from proxymetric.search import Index
+from proxymetric.search.rows import CLASS_COLUMN
 from proxymetric.serve import schemas
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.counters import FOLDER_VARIABLE, Counters
@@ -101,7 +103,9 @@ def create_app(settings: Settings) -> App:
             raise Refused(422, str(error), "bad_image") from None
 
     @app.post(
-        "/search", openapi_extra=_search_body(settings), responses=_errors(400, 404, 408, 413, 415, 422, 429, 504)
+        "/search",
+        openapi_extra=_search_body(settings, searcher.index.manifest.columns),
+        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
     )
     async def post_search(request: Request) -> schemas.Results:
         """Find the items most similar to an image (a form, or base64 in JSON) or to an item of the index."""
@@ -109,7 +113,9 @@ def create_app(settings: Settings) -> App:
         if body.k > settings.max_results:
             raise Refused(422, f"k: got {body.k}, expected at most {settings.max_results}")
         image = None if content is None else await pixels(content)
-        found = await search(Question(image, body.id, body.k, tuple(sorted(body.where.items()))))
+        found = await search(
+            Question(image, None if content is not None else body.id, body.k, tuple(sorted(body.where.items())))
+        )
         hits = [
             schemas.Hit(**_item(hit), rank=rank, similarity=hit.similarity) for rank, hit in enumerate(found.hits, 1)
         ]
@@ -210,12 +216,12 @@ async def _read(request: Request, settings: Settings) -> tuple[bytes | None, sch
         body = schemas.SearchBody.model_validate(values, strict=kind == "application/json")
     except ValidationError as error:
         raise Refused(422, _sentence(error.errors())) from None
-    if body.image is not None:
+    if "image" in body.model_fields_set:
         try:
             content = base64.b64decode(body.image, validate=True)
         except (binascii.Error, ValueError):
             raise Refused(422, "image: got text that is not base64, expected an image in base64") from None
-    if (content is None) == (body.id is None):
+    if (content is None) == ("id" not in body.model_fields_set):
         raise Refused(422, "body: got both or neither of `image` and `id`, expected exactly one of them")
     if content is not None and len(content) > settings.max_bytes:
         raise Refused(413, f"image: got {len(content):,} bytes, expected at most {settings.max_bytes:,}")
@@ -240,6 +246,8 @@ async def _read_form(request: Request) -> tuple[bytes | None, dict[str, Any]]:
             column, equals, text = value.partition("=")
             if not equals:
                 raise Refused(422, f"where: got {value[:100]!r}, expected COLUMN=VALUE")
+            if column in values.get("where", {}):
+                raise Refused(422, f"where: got {column[:100]!r} twice, expected each column once")
             values.setdefault("where", {})[column] = text
         elif name == "image":
             raise Refused(422, "image: got text, expected a file")
@@ -328,18 +336,27 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schemas.Error, "description": CODES[status]} for status in (401, 421, 500, *statuses)}
 
 
-def _search_body(settings: Settings) -> dict[str, Any]:
-    """The two forms of the body of a search, for OpenAPI."""
-    as_json = schemas.SearchBody.model_json_schema()
-    as_json["properties"]["k"]["maximum"] = settings.max_results
+def _search_body(settings: Settings, columns: list[str]) -> dict[str, Any]:
+    """The forms of the body of a search, for OpenAPI."""
+    properties = schemas.SearchBody.model_json_schema()["properties"]
+    names = [CLASS_COLUMN, *columns]
+    k = properties["k"] | {"maximum": settings.max_results}
+    where = properties["where"] | {"propertyNames": {"enum": names}}
+    pairs = {"type": "string", "pattern": f"^({'|'.join(map(re.escape, names))})="}
+    as_json = []
+    for name in ("image", "id"):
+        text = {"type": "string", "description": properties[name]["description"]}
+        fields = {name: text, "k": k, "where": where}
+        as_json.append({"type": "object", "required": [name], "additionalProperties": False, "properties": fields})
     form = {
         "type": "object",
         "required": ["image"],
+        "additionalProperties": False,
         "properties": {
             "image": {"type": "string", "format": "binary", "description": "An image file."},
-            "k": as_json["properties"]["k"],
-            "where": {"type": "array", "items": {"type": "string"}, "description": "COLUMN=VALUE, repeatable."},
+            "k": k,
+            "where": {"type": "array", "maxItems": 8, "items": pairs, "description": "COLUMN=VALUE, repeatable."},
         },
     }
-    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": as_json}}
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": {"oneOf": as_json}}}
     return {"requestBody": {"required": True, "content": content}}

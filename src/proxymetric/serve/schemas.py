@@ -35,8 +35,8 @@ class SearchBody(BaseModel):
     """A search: by an image or by the id of an item, exactly one of them."""
 
     model_config = ConfigDict(extra="forbid")
-    image: str | None = Field(default=None, description="The bytes of an image file in base64.")
-    id: str | None = Field(default=None, description="The id of an item; it is left out of the results.")
+    image: str = Field(default="", description="The bytes of an image file in base64.")
+    id: str = Field(default="", description="The id of an item; it is left out of the results.")
     k: int = Field(default=12, ge=1, description="Number of results.")
     where: dict[str, str] = Field(
         default_factory=dict, max_length=8, description="Only items with these values: `class`, or metadata columns."
