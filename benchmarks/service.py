@@ -4,9 +4,9 @@
     python benchmarks/service.py map                                  pan and zoom in Chromium (needs playwright)
 
 `load` starts `proxymetric serve INDEX` three times: below its limit with batches, for the given time; below the limit
-without batches, for a tenth of it; and above the limit, for a tenth of it. Below the limit every answer must be 200, above it
-200 or 429. `map` draws 50,000 points while it is panned and zoomed, and records the time of the page's script for
-each frame. Results are written to results/service-cpu.json.
+without batches, for a tenth of it; and above the limit, for a tenth of it. Below the limit every answer must be 200,
+above it 200 or 429. `map` draws 50,000 points while it is panned and zoomed, and records the time of the script that
+draws each frame. Results are written to results/service-cpu.json.
 """
 
 import argparse
