@@ -79,6 +79,19 @@ def test_open_shows_a_page(verb, run, photos, index, monkeypatch):
     assert "class5" in page
 
 
+@pytest.mark.parametrize("engine", ["faiss", "milvus"])
+def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
+    pytest.importorskip({"faiss": "faiss", "milvus": "milvus_lite"}[engine], reason="the extra is not installed")
+    more = ["--uri", tmp_path / "shop.db", "--engine-set", "batch=7"] if engine == "milvus" else []
+    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", engine, *more)
+    answer = proxymetric(*words)
+    assert answer.code == 0, answer
+    assert ("faiss finds 100.0 % of the 10 nearest images" in answer.out) == (engine == "faiss")
+    assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
+    image = photos / "class5" / "3.png"
+    assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
+
+
 def test_refusals(run, photos, index, tmp_path):
     image = photos / "class0" / "0.png"
     refused(proxymetric("search", tmp_path, image), "which has no manifest.json; expected a folder that `proxymetric")
@@ -88,6 +101,11 @@ def test_refusals(run, photos, index, tmp_path):
     refused(proxymetric("index", run, tmp_path / "gone"), "which is not a folder")
     refused(proxymetric("index", run, photos, "--out", photos), "--out: got", "is not an index and holds class")
     refused(proxymetric("index", run, photos, "--out", image), "--out: got", "which is a file")
+    refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
+    refused(proxymetric("index", run, photos, "--engine", "milvus", "--out", tmp_path / "x"), "uri: got none")
+    refused(
+        proxymetric("index", run, photos, "--uri", "a.db", "--out", tmp_path / "x"), "--engine: got none with --uri"
+    )
     (tmp_path / "empty").mkdir()
     refused(proxymetric("index", run, tmp_path / "empty", "--out", tmp_path / "x"), "which has no images")
     assert not (tmp_path / "x").exists()

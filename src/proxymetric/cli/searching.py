@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,7 +44,21 @@ def index(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="What searches: exact (default), or faiss beyond about 200,000 images (extra `index`)."),
+        typer.Option(
+            help="What searches: exact (default), faiss beyond about 200,000 images (extra `index`), or milvus (extra "
+            "`milvus`)."
+        ),
+    ] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="For milvus: a file such as shop.db, or a server such as http://host:19530.")
+    ] = None,
+    engine_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine-set",
+            metavar="KEY=VALUE",
+            help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable.",
+        ),
     ] = None,
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
@@ -74,6 +88,7 @@ def index(
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
     check_folder(folder)
     check_place(target, "--out")
+    chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
     if not image_files(folder):
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
@@ -89,11 +104,11 @@ def index(
             existing.check_model(model)
     else:
         existing = Index.create(
-            target, model.dim, model, engine=engine or "exact", map=map_method or "tsne", run=source
+            target, model.dim, model, engine=chosen_engine or "exact", map=map_method or "tsne", run=source
         )
-    facts: dict[str, dict[str, str]] = {"run": source}
-    if engine is not None and engine != existing.manifest.engine["name"]:
-        facts["engine"] = {"name": engine}
+    facts: dict[str, dict[str, Any]] = {"run": source}
+    if chosen_engine is not None and any(existing.manifest.engine.get(k) != v for k, v in chosen_engine.items()):
+        facts["engine"] = chosen_engine
     if map_method is not None and map_method != existing.manifest.map["method"]:
         facts["map"] = {"method": map_method}
     changed = sync(
@@ -118,9 +133,8 @@ def index(
         f"deleted, {changed.unchanged} unchanged"
     )
     if (recall := existing.manifest.engine.get("recall")) is not None:
-        terminal.say(
-            f"faiss finds {100 * recall['value']:.1f} % of the {recall['k']} nearest (of {recall['queries']} queries)"
-        )
+        share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
+        terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 
@@ -166,6 +180,23 @@ def search(
         for file, hits in zip(image, found, strict=True)
     ]
     print_results(results, as_json, open_page)
+
+
+def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[str, Any] | None:
+    """Return the engine and its settings as the options say; None if they say nothing."""
+    if name is None:
+        if uri is not None or settings:
+            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss or milvus")
+        return None
+    chosen: dict[str, Any] = {"name": name}
+    if uri is not None:
+        chosen["uri"] = uri if "://" in uri else os.path.abspath(uri)
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--engine-set: got {text!r}, expected KEY=VALUE")
+        chosen[key] = int(value) if value.isdecimal() else value
+    return chosen
 
 
 def conditions_of(where: list[str]) -> dict[str, str]:

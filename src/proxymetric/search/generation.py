@@ -16,7 +16,7 @@ from numpy.lib.format import open_memmap
 
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
-from proxymetric.search.engines import build_engine, open_engine
+from proxymetric.search.engines import build_engine, clean_engine, open_engine
 from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
 from proxymetric.search.rows import Row, Rows, write_rows
 
@@ -134,6 +134,7 @@ def commit(
     sync_folder(place.parent)
     written.write(folder)
     clean(folder, written)
+    clean_engine(written.engine)
     return written
 
 

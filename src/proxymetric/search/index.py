@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ class Index:
         dim: int,
         model: HasFingerprint | str = "",
         *,
-        engine: str = "exact",
+        engine: str | Mapping[str, Any] = "exact",
         map: str = "pca",
         run: Mapping[str, str] | None = None,
         photos: str | None = None,
@@ -112,7 +113,8 @@ class Index:
             folder: where; it must not exist, or be empty.
             dim: dimensions of the vectors, at least 1.
             model: the model that makes the vectors, or its fingerprint; another model is refused later.
-            engine: what searches: `exact`, or `faiss` (needs the extra `index`).
+            engine: what searches: `exact`, `faiss` (needs the extra `index`) or `milvus` (needs the extra `milvus`);
+                or a dictionary with settings, such as `{"name": "milvus", "uri": "shop.db"}`.
             map: how the map of the index is made: `tsne`, `pca` or `none`.
             run: where the model lies: `run` and, where needed, `which` and `weights`.
             photos: the folder that will be indexed.
@@ -126,15 +128,21 @@ class Index:
         if dim < 1:
             raise ValueError(f"dim: got {dim}, expected at least 1")
         one_of("map", map, METHODS)
-        one_of("engine", engine, ENGINES)
+        chosen_engine = {"name": engine} if isinstance(engine, str) else dict(engine)
+        one_of("engine", chosen_engine.get("name"), ENGINES)
         folder = Path(folder)
         check_place(folder)
         fingerprint = model if isinstance(model, str) else model.fingerprint()
         with locked(folder):
             if is_index(folder):
                 raise ValueError(f"folder: got {folder}, which is an index already; expected a new folder")
-            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, {"name": engine}, {"method": map})
-            empty(folder, manifest)
+            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, chosen_engine, {"method": map})
+            try:
+                empty(folder, manifest)
+            except BaseException:
+                for part in (GENERATIONS, THUMBNAILS):
+                    shutil.rmtree(folder / part, ignore_errors=True)
+                raise
         return cls(folder)
 
     def _load(self) -> None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from proxymetric.search.engines import faiss
+from proxymetric.search.engines import faiss, milvus
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import one_of
 
-__all__ = ["ENGINES", "Engine", "Exact", "build_engine", "open_engine"]
+__all__ = ["ENGINES", "Engine", "Exact", "build_engine", "clean_engine", "open_engine"]
 
 
 class Engine(Protocol):
@@ -42,6 +42,8 @@ class EngineKind(NamedTuple):
     """takes settings, vectors and a folder; returns the settings with facts, and the names of the files it wrote"""
     open: Callable[[dict[str, Any], Tensor, Path], Engine]
     """takes the settings with facts, the vectors and the folder"""
+    clean: Callable[[dict[str, Any]], None] = lambda settings: None
+    """takes the settings with facts after a change, and removes what earlier states left outside of the folder"""
 
 
 def _nothing(settings: dict[str, Any], vectors: np.ndarray, folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -52,6 +54,9 @@ def _nothing(settings: dict[str, Any], vectors: np.ndarray, folder: Path) -> tup
 ENGINES = {
     "exact": EngineKind(_nothing, lambda settings, vectors, folder: Exact(vectors)),
     "faiss": EngineKind(faiss.build, lambda settings, vectors, folder: faiss.Faiss.open(folder, vectors)),
+    "milvus": EngineKind(
+        milvus.build, lambda settings, vectors, folder: milvus.Milvus(settings, vectors), milvus.clean
+    ),
 }
 """name -> engine"""
 
@@ -87,3 +92,12 @@ def open_engine(settings: dict[str, Any], vectors: Tensor, folder: Path) -> Engi
     """
     one_of("engine", settings.get("name"), ENGINES)
     return ENGINES[settings["name"]].open(settings, vectors, folder)
+
+
+def clean_engine(settings: dict[str, Any]) -> None:
+    """Remove what earlier states of an index left outside of its folder; called when a change is complete.
+
+    Args:
+        settings: what `build_engine` returned for the newest state.
+    """
+    ENGINES[settings["name"]].clean(settings)
