@@ -1,14 +1,10 @@
-"""An index of the pictures of the tests, and the service for it; skipped where the extra `serve` is not installed."""
+"""An index of the pictures of the tests, and the service for it."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-
 from proxymetric.serve.settings import Settings
-from service import serving
 from terminal import finished_run, proxymetric
 
 
@@ -30,5 +26,7 @@ def settings(index_folder):
 
 @pytest.fixture(scope="session")
 def client(settings):
+    from service import serving
+
     with serving(settings) as client:
         yield client

@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
 from proxymetric.serve import server
 from service import BOUNDARY, form, jpeg, serving
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
 from proxymetric.cli import training
 from proxymetric.serve import server
 from service import serving

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
 from browser import browser, missing
 from service import jpeg, serving
 

@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
 import proxymetric as pm
 from proxymetric.search import Index
 from proxymetric.serve.batching import Batcher
