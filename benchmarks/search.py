@@ -1,11 +1,12 @@
-"""Compares the exact engine with NumPy and faiss (flat, HNSW, IVF) on clustered vectors, in the same run.
+"""Compares the exact engine with NumPy, faiss (flat, HNSW, IVF) and milvus-lite on clustered vectors, in the same run.
 
     python benchmarks/search.py                     60,000 vectors of 512 dimensions; some minutes
     python benchmarks/search.py --size large        1,000,000 vectors; needs 8 GB and an hour
 
 For each engine: time to build, bytes of the built structure, added memory, seconds for one query and for 64 at a time,
 and recall@10 against the exact answer. The engines take turns, query by query; numbers are medians. Times are CPU
-seconds of this process on one thread, which other programs on the machine disturb little, and wall time beside them.
+seconds of this process on one thread, which other programs on the machine disturb little, and wall time beside them. milvus-lite may compute in threads of its
+own, so its wall time counts.
 Results are written to results/search-cpu.json.
 
 The faiss-cpu wheel contains an old OpenBLAS, which treats newer processors as processors without AVX; the benchmark
@@ -91,12 +92,23 @@ def by_faiss(kind: str) -> Callable[[np.ndarray], tuple[Search, int]]:
     return build
 
 
+def by_milvus(vectors: np.ndarray) -> tuple[Search, int]:
+    from proxymetric.search.engines import milvus
+
+    folder = Path(tempfile.mkdtemp())
+    facts, _ = milvus.build({"uri": str(folder / "a.db")}, vectors, folder)
+    engine = milvus.Milvus(facts, torch.from_numpy(vectors))
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size
+
+
 ENGINES: dict[str, Callable[[np.ndarray], tuple[Search, int]]] = {
     "NumPy": by_numpy,
     "exact": by_exact,
     "faiss flat": by_faiss("flat"),
     "faiss HNSW": by_faiss("HNSW"),
     "faiss IVF": by_faiss("IVF"),
+    "milvus-lite": by_milvus,
 }
 
 
@@ -170,7 +182,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result = measure(options.size, options.rounds)
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "search", "dim": DIM, "sizes": {}}
-    names = ("torch", "numpy", "faiss-cpu")
+    names = ("torch", "numpy", "faiss-cpu", "milvus-lite")
     content["machine"] = {"architecture": platform.machine(), "versions": {name: version(name) for name in names}}
     content["sizes"][options.size] = result
     RESULTS.write_text(json.dumps(content, indent=2) + "\n")

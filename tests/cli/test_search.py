@@ -51,6 +51,15 @@ def test_search_of_an_image_from_elsewhere(photos, index, tmp_path):
     assert first == [str(copy), "1", "1.000", "class5", "class5/3.png"]
 
 
+def test_vectors_for_other_databases(run, photos, index, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    answer = proxymetric("index", run, photos, "--out", copy, "--parquet", tmp_path / "v.parquet")
+    assert answer.code == 0, answer
+    assert "80 unchanged" in answer.out
+    assert pq.read_table(tmp_path / "v.parquet").num_rows == 80
+
+
 def test_conditions_and_json(photos, index):
     image = photos / "class0" / "0.png"
     answer = proxymetric("search", index, image, "--where", "class=class4", "--json")

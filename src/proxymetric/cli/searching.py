@@ -63,6 +63,10 @@ def index(
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
     ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(help="Also write ids, classes, metadata and vectors to this Parquet file (extra `parquet`)."),
+    ] = None,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Embed all images again, such as after the model changed.")
     ] = False,
@@ -135,6 +139,10 @@ def index(
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+    if parquet is not None:
+        from proxymetric.search.parquet import write_parquet
+
+        terminal.say(f"vectors: {write_parquet(existing, parquet)}")
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 
