@@ -5,8 +5,8 @@
 
 For each engine: time to build, bytes of the built structure, added memory, seconds for one query and for 64 at a time,
 and recall@10 against the exact answer. The engines take turns, query by query; numbers are medians. Times are CPU
-seconds of this process on one thread, which other programs on the machine disturb little, and wall time beside them. milvus-lite may compute in threads of its
-own, so its wall time counts.
+seconds of this process on one thread, which other programs on the machine disturb little, and wall time beside them.
+milvus-lite may compute in threads of its own, so its wall time counts.
 Results are written to results/search-cpu.json.
 
 The faiss-cpu wheel contains an old OpenBLAS, which treats newer processors as processors without AVX; the benchmark
