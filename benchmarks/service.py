@@ -5,8 +5,8 @@
 
 `load` starts `proxymetric serve INDEX` three times: below its limit with batches, for the given time; below the limit
 without batches, for a tenth of it; and above the limit, for a tenth of it. Below the limit every answer must be 200,
-above it 200 or 429. `map` draws 50,000 points while it is panned and zoomed, and records the time of the script that
-draws each frame. Results are written to results/service-cpu.json.
+above it 200 or 429. `map` draws 50,000 points while it is panned and zoomed, and records the time of the script for
+each frame: the handlers of its events, and drawing. Results are written to results/service-cpu.json.
 """
 
 import argparse
