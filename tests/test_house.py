@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol": set(),
     "files": set(),
     "device": set(),
+    "lock": set(),
     "core": set(),
     "tensor_files": {"core"},
     "ops": {"core", "checks"},
@@ -47,21 +48,22 @@ LAYERS: dict[str, set[str]] = {
     "data": {"core", "files"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
-    "search": {"core", "files", "tensor_files"},
+    "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
     "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
+    "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
-        "training", "models", "checkpoint", "device", "cli",
+        "training", "models", "checkpoint", "device", "lock", "cli",
     },
     "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
         "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning",
-        "device", "papers", "studies",
+        "device", "papers", "serve", "studies",
     },
     "__main__": {"cli", "studies"},
-    "__init__": {"losses", "sources", "testing", "criterion", "data", "metrics", "models", "papers", "runs"},
+    "__init__": {"losses", "sources", "testing", "criterion", "data", "metrics", "models", "papers", "runs", "search"},
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""
 WARN_LINES, MOST_LINES = 400, 600

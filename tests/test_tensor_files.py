@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from proxymetric.checkpoint import Checkpoint
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from proxymetric.tensor_files import Damaged, checksum, read_header, read_tensors, write_tensors
 
 TENSORS = {
@@ -63,10 +63,10 @@ def test_a_file_without_a_checksum_is_read(tmp_path):
     assert Checkpoint.read(tmp_path / "a.safetensors").state == {}
 
 
-@pytest.mark.parametrize("read", [Checkpoint.read, Index.load])
+@pytest.mark.parametrize("read", [Checkpoint.read, VectorFile.load])
 def test_readers_name_the_file(tmp_path, read):
     file = tmp_path / "a.safetensors"
-    Index(torch.eye(2), ["x", "y"]).save(file)
+    VectorFile(torch.eye(2), ["x", "y"]).save(file)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

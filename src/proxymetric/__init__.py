@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from proxymetric.models.model import Model
     from proxymetric.papers import method, methods
     from proxymetric.runs.train import train
+    from proxymetric.search import Index
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Criterion": "proxymetric.criterion",
+    "Index": "proxymetric.search",
     "Model": "proxymetric.models.model",
     "evaluate": "proxymetric.metrics",
     "load": "proxymetric.models.load",
@@ -37,6 +39,7 @@ _MODULES = ("losses", "sources", "testing")
 
 __all__ = [
     "Criterion",
+    "Index",
     "Model",
     "evaluate",
     "load",

@@ -14,7 +14,7 @@ import torch
 from campaign_cases import SEED, check_sentence, contents, some
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.files import read_json
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from terminal import proxymetric, train
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def answer_of(verb: str, run: Path, photos: Path, out: Path) -> object:
             {k: v.numpy().tobytes() for k, v in tensors.items()},
         )
     if verb == "embed":
-        return Index.load(out / "vectors.safetensors").vectors.numpy().tobytes()
+        return VectorFile.load(out / "vectors.safetensors").vectors.numpy().tobytes()
     if verb == "report":
         return (run / "report.html").stat().st_size > 1000
     # Without result.json a run is rightly said to be not finished; its scores must be the same.

@@ -18,7 +18,7 @@ from PIL import Image
 from campaign_cases import SEED
 from conftest import write_photos
 from proxymetric.files import read_json
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from terminal import proxymetric, train
 
 pytestmark = pytest.mark.slow
@@ -150,11 +150,11 @@ def test_odd_images_are_named_and_good_ones_kept(mixed, tmp_path):
         answer = proxymetric(*words)
         assert answer.code == 0, answer
         assert "Traceback" not in answer.err
-    embedded = {Path(name).name for name in Index.load(vectors).names}
+    embedded = {Path(name).name for name in VectorFile.load(vectors).names}
     decodable = images.keys() - bad
     assert embedded & images.keys() == decodable, "embedded is what can be decoded"
     assert {f"{number}.png" for number in range(8)} <= embedded
-    assert len(Index.load(vectors)) == len(decodable) + 12 * 8 + 5
+    assert len(VectorFile.load(vectors)) == len(decodable) + 12 * 8 + 5
 
 
 @pytest.mark.parametrize("name", ["postscript.jpg", "empty.jpg", "huge.png", "pickle.jpg", "folder.jpg", "pipe.jpg"])

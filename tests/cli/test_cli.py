@@ -27,7 +27,7 @@ from proxymetric.core.clock import clock
 from proxymetric.core.watcher import Tick
 from proxymetric.files import read_json
 from proxymetric.papers import CATALOGUE, options
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = ("demo", "train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
@@ -273,13 +273,13 @@ def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
 
 def test_query_refuses_vectors_of_another_model(run, photos, embedded, tmp_path):
     model = pm.load(run)
-    index = Index.load(embedded)
+    index = VectorFile.load(embedded)
     assert model.fingerprint() == index.model
     with torch.no_grad():
         next(model.encoder.parameters()).view(-1)[0] += 1e-3
     assert model.fingerprint() != index.model
     other = tmp_path / "other.safetensors"
-    Index(index.vectors, index.names, model.fingerprint()).save(other)
+    VectorFile(index.vectors, index.names, model.fingerprint()).save(other)
     answer = proxymetric("query", run, other, next(photos.rglob("*.png")))
     refused(answer, str(other), "which holds vectors of a model other than", str(run), "wrote with this model")
 

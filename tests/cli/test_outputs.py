@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from conftest import write_photos
 from proxymetric.files import read_json
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -113,7 +113,7 @@ def test_a_link_to_our_vectors_stays_a_link(finished, few, tmp_path):
     link.symlink_to(file)
     assert proxymetric("embed", finished, few, "--out", link).code == 0
     assert link.is_symlink()
-    assert len(Index.load(file)) == 4
+    assert len(VectorFile.load(file)) == 4
 
 
 # export

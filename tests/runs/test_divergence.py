@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import proxymetric as pm
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import build
-from proxymetric.search import Index
+from proxymetric.search import VectorFile
 from terminal import proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -69,9 +69,9 @@ def test_a_model_that_gives_nan_is_refused(photos, tmp_path):
 
 def test_an_index_holds_finite_numbers():
     with pytest.raises(ValueError, match="vectors: got numbers that are not finite"):
-        Index(torch.full((2, 2), float("nan")), ["a", "b"])
+        VectorFile(torch.full((2, 2), float("nan")), ["a", "b"])
     with pytest.raises(ValueError, match="queries: got numbers that are not finite"):
-        Index(torch.eye(2), ["a", "b"]).search(torch.full((1, 2), float("inf")))
+        VectorFile(torch.eye(2), ["a", "b"]).search(torch.full((1, 2), float("inf")))
 
 
 def test_weights_are_looked_for_before_the_data_is_opened(photos, tmp_path):

@@ -1,134 +1,297 @@
-"""The index: exact order, save and load, and the errors for bad input."""
+"""The index: add, update, delete and search by id, atomically, with errors for bad input and damage."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
+import proxymetric as pm
 from proxymetric.search import Index
+from proxymetric.search.engines.exact import CHUNK_ROWS, Exact, top_k
+
+IDS = [f"{number:02d}.jpg" for number in range(50)]
 
 
 @pytest.fixture
-def index():
-    vectors = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
-    return Index(vectors, [f"{i}.jpg" for i in range(50)], model="m")
+def vectors():
+    return torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
 
 
-def by_numpy(vectors, query, k):
+@pytest.fixture
+def index(tmp_path, vectors):
+    index = Index.create(tmp_path / "a.index", dim=6, model="m1")
+    index.add(
+        IDS,
+        vectors,
+        labels=[f"class{number % 5}" for number in range(50)],
+        metadata=[{"shop": "Ulm" if number < 10 else "Bonn", "price": number} for number in range(50)],
+        thumbnails=[bytes([number]) * (number + 1) for number in range(50)],
+    )
+    return index
+
+
+def nearest(vectors, query, k):
     """The nearest by cosine, in double precision."""
-    vectors, query = vectors.astype(np.float64), query.astype(np.float64)
+    vectors, query = vectors.double().numpy(), query.double().numpy()
     cosines = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
-    order = np.argsort(-cosines, kind="stable")[:k]
-    return [(f"{i}.jpg", cosines[i]) for i in order]
+    return np.argsort(-cosines, kind="stable")[:k].tolist(), cosines
 
 
-def test_results_come_in_exact_order(index):
+def test_it_finds_what_double_precision_finds(index, vectors):
     queries = torch.from_numpy(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32))
-    for query, found in zip(queries, index.search(queries, k=9), strict=True):
-        wanted = by_numpy(index.vectors.numpy(), query.numpy(), 9)
-        assert [name for name, _ in found] == [name for name, _ in wanted]
-        np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=1e-6)
+    for query, hits in zip(queries, index.search(queries, k=9), strict=True):
+        rows, cosines = nearest(vectors, query, 9)
+        assert [hit.id for hit in hits] == [IDS[row] for row in rows]
+        np.testing.assert_allclose([hit.similarity for hit in hits], cosines[rows], atol=1e-6)
+        assert hits[0].label == f"class{rows[0] % 5}"
+        assert hits[0].metadata["price"] == rows[0]
 
 
-def test_length_does_not_matter(index):
-    query = index.vectors[3:4]
-    assert index.search(1000 * query)[0][0][0] == "3.jpg"
-    longer = Index(index.vectors * torch.arange(1, 51)[:, None], index.names)
-    assert [name for name, _ in longer.search(query)[0]] == [name for name, _ in index.search(query)[0]]
+def test_conditions_and_what_is_left_out(index, vectors):
+    (hits,) = index.search(vectors[:1], k=50, where={"class": "class3"})
+    assert {hit.id for hit in hits} == set(IDS[3::5])
+    (hits,) = index.search(vectors[:1], k=50, where={"class": "class3", "shop": "Ulm"})
+    assert {hit.id for hit in hits} == {IDS[3], IDS[8]}
+    (hits,) = index.search(vectors[:1], k=50, where={"price": "7"})
+    assert [hit.id for hit in hits] == [IDS[7]]
+    assert index.search(vectors[:1], where={"shop": "Kiel"}) == [[]]
+    first, second = index.search(vectors[:2], k=50, without=[IDS[0], None])
+    assert len(first) == 49
+    assert IDS[0] not in [hit.id for hit in first]
+    assert len(second) == 50
+    with pytest.raises(ValueError, match="where: got 'shopp', expected one of class, price, shop; did you mean 'shop'"):
+        index.search(vectors[:1], where={"shopp": "Ulm"})
 
 
-def test_equals_come_in_the_order_of_the_index():
-    index = Index(torch.ones(300, 2), [str(i) for i in range(300)])
-    assert [name for name, _ in index.search(torch.ones(1, 2), k=300)[0]] == index.names
-
-
-def test_more_results_than_there_are(index):
-    found = index.search(index.vectors[:2], k=1000)
-    assert [len(row) for row in found] == [50, 50]
-    assert len(index.search(index.vectors[:1], k=1000, own=["0.jpg"])[0]) == 49
-
-
-def test_a_query_is_left_out_of_its_own_results_only(index, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first, second = index.search(index.vectors[:2], k=50, own=["./0.jpg", str(tmp_path / "1.jpg")])
-    assert "0.jpg" not in dict(first)
-    assert "1.jpg" in dict(first)
-    assert "1.jpg" not in dict(second)
-    assert "0.jpg" in dict(second)
-    (elsewhere,) = index.search(index.vectors[:1], k=1, own=["other/0.jpg"])
-    assert elsewhere[0][0] == "0.jpg"
-
-
-def test_save_and_load(index, tmp_path):
-    file = tmp_path / "new" / "all.safetensors"
-    index.save(file)
-    again = Index.load(file)
+def test_changes_by_id(index, vectors, tmp_path):
+    index.update([IDS[4]], labels=["new"], metadata=[{}])
+    assert index[IDS[4]] == (IDS[4], "new", {}, 4)
+    assert index.thumbnail(IDS[4]) == bytes([4]) * 5
+    torch.testing.assert_close(index.vector(IDS[4]), vectors[4] / vectors[4].norm())
+    index.update([IDS[4]], -3 * vectors[4:5], thumbnails=[b"other"])
+    assert index[IDS[4]].label == "new"
+    assert index.thumbnail(IDS[4]) == b"other"
+    torch.testing.assert_close(index.vector(IDS[4]), -vectors[4] / vectors[4].norm())
+    index.delete(IDS[:40])
+    assert (len(index), IDS[4] in index, index.ids) == (10, False, IDS[40:])
+    index.add(["z/ß 名.jpg", "A"], torch.eye(6)[:2])
+    assert index.ids == [*IDS[40:], "A", "z/ß 名.jpg"]
+    assert index.thumbnail("A") is None
+    again = Index.open(tmp_path / "a.index", "m1")
+    assert again.ids == index.ids
     assert torch.equal(again.vectors, index.vectors)
-    assert (again.names, again.model, len(again)) == (index.names, "m", 50)
-    assert [path.name for path in file.parent.iterdir()] == ["all.safetensors"]
-    with safe_open(str(file), "np") as opened:  # the help promises this content to readers other than this package
-        assert json.loads(opened.metadata()["names"]) == index.names
-        assert opened.get_tensor("vectors").shape == (50, 6)
+    assert again.labels == index.labels
+    assert again.thumbnail(IDS[45]) == bytes([45]) * 46
+    again.verify()
 
 
-def test_a_saved_file_can_be_read_by_whom_the_umask_allows(index, tmp_path):
-    before = os.umask(0o027)
-    try:
-        index.save(tmp_path / "all.safetensors")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "all.safetensors").stat().st_mode & 0o777 == 0o640
+def test_the_history_of_an_index_does_not_show(index, vectors, tmp_path):
+    other = Index.create(tmp_path / "b.index", dim=6, model="m1")
+    labels = [f"class{number % 5}" for number in range(50)]
+    for start in (40, 0, 20):
+        rows = list(range(start, start + (20 if start < 40 else 10)))
+        other.add([IDS[row] for row in rows], vectors[rows], labels=[labels[row] for row in rows])
+    assert other.ids == index.ids
+    assert torch.equal(other.vectors, index.vectors)
+    assert other.labels == index.labels
 
 
-def test_names_of_any_alphabet(tmp_path):
-    names = ["größe/ß.jpg", "名前.png", 'a "b".jpg']
-    Index(torch.eye(3), names).save(tmp_path / "all.safetensors")
-    assert Index.load(tmp_path / "all.safetensors").names == names
+def test_thumbnails_that_are_gone_do_not_stay_on_disk(index):
+    packs = index.folder / "thumbnails"
+    size = sum(file.stat().st_size for file in packs.iterdir())
+    index.delete(IDS[5:])
+    assert sum(file.stat().st_size for file in packs.iterdir()) == sum(range(1, 6)) < size
+    assert [index.thumbnail(item) for item in IDS[:5]] == [bytes([number]) * (number + 1) for number in range(5)]
+    index.delete(IDS[:5])
+    assert list(packs.iterdir()) == []
+    assert index.search(torch.ones(1, 6)) == [[]]
 
 
-def foreign(kind, folder):
-    file = folder / "foreign.safetensors"
-    if kind == "text":
-        file.write_text("file,class\n")
-    elif kind == "other tensors":
-        save_file({"weight": torch.ones(2)}, str(file))
-    elif kind == "no names":
-        save_file({"vectors": torch.ones(2, 2)}, str(file))
-    elif kind == "fewer names":
-        save_file({"vectors": torch.ones(2, 2)}, str(file), {"names": '["a"]'})
-    elif kind == "names are no list":
-        save_file({"vectors": torch.ones(2, 2)}, str(file), {"names": "a, b"})
-    elif kind == "cut short":
-        Index(torch.eye(9), list("abcdefghi")).save(file)
-        file.write_bytes(file.read_bytes()[:-40])
-    return file
+def test_a_reader_keeps_its_state_until_it_reloads(index, vectors):
+    reader = Index.open(index.folder)
+    before = reader.search(vectors[:3], k=50)
+    index.delete(IDS[:20])
+    assert reader.search(vectors[:3], k=50) == before
+    assert reader.thumbnail(IDS[3]) == bytes([3]) * 4
+    assert reader.reload()
+    assert not reader.reload()
+    assert len(reader) == 30
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "text", "other tensors", "no names", "fewer names", "names are no list", "cut short"]
-)
-def test_a_foreign_file_is_refused(kind, tmp_path):
-    with pytest.raises(ValueError, match=r"foreign.safetensors, expected a file that `proxymetric embed` wrote"):
-        Index.load(foreign(kind, tmp_path))
+def test_readers_in_threads_while_it_changes(index, vectors):
+    """A reader that opens the index again and again always sees 50 or 49 whole items."""
+    stop, wrong, opened = threading.Event(), [], []
+
+    def read():
+        while not stop.is_set():
+            try:
+                reader = Index.open(index.folder)
+                found = len(reader.search(vectors[:1], k=60)[0])
+                opened.append(found)
+                if found not in (49, 50) or found != len(reader):
+                    wrong.append(found)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        index.delete(IDS[:1])
+        index.add(IDS[:1], vectors[:1])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert opened
+
+
+def test_another_model_is_refused_in_a_sentence(index):
+    with pytest.raises(
+        ValueError, match=r"model: got the model m2, but the vectors of .*a.index were made by the model m1"
+    ):
+        Index.open(index.folder, "m2")
+
+
+def test_another_writer_is_refused(index):
+    other = Index.open(index.folder)
+    with index.writing(), pytest.raises(ValueError, match="in use by process"):
+        other.delete(IDS[:1])
+    other.delete(IDS[:1])
+    index.delete(IDS[1:2])
+    assert len(index) == 48, "a writer starts from the newest state"
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda i: i.search(i.vectors[:1], k=0), "k: got 0, expected at least 1"),
+        (lambda i: i.add(["00.jpg"], torch.ones(1, 6)), "ids: got '00.jpg', which the index has already"),
+        (lambda i: i.add(["a", "a"], torch.ones(2, 6)), "ids: got 'a' twice"),
+        (lambda i: i.add([""], torch.ones(1, 6)), "ids: got '', expected text of printable characters"),
+        (lambda i: i.add(["a\n"], torch.ones(1, 6)), r"ids: got 'a\\n', expected"),
+        (lambda i: i.add(["a"], torch.ones(1, 5)), r"vectors: got a tensor of shape \(1, 5\), expected \(1, 6\)"),
+        (lambda i: i.add(["a"], torch.full((1, 6), torch.nan)), "vectors: got numbers that are not finite"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), labels=["b", "c"]), "labels: got 2 for 1 ids"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), labels=[3]), "labels: got 3, expected text or None"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"class": "x"}]), "metadata: got the key 'class'"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"x": [1]}]), r"metadata: got x=\[1\], expected text"),
+        (lambda i: i.update(["none"], labels=["x"]), "ids: got 'none', which the index does not have"),
+        (lambda i: i.delete(["00.jpg", "none"]), "ids: got 'none', which the index does not have"),
+        (lambda i: i.search(torch.ones(1, 6), k=0), "k: got 0, expected at least 1"),
         (lambda i: i.search(torch.ones(1, 5)), r"queries: got a tensor of shape \(1, 5\), expected \(Q, 6\)"),
-        (lambda i: i.search(torch.ones(6)), r"queries: got a tensor of shape \(6,\)"),
-        (lambda i: i.search(i.vectors[:2], own=["a"]), "own: got 1 names for 2 queries"),
-        (lambda i: Index(i.vectors, ["a"]), "names: got 1 for 50 vectors"),
-        (lambda i: Index(torch.ones(3), list("abc")), r"vectors: got a tensor of shape \(3,\)"),
+        (lambda i: i.search(torch.full((1, 6), torch.inf)), "queries: got numbers that are not finite"),
+        (lambda i: i.search(torch.ones(1, 6), without=["a", "b"]), "without: got 2 ids for 1 queries"),
+        (lambda i: Index.create(i.folder, dim=6), "which is an index already"),
+        (lambda i: Index.create(i.folder.parent, dim=6), "which is not an index and holds a.index"),
+        (lambda i: Index.create(i.folder / "x", dim=0), "dim: got 0"),
+        (lambda i: Index.create(i.folder / "x", dim=1, map="tsn"), "map: got 'tsn', .*did you mean 'tsne'"),
     ],
 )
-def test_mistakes_are_named(index, call, said):
+def test_mistakes_are_named_and_change_nothing(index, call, said):
+    before = {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()}
     with pytest.raises(ValueError, match=said):
         call(index)
+    assert {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()} == before
+
+
+def damage(kind, folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    vectors = folder / "generations" / f"{manifest['generation']:08d}" / "vectors.npy"
+    if kind == "no folder":
+        os.rename(folder, folder.with_name("moved"))
+    elif kind == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif kind == "cut manifest":
+        (folder / "manifest.json").write_text("{")
+    elif kind == "other manifest":
+        (folder / "manifest.json").write_text('{"generation": "1", "count": 3, "dim": 6}')
+    elif kind == "later format":
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    elif kind == "cut vectors":
+        vectors.write_bytes(vectors.read_bytes()[:-8])
+    elif kind == "no vectors":
+        vectors.unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("no folder", "a.index, which does not exist; expected a folder that `proxymetric index` wrote"),
+        ("no manifest", "a.index, which has no manifest.json; expected a folder"),
+        ("cut manifest", "manifest.json: got text that is not valid JSON"),
+        ("other manifest", "a.index, whose manifest.json is damaged"),
+        ("later format", "a.index of format 2, expected format 1; a later version"),
+        ("cut vectors", "it was damaged after it was written"),
+        ("no vectors", r"vectors.npy is missing; expected all files that manifest.json names"),
+    ],
+)
+def test_a_damaged_index_is_refused(index, kind, said):
+    damage(kind, index.folder)
+    with pytest.raises(ValueError, match=said):
+        Index.open(index.folder)
+
+
+def test_verify_finds_a_changed_bit(index):
+    index.verify()
+    (file,) = (index.folder / "thumbnails").iterdir()
+    content = bytearray(file.read_bytes())
+    content[7] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"thumbnails/00000002\.pack was damaged"):
+        Index.open(index.folder).verify()
+
+
+def test_the_map_keeps_its_points_when_little_is_new(index, vectors):
+    before = dict(zip(index.ids, index.points.tolist(), strict=True))
+    near = vectors[3:4] + 1e-4
+    index.add(["new"], near)
+    after = dict(zip(index.ids, index.points.tolist(), strict=True))
+    place = after.pop("new")
+    assert after == before
+    np.testing.assert_allclose(place, before[IDS[3]], atol=1e-2)
+    assert index.manifest.map == {"method": "pca", "placed": 1}
+    index.add([f"n{number}" for number in range(12)], torch.randn(12, 6))
+    assert index.manifest.map == {"method": "pca", "placed": 0}, "made anew"
+
+
+def test_a_map_by_tsne_and_none(tmp_path, vectors):
+    index = Index.create(tmp_path / "t", dim=6, map="tsne")
+    index.add(IDS[:9], vectors[:9])
+    index.add(IDS[9:], vectors[9:])
+    assert index.points.shape == (50, 2)
+    assert index.points.isfinite().all()
+    flat = Index.create(tmp_path / "n", dim=6, map="none")
+    flat.add(IDS, vectors)
+    assert flat.points is None
+
+
+@pytest.mark.parametrize("width", [1, 63, 700, 5000])
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_top_k_is_a_stable_sort(width, k):
+    random = np.random.default_rng(width + k)
+    for values in (random.normal(size=(9, width)), random.integers(0, 4, (9, width)), np.zeros((2, width))):
+        values = torch.from_numpy(values.astype(np.float32))
+        expected, columns = values.sort(dim=1, descending=True, stable=True)
+        best, found = top_k(values, k)
+        assert torch.equal(best, expected[:, :k])
+        assert torch.equal(found, columns[:, :k])
+
+
+def test_chunks_do_not_change_the_answer():
+    random = np.random.default_rng(3)
+    vectors = torch.from_numpy(random.integers(-2, 3, (CHUNK_ROWS + 500, 4)).astype(np.float32))
+    queries = torch.from_numpy(random.integers(-2, 3, (3, 4)).astype(np.float32))
+    columns = (queries @ vectors.T).sort(dim=1, descending=True, stable=True).indices
+    assert torch.equal(Exact(vectors).search(queries, 20)[1], columns[:, :20])
+    rows = torch.arange(1, CHUNK_ROWS + 500, 2)
+    columns = (queries @ vectors[rows].T).sort(dim=1, descending=True, stable=True).indices
+    assert torch.equal(Exact(vectors).search(queries, 20, rows)[1], rows[columns[:, :20]])
+
+
+def test_it_is_public():
+    assert pm.Index is Index

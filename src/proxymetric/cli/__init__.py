@@ -9,7 +9,7 @@ from typing import TextIO
 
 import typer
 
-from proxymetric.cli import catalogue, evaluating, faults, planning, studying, trained, training
+from proxymetric.cli import catalogue, evaluating, faults, planning, searching, serving, studying, trained, training
 from proxymetric.cli.root import app
 from proxymetric.core.visible import visible
 
@@ -19,6 +19,9 @@ VERBS = (
     training.demo,
     training.train,
     evaluating.evaluate,
+    searching.index,
+    searching.search,
+    serving.serve,
     trained.embed,
     trained.query,
     training.mlrc,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import Device, RunFolder, RunOrFile, SlimWeights, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
     from proxymetric.cli.terminal import Terminal
     from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
-    from proxymetric.search import Index
+    from proxymetric.search import VectorFile
 
 MAX_BAD_IMAGES_NAMED = 10
 
@@ -41,19 +44,19 @@ def embed(
     """
     from proxymetric.cli.terminal import Terminal
     from proxymetric.files import check_output
-    from proxymetric.search import Index
+    from proxymetric.search import VectorFile
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
     if target.suffix != ".safetensors":
         raise ValueError(f"--out: got {target}, expected a name that ends in .safetensors")
     kind = "a file that `proxymetric embed` wrote"
-    file = check_output("--out", target, kind, lambda earlier: Index.model_of(earlier) is not None)
-    _check_folder(folder)
+    file = check_output("--out", target, kind, lambda earlier: VectorFile.model_of(earlier) is not None)
+    check_folder(folder)
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
-    if file.exists() and not overwrite and Index.model_of(file) != model.fingerprint():
+    if file.exists() and not overwrite and VectorFile.model_of(file) != model.fingerprint():
         raise ValueError(
             f"--out: got {target}, which holds vectors of a model other than {run} ({which}); expected a new file, or "
             "--overwrite"
@@ -75,9 +78,10 @@ def query(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of images to search, or a file that `embed` wrote.")
     ],
-    image: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")],
+    image: ImageArgument,
     k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    open_page: OpenPage = False,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
@@ -87,13 +91,12 @@ def query(
     In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
     separated by tabs; messages go to the error stream. The class is the folder of the file directly under DIR.
     """
-    import json
-
     from rich.console import Console
 
-    from proxymetric.cli.tables import hits_table
+    from proxymetric.cli.results import print_results
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.search import Index
+    from proxymetric.search import VectorFile
+    from proxymetric.search.result_page import Found
 
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
@@ -104,7 +107,7 @@ def query(
         terminal.say(sentence)
     queries = model.embed(image)
     if folder.is_file():
-        index = Index.load(folder)
+        index = VectorFile.load(folder)
         if index.model != model.fingerprint():
             raise ValueError(
                 f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
@@ -113,26 +116,22 @@ def query(
     else:
         index = _index(model, folder, terminal)
     class_of = dict(zip(index.names, index.classes, strict=True))
-    results = {
-        str(file): [(name, class_of[name], score) for name, score in hits]
-        for file, hits in zip(image, index.search(queries, k, own=[str(p) for p in image]), strict=True)
-    }
-    console = Console()
-    if as_json:
-        keys = ("rank", "similarity", "class", "file")
-        content = [
-            {"query": file, "results": [dict(zip(keys, (n, s, c, f))) for n, (f, c, s) in enumerate(hits, 1)]}
-            for file, hits in results.items()
-        ]
-        typer.echo(json.dumps(content, indent=1))
-        return
-    for file, hits in results.items():
-        if console.is_terminal:
-            console.print(hits_table(f"most similar to {file}", hits))
-            continue
-        for rank, (name, class_name, score) in enumerate(hits, 1):
-            cells = (visible(file), str(rank), f"{score:.3f}", visible(class_name), visible(name))
-            typer.echo("\t".join(cells))
+    found = index.search(queries, k, own=[str(path) for path in image])
+    results = [
+        (file, [Found(name, class_of[name], score, partial(_image, name)) for name, score in hits])
+        for file, hits in zip(image, found, strict=True)
+    ]
+    print_results(results, as_json, open_page)
+
+
+def _image(name: str) -> Image.Image | None:
+    """The image of a result; None if it cannot be read any more."""
+    from proxymetric.data.decoding import BadImage, read_image
+
+    try:
+        return read_image(name)
+    except BadImage:
+        return None
 
 
 def _check_order(folder: Path, images: list[Path]) -> None:
@@ -202,7 +201,8 @@ def load_model(run: Path, which: str, device: str | None, weights: Path | None) 
     return load(run, which, device, weights)
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a folder."""
     if not folder.is_dir():
         raise ValueError(f"DIR: got {folder}, which is not a folder; expected a folder of images")
 
@@ -214,12 +214,12 @@ def unfinished(run: Path) -> list[str]:
     return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 
 
-def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
+def _index(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
     """Embed all images of a folder."""
     from proxymetric.data.folders import ENDINGS, image_files
-    from proxymetric.search import Index
+    from proxymetric.search import VectorFile
 
-    _check_folder(folder)
+    check_folder(folder)
     unlisted: dict[str, str] = {}
     files = image_files(folder, unlisted)
     for name, reason in unlisted.items():
@@ -229,7 +229,7 @@ def _index(model: Model, folder: Path, terminal: Terminal) -> Index:
     vectors, indices = embed_images(model, files, terminal)
     readable_files = [files[i] for i in indices]
     classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in readable_files]
-    return Index(vectors, [str(path) for path in readable_files], model.fingerprint(), classes)
+    return VectorFile(vectors, [str(path) for path in readable_files], model.fingerprint(), classes)
 
 
 def embed_images(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.root import Data, Device, app, example
+from proxymetric.cli.serving import serve_demo
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ DEMO_RECIPE = "glyphs/demo"
 
 @app.command(
     short_help="Train on drawn characters, in one to three minutes.",
-    epilog=example("proxymetric demo", "proxymetric demo --out runs/demo"),
+    epilog=example("proxymetric demo", "proxymetric demo --out runs/demo --serve"),
 )
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Run folder; an earlier demo in it is replaced.")] = Path(
         "runs/demo"
     ),
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Then open a search among the other characters (extra `serve`).")
+    ] = False,
     device: Device = None,
 ) -> None:
     """Train a small model on characters drawn in many fonts, and search among characters it was not trained on.
@@ -62,10 +66,19 @@ def demo(
 
     terminal = Terminal()
     _check_demo(out)
+    if serve and (out / "result.json").is_file():
+        terminal.say(f"{out} holds a finished demo; without --serve it is trained again")
+        serve_demo(out, terminal, device)
+        return
     terminal.say("the demo trains a small network on drawn characters; it takes one to three minutes on two CPU cores")
     _train(terminal, recipe=DEMO_RECIPE, out=out, device=device, overwrite=True)
+    if serve:
+        serve_demo(out, terminal, device)
+        return
     terminal.say(
-        f"next: open {out / 'report.html'} in a browser, then train on your own images (PHOTOS/<class>/*.jpg):\n"
+        f"next: open {out / 'report.html'} in a browser; search among the characters it was not trained on:\n"
+        f"  proxymetric demo{'' if out == Path('runs/demo') else f' --out {shlex.quote(visible(out))}'} --serve\n"
+        "then train on your own images (PHOTOS/<class>/*.jpg):\n"
         "  proxymetric train --data PHOTOS --out runs/photos"
     )
 
@@ -180,8 +193,8 @@ def train(
     terminal.say(
         "next:\n"
         f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that the model has not seen)\n"
-        f"  proxymetric embed {folder} ALL_PHOTOS --out all.safetensors\n"
-        f"  proxymetric query {folder} all.safetensors unknown.jpg"
+        f"  proxymetric index {folder} ALL_PHOTOS --out all.index\n"
+        "  proxymetric search all.index unknown.jpg"
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.watcher import Watcher
 from proxymetric.files import read_json
+from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
 from proxymetric.recipe import Recipe, check
-from proxymetric.runs.lock import LOCK, locked
 from proxymetric.runs.report import check_page
 from proxymetric.training.optim import steps_in
 from proxymetric.training.tensorboard import EVENTS_SUFFIX

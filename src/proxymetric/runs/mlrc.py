@@ -13,8 +13,8 @@ from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import open_data, split
 from proxymetric.files import check_output, read_json, write_json
+from proxymetric.lock import locked
 from proxymetric.runs.evaluation_set import unseen_vectors
-from proxymetric.runs.lock import locked
 from proxymetric.runs.score import score
 from proxymetric.runs.train import Run, read_recipe, train
 

@@ -1,5 +1,6 @@
 """Search by similarity over embedded images."""
 
-from proxymetric.search.index import Index
+from proxymetric.search.index import Hit, Index, Item
+from proxymetric.search.vector_file import VectorFile
 
-__all__ = ["Index"]
+__all__ = ["Hit", "Index", "Item", "VectorFile"]

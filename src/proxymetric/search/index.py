@@ -1,128 +1,510 @@
-"""An index of vectors and file names: save, load, exact search."""
+"""The index: a folder of vectors, ids, labels, metadata and thumbnails that is searched by similarity."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from proxymetric.core.normalisation import unit
-from proxymetric.files import replacing
-from proxymetric.tensor_files import read_header, read_tensors, write_tensors
+from proxymetric.core.visible import visible
+from proxymetric.lock import locked
+from proxymetric.search.atlas import METHODS
+from proxymetric.search.batches import Batch, new_items, unit_rows
+from proxymetric.search.engines import ENGINES, Engine
+from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
+from proxymetric.search.manifest import FILE, Manifest, is_index
+from proxymetric.search.rows import Row, check_columns
+from proxymetric.signatures import one_of
+
+OPEN_ATTEMPTS = 20
+"""a generation may be replaced between the reading of the manifest and the opening of its files"""
+
+
+class HasFingerprint(Protocol):
+    """A model, as far as an index needs it to compare it with the model that made its vectors."""
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of everything that determines the vectors."""
+        ...
+
+
+class Item(NamedTuple):
+    """An item of an index."""
+
+    id: str
+    label: str | None
+    metadata: dict[str, Any]
+    row: int
+    """its row in `Index.vectors`, until the index changes"""
+
+
+class Hit(NamedTuple):
+    """A result of a search: an item, and its cosine similarity with the query."""
+
+    id: str
+    similarity: float
+    label: str | None
+    metadata: dict[str, Any]
+    row: int
+    """its row in `Index.vectors`, until the index changes"""
 
 
 class Index:
-    """Vectors with names, searched by cosine similarity.
+    """A folder of vectors with ids, labels, metadata and thumbnails, searched by cosine similarity.
+
+    `Index.create` makes one and `Index.open` opens one. Every change is atomic: a reader, or a process that starts
+    after a crash, sees the index before or after the change. Processes that open the same index share its memory.
 
     Args:
-        vectors: (N, D).
-        names: N file names.
-        model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
-        classes: N class names; None: each file's folder directly under the common folder of all files.
+        folder: the folder of an index.
+        model: the model whose vectors will be searched for, or its fingerprint; None does not compare.
 
     Raises:
-        ValueError: the lengths or shapes do not match, or a number is not finite.
+        ValueError: the folder is not an index, it is damaged, or another model made its vectors.
 
     Example:
-        >>> index = Index(torch.eye(3), ["x", "y", "z"])
-        >>> index.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
-        [('y', 0.894...), ('z', 0.447...)]
+        >>> import tempfile
+        >>> index = Index.create(Path(tempfile.mkdtemp()) / "shop.index", dim=2)
+        >>> index.add(["a", "b"], torch.eye(2), labels=["cat", "dog"], metadata=[{"shop": "Ulm"}, {"shop": "Bonn"}])
+        >>> index.update(["b"], labels=["wolf"])
+        >>> [(hit.id, round(hit.similarity, 2), hit.label) for hit in index.search(torch.tensor([[3.0, 4.0]]))[0]]
+        [('b', 0.8, 'wolf'), ('a', 0.6, 'cat')]
+        >>> [hit.id for hit in index.search(torch.tensor([[3.0, 4.0]]), where={"shop": "Ulm"})[0]]
+        ['a']
+        >>> index.delete(["a"])
+        >>> len(index), "a" in index
+        (1, False)
     """
 
-    def __init__(
-        self, vectors: Tensor, names: Sequence[str], model: str = "", classes: Sequence[str] | None = None
-    ) -> None:
-        if vectors.ndim != 2:
-            raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
-        if len(vectors) != len(names):
-            raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
-        if not vectors.isfinite().all():
-            raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
-        if classes is not None and len(classes) != len(names):
-            raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
-        self.vectors, self.names, self.model = vectors, list(names), model
-        self.classes = _folders(self.names) if classes is None else list(classes)
+    def __init__(self, folder: str | Path, model: HasFingerprint | str | None = None) -> None:
+        self.folder = Path(folder)
+        self._is_writing = False
+        self._load()
+        if model is not None:
+            self.check_model(model)
 
-    def __len__(self) -> int:
-        return len(self.names)
+    @classmethod
+    def open(cls, folder: str | Path, model: HasFingerprint | str | None = None) -> Index:
+        """Open an index; the same as `Index(folder, model)`."""
+        return cls(folder, model)
 
-    def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
-        """Find the names that are nearest to each query.
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        dim: int,
+        model: HasFingerprint | str = "",
+        *,
+        engine: str | Mapping[str, Any] = "exact",
+        map: str = "pca",
+        run: Mapping[str, str] | None = None,
+        photos: str | None = None,
+    ) -> Index:
+        """Make an empty index.
 
         Args:
-            queries: (Q, D).
-            k: results for each query, at least 1; fewer come back if the index holds fewer.
-            own: Q file names, one for each query; the results of a query leave out its own file.
+            folder: where; it must not exist, or be empty.
+            dim: dimensions of the vectors, at least 1.
+            model: the model that makes the vectors, or its fingerprint; another model is refused later.
+            engine: what searches: `exact`, `faiss` (needs the extra `index`) or `milvus` (needs the extra `milvus`);
+                or a dictionary with settings, such as `{"name": "milvus", "uri": "shop.db"}`.
+            map: how the map of the index is made: `tsne`, `pca` or `none`.
+            run: where the model lies: `run` and, where needed, `which` and `weights`.
+            photos: the folder that will be indexed.
 
         Returns:
-            For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the index.
+            The index, opened.
+
+        Raises:
+            ValueError: the folder holds something, or an argument is wrong.
+        """
+        if dim < 1:
+            raise ValueError(f"dim: got {dim}, expected at least 1")
+        one_of("map", map, METHODS)
+        chosen_engine = {"name": engine} if isinstance(engine, str) else dict(engine)
+        one_of("engine", chosen_engine.get("name"), ENGINES)
+        folder = Path(folder)
+        check_place(folder)
+        fingerprint = model if isinstance(model, str) else model.fingerprint()
+        with locked(folder):
+            if is_index(folder):
+                raise ValueError(f"folder: got {folder}, which is an index already; expected a new folder")
+            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, chosen_engine, {"method": map})
+            try:
+                empty(folder, manifest)
+            except BaseException:
+                for part in (GENERATIONS, THUMBNAILS):
+                    shutil.rmtree(folder / part, ignore_errors=True)
+                raise
+        return cls(folder)
+
+    def _load(self) -> None:
+        for attempt in range(OPEN_ATTEMPTS):
+            manifest = Manifest.read(self.folder)
+            try:
+                self._generation = Generation(self.folder, manifest)
+                break
+            except FileNotFoundError as error:
+                # Another process has replaced the generation since the manifest was read, or files are missing.
+                if attempt == OPEN_ATTEMPTS - 1:
+                    raise ValueError(
+                        f"index: got {self.folder}, where {error.filename} is missing; expected all files that "
+                        f"{FILE} names; `proxymetric index --rebuild` makes them anew"
+                    ) from None
+
+    def reload(self) -> bool:
+        """Open the newest state of the index; return whether another process has changed it since."""
+        if Manifest.read(self.folder).generation == self.manifest.generation:
+            return False
+        self._load()
+        return True
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep other processes from changing the index during several changes; the newest state is open.
+
+        Raises:
+            ValueError: another process is changing the index.
+        """
+        if self._is_writing:
+            yield
+            return
+        with locked(self.folder):
+            self._is_writing = True
+            try:
+                self.reload()
+                clean(self.folder, self.manifest)  # a killed process may have left files
+                yield
+            finally:
+                self._is_writing = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the index says about itself."""
+        return self._generation.manifest
+
+    @property
+    def engine(self) -> Engine:
+        """What finds the nearest vectors."""
+        return self._generation.engine
+
+    @property
+    def model(self) -> str:
+        """The fingerprint of the model that made the vectors; empty if unknown."""
+        return self.manifest.model
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of the vectors."""
+        return self.manifest.dim
+
+    @property
+    def vectors(self) -> Tensor:
+        """(N, dim) of unit length, in the order of the ids; mapped from the file, do not write to it."""
+        return self._generation.vectors
+
+    @property
+    def points(self) -> Tensor | None:
+        """(N, 2) the map of the index, in the order of the ids; None for an index without a map."""
+        points = self._generation.points
+        return None if points is None else torch.from_numpy(points)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all items, sorted."""
+        return [row.id for row in self._generation.rows]
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The labels of all items, in the order of the ids."""
+        return self._generation.rows.labels()
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    def __contains__(self, item: object) -> bool:
+        return isinstance(item, str) and self._generation.rows.number_of(item) is not None
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.folder)!r}, {len(self):,} items, dim={self.dim}, engine={self.engine.name!r})"
+
+    def check_model(self, model: HasFingerprint | str) -> None:
+        """Refuse a model that did not make the vectors of this index.
+
+        Raises:
+            ValueError: the fingerprints differ.
+        """
+        fingerprint = model if isinstance(model, str) else model.fingerprint()
+        if fingerprint != self.model:
+            made_by = f"the model of {self.manifest.run['run']}" if self.manifest.run.get("run") else "the same model"
+            raise ValueError(
+                f"model: got the model {fingerprint[:12]}, but the vectors of {self.folder} were made by the model "
+                f"{self.model[:12] or 'of no name'}; expected {made_by} as it was, or `proxymetric index --rebuild`"
+            )
+
+    def __getitem__(self, item: str) -> Item:
+        """Return an item by its id.
+
+        Raises:
+            KeyError: there is no such item.
+        """
+        return _item(self._row(item), self._number(item))
+
+    def at(self, row: int) -> Item:
+        """Return the item of a row of `vectors`.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row: got {row}, expected a number in 0..{len(self) - 1}")
+        return _item(self._generation.rows.at([row])[0], row)
+
+    def stamps(self) -> dict[str, str]:
+        """Return the stamp of each id: size and time of the file that it was made from; empty if there is none."""
+        return {item: stamp for item, (_, stamp) in self._generation.rows.stamps().items()}
+
+    def metadata(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the metadata of those ids that the index has."""
+        return {item: self[item].metadata for item in ids if item in self}
+
+    def vector(self, item: str) -> Tensor:
+        """Return the vector of an item, (dim,).
+
+        Raises:
+            KeyError: there is no such item.
+        """
+        return self.vectors[self._number(item)].clone()
+
+    def thumbnail(self, item: str) -> bytes | None:
+        """Return the thumbnail of an item (JPEG); None without one.
+
+        Raises:
+            KeyError: there is no such item.
+        """
+        return self._generation.thumbnail(self._row(item))
+
+    def _number(self, item: str) -> int:
+        number = self._generation.rows.number_of(item)
+        if number is None:
+            raise KeyError(f"id: got {item!r}, expected an id of {self.folder}")
+        return number
+
+    def _row(self, item: str) -> Row:
+        return self._generation.rows.at([self._number(item)])[0]
+
+    def search(
+        self,
+        queries: Tensor,
+        k: int = 10,
+        where: Mapping[str, str] | None = None,
+        without: Sequence[str | None] | None = None,
+    ) -> list[list[Hit]]:
+        """Find the items that are most similar to each query.
+
+        Args:
+            queries: (Q, dim).
+            k: results for each query, at least 1; fewer come back if fewer items match.
+            where: only items with these values: `class` is the label, other names are metadata columns.
+            without: Q ids, one for each query, that are left out of its results; None leaves nothing out.
+
+        Returns:
+            For each query its results, most similar first; equal ones are in the order of their ids.
 
         Raises:
             ValueError: an argument is wrong.
-
-        Example:
-            >>> Index(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
-            [[('y', 0.0)], [('y', 1.0)]]
         """
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
-        if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
             raise ValueError(
-                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
-                "the index, embedded by the same model"
+                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.dim}) as in the index, "
+                "embedded by the same model"
             )
         if not queries.isfinite().all():
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
-        if own is not None and len(own) != len(queries):
-            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
-        scores = unit(queries) @ unit(self.vectors).T
-        if own is not None:
-            paths = [str(Path(name).resolve()) for name in self.names]
-            for row, name in zip(scores, own, strict=True):
-                query_path = str(Path(name).resolve())
-                row[torch.tensor([path == query_path for path in paths], dtype=torch.bool)] = -torch.inf
-        values, columns = scores.sort(dim=1, descending=True, stable=True)
+        if without is not None and len(without) != len(queries):
+            raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
+        rows = None
+        if where:
+            check_columns(where, self.manifest.columns)
+            rows = torch.tensor(self._generation.rows.matching(where), dtype=torch.long)
+        unit_queries = torch.from_numpy(unit_rows(queries))
+        similarities, found = self.engine.search(unit_queries, k + (without is not None), rows)
+        items = {row: _item(content, row) for row, content in self._contents(found)}
         return [
-            [(self.names[i], score) for i, score in zip(rows, similarities, strict=True) if score > -torch.inf]
-            for rows, similarities in zip(columns[:, :k].tolist(), values[:, :k].tolist(), strict=True)
+            [
+                Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
+                for row, similarity in zip(rows_found, values, strict=True)
+                if left_out is None or items[row].id != left_out
+            ][:k]
+            for rows_found, values, left_out in zip(
+                found.tolist(), similarities.tolist(), without or [None] * len(queries), strict=True
+            )
         ]
 
-    @staticmethod
-    def model_of(file: str | Path) -> str | None:
-        """The fingerprint of the model that made the vectors of a file; None if the file is not an index."""
-        header = read_header(file)
-        return header.get("model", "") if "names" in header else None
+    def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
+        numbers = found.unique().tolist()
+        return list(zip(numbers, self._generation.rows.at(numbers), strict=True))
 
-    def save(self, file: str | Path) -> None:
-        """Write a safetensors file: `vectors`, with names, classes and model in its header."""
-        header = {"names": json.dumps(self.names), "model": self.model, "classes": json.dumps(self.classes)}
-        with replacing(file) as temporary:
-            write_tensors(temporary, {"vectors": self.vectors}, header)
+    def add(
+        self,
+        ids: Sequence[str],
+        vectors: Tensor,
+        *,
+        labels: Sequence[str | None] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        thumbnails: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Add items; all at once, or none if there is a mistake.
 
-    @classmethod
-    def load(cls, file: str | Path) -> Index:
-        """Load an index that `save` or `proxymetric embed` wrote.
+        Args:
+            ids: N texts that the index does not have yet.
+            vectors: (N, dim); their length does not matter.
+            labels: N labels.
+            metadata: N dictionaries of text, numbers, bools and None.
+            thumbnails: N JPEG files.
 
         Raises:
-            ValueError: the file is not an index.
+            ValueError: an argument is wrong, or the index has an id already.
         """
-        try:
-            tensors, header = read_tensors(file)
-            classes = json.loads(header["classes"]) if "classes" in header else None
-            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""), classes)
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
+        batch = new_items(self.dim, ids, vectors, labels, metadata, thumbnails)
+
+        def check() -> None:
+            if known := next((item for item in batch.ids if item in self), None):
+                raise ValueError(f"ids: got {known!r}, which the index has already; expected a new id, or `update`")
+
+        self.change([batch], check=check)
+
+    def update(
+        self,
+        ids: Sequence[str],
+        vectors: Tensor | None = None,
+        *,
+        labels: Sequence[str | None] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        thumbnails: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Replace parts of items, those that are given; all at once, or none if there is a mistake.
+
+        Args:
+            ids: N ids of the index.
+            vectors: (N, dim).
+            labels: N labels.
+            metadata: N dictionaries.
+            thumbnails: N JPEG files.
+
+        Raises:
+            ValueError: an argument is wrong, or the index does not have an id.
+        """
+        with self.writing():
+            self._check_known(ids)
+            rows = [self._row(item) for item in ids]
+            numbers = [self._number(item) for item in ids]
+            batch = new_items(
+                self.dim,
+                ids,
+                self.vectors[numbers] if vectors is None else vectors,
+                [row.label for row in rows] if labels is None else labels,
+                [json.loads(row.metadata) for row in rows] if metadata is None else metadata,
+                [self._generation.thumbnail(row) for row in rows] if thumbnails is None else thumbnails,
+            )
+            stamps = [row.stamp for row in rows]
+            self._commit([batch._replace(stamps=stamps)], {}, None, self.manifest)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove items; all at once, or none if there is a mistake.
+
+        Args:
+            ids: ids of the index.
+
+        Raises:
+            ValueError: the index does not have an id.
+        """
+        with self.writing():
+            self._check_known(ids)
+            self._commit([], {}, set(self.ids) - set(ids), self.manifest)
+
+    def change(
+        self,
+        batches: Sequence[Batch],
+        edits: Mapping[str, tuple[str | None, str]] | None = None,
+        kept: set[str] | None = None,
+        check: Callable[[], None] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Make several changes in one step.
+
+        Args:
+            batches: items that are added or replace items of the same id.
+            edits: new label and metadata (JSON) of items that stay.
+            kept: ids of the earlier items that stay; None: all.
+            check: called before anything is written, with the newest state of the index open.
+            **facts: fields of the manifest that change, such as `model`.
+        """
+        with self.writing():
+            if check is not None:
+                check()
+            self._commit(batches, edits or {}, kept, replace(self.manifest, **facts))
+
+    def _commit(
+        self,
+        batches: Sequence[Batch],
+        edits: Mapping[str, tuple[str | None, str]],
+        kept: set[str] | None,
+        manifest: Manifest,
+    ) -> None:
+        before = None if manifest.dim != self.dim else self._generation
+        commit(self.folder, manifest, before, batches, edits, kept)
+        self._load()
+
+    def verify(self) -> None:
+        """Read all files and compare them with the checksums of the manifest.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        if damaged := damaged_files(self.folder, self.manifest):
+            raise ValueError(
+                f"index: got {self.folder}, where {', '.join(damaged)} was damaged after it was written; expected the "
+                "files as they were; `proxymetric index --rebuild` makes them anew"
+            )
+
+    def _check_known(self, ids: Sequence[str]) -> None:
+        unknown = next((item for item in ids if item not in self), None)
+        if unknown is not None:
+            raise ValueError(f"ids: got {unknown!r}, which the index does not have; expected ids of {self.folder}")
 
 
-def _folders(names: Sequence[str]) -> list[str]:
-    """The folder of each file directly under the common folder of all files; empty for files in the common folder.
+def check_place(folder: Path, argument: str = "folder") -> None:
+    """Refuse a place for an index that holds something else.
 
-    >>> _folders(["photos/cat/1.jpg", "photos/dog/new/2.jpg", "photos/3.jpg"])
-    ['cat', 'dog', '']
+    Args:
+        folder: the place.
+        argument: name of the argument, for the error.
+
+    Raises:
+        ValueError: it is a file, or a folder that is neither empty nor an index.
     """
-    parents = [Path(name).parts[:-1] for name in names]
-    depth = next((i for i, level in enumerate(zip(*parents)) if len(set(level)) > 1), min(map(len, parents), default=0))
-    return [parent[depth] if len(parent) > depth else "" for parent in parents]
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{argument}: got {folder}, which is a file; expected a new folder or an index")
+    if folder.is_dir() and not is_index(folder):
+        names = [place.name for place in folder.iterdir()]
+        unfinished = (".lock", f".{FILE}", GENERATIONS, THUMBNAILS)  # what a process that was killed may have left
+        other = next((name for name in names if not name.startswith(unfinished)), None)
+        if other is not None:
+            raise ValueError(
+                f"{argument}: got {folder}, which is not an index and holds {visible(other)}; expected a new folder or "
+                "an index"
+            )
+
+
+def _item(row: Row, number: int) -> Item:
+    return Item(row.id, row.label, json.loads(row.metadata), number)

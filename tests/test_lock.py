@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxymetric.core.watcher import Silent, Tick
-from proxymetric.runs.lock import locked
+from proxymetric.lock import locked
 from terminal import bytes_of, proxymetric, refused, train
 from training_runs import TINY, command, until
 from training_runs import run as tiny_run

@@ -1,0 +1,71 @@
+"""How `query` and `search` show what they found: a table, lines, JSON, or a page."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxymetric.core.visible import visible
+
+if TYPE_CHECKING:
+    from proxymetric.search.result_page import Found
+
+ImageArgument = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Show the results as a page in the browser.")]
+
+
+def print_results(results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool, open_page: bool) -> None:
+    """Print the results of each query.
+
+    In a terminal each query gets a table; elsewhere each result is a line of query, rank, similarity, class and file.
+
+    Args:
+        results: for each query its file, and what was found.
+        as_json: print JSON instead.
+        open_page: also write a page and open it in the browser; without a browser, say where the page is.
+    """
+    from rich.console import Console
+
+    from proxymetric.cli.tables import hits_table
+
+    console = Console()
+    if as_json:
+        content = [
+            {
+                "query": str(file),
+                "results": [
+                    {"rank": rank, "similarity": hit.similarity, "class": hit.label or "", "file": hit.name}
+                    for rank, hit in enumerate(hits, 1)
+                ],
+            }
+            for file, hits in results
+        ]
+        typer.echo(json.dumps(content, indent=1))
+    elif not open_page:
+        for file, hits in results:
+            if console.is_terminal:
+                rows = [(hit.name, hit.label or "", hit.similarity) for hit in hits]
+                console.print(hits_table(f"most similar to {file}", rows))
+                continue
+            for rank, hit in enumerate(hits, 1):
+                cells = (visible(file), str(rank), f"{hit.similarity:.3f}", visible(hit.label or ""), visible(hit.name))
+                typer.echo("\t".join(cells))
+    if open_page:
+        page = _write(results)
+        opened = webbrowser.open(page.as_uri())
+        typer.echo(f"{'opened' if opened else 'open in a browser:'} {page}", err=True)
+
+
+def _write(results: Sequence[tuple[Path, Sequence[Found]]]) -> Path:
+    from proxymetric.data.decoding import read_image
+    from proxymetric.search.result_page import write_page
+
+    page = Path(tempfile.mkdtemp(prefix="proxymetric-")) / "results.html"
+    return write_page(page, [(str(file), read_image(file), hits) for file, hits in results])

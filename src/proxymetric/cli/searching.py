@@ -1,0 +1,241 @@
+"""Verbs for an index: index, search."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
+from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.core.visible import visible
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from proxymetric.search import Index
+
+IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
+OtherRun = Annotated[
+    Path | None,
+    typer.Option("--run", help="The run that made the index, if it is not where it was then."),
+]
+
+
+@app.command(
+    short_help="Index a folder of images, so that it can be searched.",
+    epilog=example(
+        "proxymetric index runs/birds PHOTOS --out birds.index",
+        "proxymetric index runs/birds PHOTOS --out birds.index --metadata items.csv",
+    ),
+)
+def index(
+    run: RunOrFile,
+    folder: Annotated[Path, typer.Argument(metavar="PHOTOS", help="Folder of images; subfolders are searched too.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the index. Default: PHOTOS.index.")] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(help="CSV with a column `file` (path in PHOTOS); `search --where` filters by its other columns."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What searches: exact (default), faiss beyond about 200,000 images (extra `index`), or milvus (extra "
+            "`milvus`)."
+        ),
+    ] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="For milvus: a file such as shop.db, or a server such as http://host:19530.")
+    ] = None,
+    engine_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine-set",
+            metavar="KEY=VALUE",
+            help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable.",
+        ),
+    ] = None,
+    map_method: Annotated[
+        str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(help="Also write ids, classes, metadata and vectors to this Parquet file (extra `parquet`)."),
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Embed all images again, such as after the model changed.")
+    ] = False,
+    which: Which = "best",
+    weights: SlimWeights = None,
+    device: Device = None,
+) -> None:
+    """Index a folder of images: vectors, classes, thumbnails and a map, in a folder that `search` and `serve` open.
+
+    The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
+    out. A command that was killed is continued by the same command. The class is the folder directly under PHOTOS.
+    """
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, check_folder, load_model, unfinished
+    from proxymetric.data.folders import ENDINGS, image_files
+    from proxymetric.search import Index
+    from proxymetric.search.folder_sync import sync
+    from proxymetric.search.index import check_place
+    from proxymetric.search.manifest import is_index
+    from proxymetric.search.metadata_file import read_metadata
+
+    terminal = Terminal()
+    target = out if out is not None else Path(f"{folder.resolve().name}.index")
+    check_folder(folder)
+    check_place(target, "--out")
+    chosen_engine = engine_of(engine, uri, engine_settings or [])
+    columns = None if metadata is None else read_metadata(metadata)
+    if not image_files(folder):
+        raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
+    model = load_model(run, which, device, weights)
+    for sentence in unfinished(run):
+        terminal.say(sentence)
+    source = {"run": os.path.abspath(run), "which": which}
+    if weights is not None:
+        source["weights"] = os.path.abspath(weights)
+    if is_index(target):
+        existing = Index(target)
+        if not rebuild and existing.manifest.count:
+            existing.check_model(model)
+    else:
+        existing = Index.create(
+            target, model.dim, model, engine=chosen_engine or "exact", map=map_method or "tsne", run=source
+        )
+    facts: dict[str, dict[str, Any]] = {"run": source}
+    if chosen_engine is not None and any(existing.manifest.engine.get(k) != v for k, v in chosen_engine.items()):
+        facts["engine"] = chosen_engine
+    if map_method is not None and map_method != existing.manifest.map["method"]:
+        facts["map"] = {"method": map_method}
+    changed = sync(
+        existing,
+        model,
+        folder,
+        metadata=columns,
+        rebuild=rebuild or not existing.manifest.count,
+        progress=lambda done, total: terminal.work("embedding", done, total),
+        on_unlisted=lambda name, reason: terminal.say(f"left out, cannot be listed: {name} ({reason})"),
+        facts=facts,
+    )
+    bad = [f"{visible(str(folder / name))} ({reason})" for name, reason in changed.bad.items()]
+    for image in bad[:MAX_BAD_IMAGES_NAMED]:
+        terminal.say(f"left out, cannot be read: {image}")
+    if len(bad) > MAX_BAD_IMAGES_NAMED:
+        terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
+    if changed.continued:
+        terminal.say(f"continued: {changed.continued} images were embedded before")
+    terminal.say(
+        f"{len(existing):,} images in {target}: {changed.added} added, {changed.updated} updated, {changed.deleted} "
+        f"deleted, {changed.unchanged} unchanged"
+    )
+    if (recall := existing.manifest.engine.get("recall")) is not None:
+        share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
+        terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+    if parquet is not None:
+        from proxymetric.search.parquet import write_parquet
+
+        terminal.say(f"vectors: {write_parquet(existing, parquet)}")
+    quoted = shlex.quote(visible(target))
+    terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
+
+
+@app.command(
+    short_help="Find the images of an index most similar to a given one.",
+    epilog=example(
+        "proxymetric search birds.index unknown.jpg -k 5",
+        "proxymetric search birds.index unknown.jpg --where class=wren --json",
+    ),
+)
+def search(
+    folder: IndexFolder,
+    image: ImageArgument,
+    k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 10,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Only images with this value: class=..., or a metadata column."),
+    ] = None,
+    as_json: AsJson = False,
+    open_page: OpenPage = False,
+    run: OtherRun = None,
+    device: Device = None,
+) -> None:
+    """Find the images of an index that are most similar to a given image.
+
+    In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
+    separated by tabs; messages go to the error stream. Files are relative to the folder that was indexed.
+    """
+    from proxymetric.cli.results import print_results
+    from proxymetric.search import Index
+    from proxymetric.search.result_page import Found
+    from proxymetric.serve.searcher import model_of
+
+    opened = Index(folder)
+    if not len(opened):
+        raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
+    conditions = conditions_of(where or [])
+    model = model_of(opened, run, device)
+    found = opened.search(model.embed(image), k, conditions, without=[_own_id(opened, file) for file in image])
+    results = [
+        (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id)) for hit in hits])
+        for file, hits in zip(image, found, strict=True)
+    ]
+    print_results(results, as_json, open_page)
+
+
+def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[str, Any] | None:
+    """Return the engine and its settings as the options say; None if they say nothing."""
+    if name is None:
+        if uri is not None or settings:
+            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss or milvus")
+        return None
+    chosen: dict[str, Any] = {"name": name}
+    if uri is not None:
+        chosen["uri"] = uri if "://" in uri else os.path.abspath(uri)
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--engine-set: got {text!r}, expected KEY=VALUE")
+        chosen[key] = int(value) if value.isdecimal() else value
+    return chosen
+
+
+def conditions_of(where: list[str]) -> dict[str, str]:
+    """Read conditions such as `class=wren`."""
+    conditions: dict[str, str] = {}
+    for text in where:
+        column, equals, value = text.partition("=")
+        if not equals or not column:
+            raise ValueError(f"--where: got {text!r}, expected COLUMN=VALUE, such as class=wren")
+        if column in conditions:
+            raise ValueError(f"--where: got {column!r} twice, expected each column once")
+        conditions[column] = value
+    return conditions
+
+
+def _own_id(opened: Index, image: Path) -> str | None:
+    """The id of an image that is itself in the index; None for another image."""
+    from proxymetric.search.folder_sync import photo_id
+
+    photos = opened.manifest.photos
+    try:
+        return None if photos is None else photo_id(image.resolve(), Path(photos))
+    except ValueError:  # outside of the indexed folder
+        return None
+
+
+def _thumbnail(opened: Index, item: str) -> Callable[[], Image.Image | None]:
+    def read() -> Image.Image | None:
+        from PIL import Image
+
+        content = opened.thumbnail(item)
+        return None if content is None else Image.open(io.BytesIO(content))
+
+    return read

@@ -1,0 +1,142 @@
+"""The verb serve."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxymetric.cli.root import Device, app, example
+from proxymetric.cli.searching import IndexFolder, OtherRun
+
+if TYPE_CHECKING:
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.serve.settings import Settings
+
+TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
+
+
+@app.command(
+    short_help="Serve an index: a web page and an HTTP interface for searches.",
+    epilog=example("proxymetric serve birds.index", "proxymetric serve birds.index --workers 4 --token-file secret"),
+)
+def serve(
+    folder: IndexFolder,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for other machines too.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 8000,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes; they share the memory of the index.")] = 1,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the token that requests must carry; or the variable {TOKEN_VARIABLE}."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Name by which browsers call the service; * for any. Repeatable.")
+    ] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Largest image file.")] = 20.0,
+    max_megapixels: Annotated[float, typer.Option(help="Largest image.")] = 50.0,
+    max_pending: Annotated[int, typer.Option(help="Searches at a time in a process; further ones get 429.")] = 64,
+    max_batch: Annotated[int, typer.Option(help="Searches in a forward pass.")] = 32,
+    seconds: Annotated[float, typer.Option(help="Time limit of a search.")] = 30.0,
+    run: OtherRun = None,
+    device: Device = None,
+) -> None:
+    """Serve an index: a web page to search by an image, and the same for programs (/openapi.json describes it).
+
+    Needs the extra `serve`. It listens on this machine only, unless --host says otherwise. Ctrl-C stops it.
+    """
+    from proxymetric.serve.settings import Settings
+
+    settings = Settings(
+        str(folder),
+        run=None if run is None else str(run),
+        device=device,
+        host=host,
+        port=port,
+        hosts=tuple(allow_host or ()),
+        token=_token(token_file),
+        workers=workers,
+        max_bytes=int(max_megabytes * 1e6),
+        max_pixels=int(max_megapixels * 1e6),
+        max_pending=max_pending,
+        max_batch=max_batch,
+        seconds=seconds,
+    )
+    _serve(settings, open_page)
+
+
+def _serve(settings: Settings, open_page: bool) -> None:
+    """Serve until the process is told to stop."""
+    from proxymetric.search import Index
+
+    try:
+        from proxymetric.serve import server
+    except ImportError as error:
+        raise ValueError(
+            f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
+        ) from None
+    count = len(Index(settings.index))
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    address = f"http://{host}:{settings.port}/"
+    typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
+    if open_page:
+        _open_later(address)
+    server.serve(settings)
+
+
+def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
+    """Index the images of a demo that it was not trained on, and open a search among them."""
+    from proxymetric.data import open_data
+    from proxymetric.files import read_json
+    from proxymetric.models.load import load
+    from proxymetric.search import Index
+    from proxymetric.search.folder_sync import sync
+    from proxymetric.search.manifest import is_index
+    from proxymetric.serve.settings import Settings
+
+    images = open_data(read_json(out / "run.json")["said"]["data"]["path"])
+    if images.test_classes:
+        images = images.of_classes(images.test_classes)
+    photos, target = out / "search" / "images", out / "search" / "demo.index"
+    for number in range(len(images)):
+        name = images.classes[images.label_of(number)]
+        file = photos / name.replace("/", "slash") / f"{number:05d}.png"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            images.read(number).save(file)
+    model = load(out, device=device)
+    run = {"run": os.path.abspath(out), "which": "best"}
+    index = Index(target) if is_index(target) else Index.create(target, model.dim, model, map="tsne", run=run)
+    is_other = index.model != model.fingerprint()
+    sync(index, model, photos, rebuild=is_other, progress=lambda done, total: terminal.work("indexing", done, total))
+    _serve(Settings(str(target), device=device), open_page=True)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    token = file.read_text(encoding="utf-8").strip()
+    if not token:
+        raise ValueError(f"--token-file: got {file}, which is empty; expected a token")
+    return token
+
+
+def _open_later(address: str) -> None:
+    """Open a page in the browser as soon as the service answers."""
+    import threading
+    import time
+    import urllib.request
+    import webbrowser
+
+    def wait() -> None:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"{address}healthz", timeout=2)
+                webbrowser.open(address)
+                return
+            except OSError:
+                time.sleep(0.5)
+
+    threading.Thread(target=wait, daemon=True).start()

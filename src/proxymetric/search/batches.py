@@ -1,0 +1,77 @@
+"""New items for an index, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.search.rows import as_metadata
+
+
+class Batch(NamedTuple):
+    """New items for an index."""
+
+    ids: list[str]
+    vectors: np.ndarray
+    """(N, D) float32 of unit length"""
+    labels: list[str | None]
+    metadata: list[str]
+    """JSON objects"""
+    stamps: list[str]
+    thumbnails: list[bytes | None]
+
+
+def new_items(
+    dim: int,
+    ids: Sequence[str],
+    vectors: Tensor,
+    labels: Sequence[str | None] | None,
+    metadata: Sequence[Mapping[str, Any]] | None,
+    thumbnails: Sequence[bytes | None] | None,
+) -> Batch:
+    """Check new items and return them as a batch.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+    ids = list(ids)
+    for item in ids:
+        if not isinstance(item, str) or not item or not item.isprintable():
+            raise ValueError(f"ids: got {item!r}, expected text of printable characters")
+    if len(set(ids)) < len(ids):
+        double = next(item for item in ids if ids.count(item) > 1)
+        raise ValueError(f"ids: got {double!r} twice, expected different ids")
+    if vectors.shape != (len(ids), dim):
+        raise ValueError(
+            f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected ({len(ids)}, {dim}): one for each id"
+        )
+    if not vectors.isfinite().all():
+        raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
+    for name, values in (("labels", labels), ("metadata", metadata), ("thumbnails", thumbnails)):
+        if values is not None and len(values) != len(ids):
+            raise ValueError(f"{name}: got {len(values)} for {len(ids)} ids, expected one for each")
+    return Batch(
+        ids,
+        unit_rows(vectors),
+        [None] * len(ids) if labels is None else [_label(label) for label in labels],
+        [as_metadata(content) for content in (metadata or [{}] * len(ids))],
+        [""] * len(ids),
+        [None] * len(ids) if thumbnails is None else list(thumbnails),
+    )
+
+
+def _label(label: str | None) -> str | None:
+    if label is not None and not isinstance(label, str):
+        raise ValueError(f"labels: got {label!r}, expected text or None")
+    return label
+
+
+def unit_rows(vectors: Tensor) -> np.ndarray:
+    """Return vectors of unit length as float32; a vector of zeros stays as it is."""
+    values = vectors.detach().cpu().double()
+    lengths = values.norm(dim=1, keepdim=True)
+    return (values / lengths.clamp_min(torch.finfo(torch.float64).tiny)).float().contiguous().numpy()

@@ -1,0 +1,276 @@
+"""Bring an index up to date with a folder of images: embed what is new or changed, drop what is gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from proxymetric.core.visible import visible
+from proxymetric.data.decoding import BadImage, read_image
+from proxymetric.data.folders import image_files
+from proxymetric.files import printable
+from proxymetric.search.batches import Batch, unit_rows
+from proxymetric.search.index import Index
+from proxymetric.search.rows import as_metadata
+from proxymetric.search.staging import Staging
+
+THUMBNAIL_PIXELS = 160
+THUMBNAIL_QUALITY = 82
+PART_IMAGES = 4_096
+"""images after which the embedded ones are written to disk"""
+PART_SECONDS = 20.0
+"""time after which the embedded images are written to disk; a kill loses no more than this"""
+
+
+class Embedder(Protocol):
+    """A model, as far as indexing needs it; `pm.Model` is one."""
+
+    @property
+    def view(self) -> Callable[[Image.Image], Tensor]:
+        """What makes the pixels that it takes from an image."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of its vectors."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of everything that determines the vectors."""
+        ...
+
+    def embed(self, images: Any) -> Tensor:
+        """Embed a tensor of pixels."""
+        ...
+
+
+class Photo(NamedTuple):
+    """An image file of the folder, as the index knows it."""
+
+    path: Path
+    id: str
+    """its path in the folder"""
+    label: str | None
+    """the folder directly under the indexed folder"""
+    stamp: str
+    """size and time of the last change"""
+
+
+@dataclass
+class Changed:
+    """What `sync` did: numbers of images, and the files that cannot be read."""
+
+    added: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    continued: int = 0
+    """images that an earlier call, which was stopped, had embedded already"""
+    bad: dict[str, str] = field(default_factory=dict)
+    """ids of files that cannot be read, with the reason"""
+
+
+def sync(
+    index: Index,
+    model: Embedder,
+    photos: str | Path,
+    *,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
+    rebuild: bool = False,
+    batch: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+    on_unlisted: Callable[[str, str], None] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Changed:
+    """Bring an index up to date with a folder of images.
+
+    Only new and changed files are embedded; files that are gone drop out. The index changes in one step at the end.
+    Embedded images are kept on disk until then, so that a call that was killed is continued by the next one.
+
+    Args:
+        index: the index.
+        model: the model that made its vectors; with `rebuild`, the model that makes the new ones.
+        photos: the folder.
+        metadata: the metadata of files, by their path in the folder; None keeps what the index has.
+        rebuild: embed all images again, for instance because the model changed.
+        batch: number of images in a forward pass.
+        progress: called with the number of images that are embedded and the number that are to be embedded.
+        on_unlisted: called for each folder that cannot be listed, with the reason.
+        facts: fields of the manifest that change, such as `run`.
+
+    Returns:
+        The numbers of images, and the files that cannot be read.
+
+    Raises:
+        ValueError: no image can be read, or another model made the vectors of the index.
+    """
+    photos, fingerprint = Path(photos), model.fingerprint()
+    with index.writing():
+        if not rebuild:
+            index.check_model(fingerprint)
+        unlisted: dict[str, str] = {}
+        found = list_photos(photos, unlisted)
+        for name, reason in unlisted.items():
+            if on_unlisted is not None:
+                on_unlisted(name, reason)
+        known = {} if rebuild else index.stamps()
+        new = [photo for photo in found if known.get(photo.id) != photo.stamp]
+        staging, result = Staging(index.folder, fingerprint), Changed()
+        staged = {version for part in staging.batches for version in zip(part.ids, part.stamps, strict=True)}
+        todo = [photo for photo in new if (photo.id, photo.stamp) not in staged]
+        result.continued = len(new) - len(todo)
+        for part in _embedded(model, todo, batch, progress, result.bad):
+            staging.write(part)
+        if len(result.bad) == len(found):
+            raise ValueError(
+                f"photos: got {photos} with {len(found)} images, none of which can be read; expected images that can "
+                "be decoded"
+            )
+        batches = _current(staging.batches, {(photo.id, photo.stamp) for photo in new})
+        written = {item for part in batches for item in part.ids}
+        # A changed file that cannot be read any more drops out: its old vector belongs to the old image.
+        kept = known.keys() & {photo.id for photo in found} - result.bad.keys()
+        if metadata is not None:
+            batches = [_with_metadata(part, metadata) for part in batches]
+        else:
+            batches = [_with_metadata(part, index.metadata(part.ids)) for part in batches]
+        edits = {} if metadata is None else _edits(index, sorted(kept - written), metadata)
+        result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept)
+        result.updated = len(written & known.keys()) + len(edits)
+        result.unchanged = len(kept - written) - len(edits)
+        facts = {**(facts or {}), "model": fingerprint, "dim": model.dim, "photos": str(photos.resolve())}
+        differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
+        if rebuild or written or edits or result.deleted or differing:
+            index.change(batches, edits, kept, **facts)
+        staging.remove()
+    return result
+
+
+def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Photo]:
+    """List the image files of a folder with their ids, labels and stamps.
+
+    Args:
+        photos: the folder; subfolders are searched too.
+        unlisted: receives the folders that cannot be listed, with the reason.
+    """
+    found = []
+    for path in image_files(photos, unlisted):
+        parts = path.relative_to(photos).parts
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it was removed a moment ago, or it is a broken link
+        label = visible(parts[0]) if len(parts) > 1 else None
+        found.append(Photo(path, photo_id(path, photos), label, f"{status.st_size}-{status.st_mtime_ns}"))
+    return found
+
+
+def photo_id(path: Path, photos: Path) -> str:
+    """Return the id of a file: its path in the folder, as text that can be printed."""
+    return visible(printable(path.relative_to(photos).as_posix()))
+
+
+def thumbnail_of(image: Image.Image) -> bytes:
+    """Return an image of at most `THUMBNAIL_PIXELS` a side, as JPEG.
+
+    Example:
+        >>> Image.open(io.BytesIO(thumbnail_of(Image.new("RGB", (400, 200))))).size
+        (160, 80)
+    """
+    small = image.copy()
+    small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    buffer = io.BytesIO()
+    small.save(buffer, "jpeg", quality=THUMBNAIL_QUALITY)
+    return buffer.getvalue()
+
+
+def _embedded(
+    model: Embedder,
+    photos: Sequence[Photo],
+    batch: int,
+    progress: Callable[[int, int], None] | None,
+    bad: dict[str, str],
+) -> Iterator[Batch]:
+    """Embed images and yield them in parts that are worth to be written to disk."""
+
+    def read(photo: Photo) -> tuple[Tensor, bytes] | BadImage:
+        try:
+            image = read_image(photo.path, photo.id)
+            return model.view(image), thumbnail_of(image)
+        except BadImage as error:
+            return error
+
+    waiting: list[tuple[Photo, bytes]] = []
+    vectors: list[Tensor] = []
+    last_write = time.monotonic()
+    # Pillow decodes without the interpreter's lock, so that threads decode while the model computes.
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        starts = list(range(0, len(photos), batch))
+        reading = [threads.submit(read, photo) for photo in photos[:batch]]
+        for start in starts:
+            following = [threads.submit(read, photo) for photo in photos[start + batch : start + 2 * batch]]
+            pixels = []
+            for photo, future in zip(photos[start : start + batch], reading, strict=True):
+                content = future.result()
+                if isinstance(content, BadImage):
+                    bad[photo.id] = content.reason
+                else:
+                    pixels.append(content[0])
+                    waiting.append((photo, content[1]))
+            if pixels:
+                vectors.append(model.embed(torch.stack(pixels)))
+            if progress is not None:
+                progress(min(start + batch, len(photos)), len(photos))
+            is_due = len(waiting) >= PART_IMAGES or time.monotonic() - last_write > PART_SECONDS
+            if waiting and (is_due or start == starts[-1]):
+                yield _part(waiting, torch.cat(vectors))
+                waiting, vectors, last_write = [], [], time.monotonic()
+            reading = following
+
+
+def _part(items: list[tuple[Photo, bytes]], vectors: Tensor) -> Batch:
+    return Batch(
+        [photo.id for photo, _ in items],
+        unit_rows(vectors),
+        [photo.label for photo, _ in items],
+        ["{}"] * len(items),
+        [photo.stamp for photo, _ in items],
+        [thumbnail for _, thumbnail in items],
+    )
+
+
+def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Batch]:
+    """Of the staged parts, the images that are still there as they were embedded."""
+    current = []
+    for part in parts:
+        rows = [row for row, version in enumerate(zip(part.ids, part.stamps, strict=True)) if version in versions]
+        versions = versions - {(part.ids[row], part.stamps[row]) for row in rows}
+        lists = [[values[row] for row in rows] for values in (part.ids, *part[2:])]
+        current.append(Batch(lists[0], part.vectors[rows], *lists[1:]))  # type: ignore[arg-type]
+    return current
+
+
+def _with_metadata(part: Batch, metadata: Mapping[str, Mapping[str, Any]]) -> Batch:
+    return part._replace(metadata=[as_metadata(metadata.get(item)) for item in part.ids])
+
+
+def _edits(
+    index: Index, ids: Sequence[str], metadata: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[str | None, str]]:
+    """The items that stay but have new metadata."""
+    edits = {}
+    for item in ids:
+        earlier, content = index[item], as_metadata(metadata.get(item))
+        if as_metadata(earlier.metadata) != content:
+            edits[item] = (earlier.label, content)
+    return edits

@@ -1,0 +1,276 @@
+"""One state of an index on disk: its vectors, items, thumbnails and map, which never change once they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+
+from proxymetric.search.atlas import update_map
+from proxymetric.search.batches import Batch
+from proxymetric.search.engines import build_engine, clean_engine, open_engine
+from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
+from proxymetric.search.rows import Row, Rows, write_rows
+
+GENERATIONS, THUMBNAILS = "generations", "thumbnails"
+VECTORS, ITEMS, POINTS = "vectors.npy", "items.sqlite", "map.npy"
+COPY_ROWS = 8_192
+"""vectors that are copied at once"""
+LIVE_SHARE = 0.5
+"""a file of thumbnails of which less than this share is used is not kept"""
+
+
+class Generation:
+    """The files of one generation, mapped into memory: processes that open the same index share its pages.
+
+    Args:
+        folder: the folder of the index.
+        manifest: its manifest.
+
+    Raises:
+        FileNotFoundError: a file is missing, perhaps because a change has replaced the generation.
+        ValueError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        place = generation_folder(folder, manifest.generation)
+        for file, facts in _files(folder, manifest):
+            if (size := file.stat().st_size) != facts[0]:
+                raise ValueError(
+                    f"index: got {file} with {size:,} bytes, expected {facts[0]:,}: it was damaged after it was "
+                    "written; `proxymetric index --rebuild` makes it anew"
+                )
+        self.manifest = manifest
+        self.array = _mapped(place / VECTORS, (manifest.count, manifest.dim))
+        self.vectors = torch.from_numpy(self.array)
+        self.points = _mapped(place / POINTS, (manifest.count, 2)) if POINTS in manifest.files else None
+        self.rows = Rows(place / ITEMS)
+        self.engine = open_engine(manifest.engine, self.vectors, place)
+        self._packs = {int(number): _mapped_bytes(_pack(folder, int(number))) for number in manifest.packs}
+
+    def thumbnail(self, row: Row) -> bytes | None:
+        """Return the thumbnail of an item (JPEG); None without one."""
+        if row.pack is None or row.start is None or row.length is None:
+            return None
+        return bytes(self._packs[row.pack][row.start : row.start + row.length])
+
+
+def empty(folder: Path, manifest: Manifest) -> None:
+    """Write the first generation of an index, which has no items."""
+    commit(folder, manifest, None, [], {})
+
+
+def commit(
+    folder: Path,
+    manifest: Manifest,
+    before: Generation | None,
+    batches: Sequence[Batch],
+    edits: Mapping[str, tuple[str | None, str]],
+    kept: set[str] | None = None,
+) -> Manifest:
+    """Write a new generation and make it the state of the index, in one step for every reader.
+
+    Args:
+        folder: the folder of the index; the caller holds its lock.
+        manifest: what the new manifest says, apart from counts and files.
+        before: the generation before the change; None if nothing of it is kept.
+        batches: items that are added or replaced.
+        edits: label and metadata of kept items that get new ones.
+        kept: ids of the old items that stay; None: all that no batch replaces.
+
+    Returns:
+        The manifest that was written.
+    """
+    number = manifest.generation + 1
+    place = generation_folder(folder, number)
+    partial = place.with_name(f".{place.name}.part")
+    for leftover in (partial, place):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir(parents=True)
+    new_ids = {item: (index, row) for index, batch in enumerate(batches) for row, item in enumerate(batch.ids)}
+    old_ids = {} if before is None else {item: row for item, (row, _) in before.rows.stamps().items()}
+    staying = [item for item in old_ids if item not in new_ids and (kept is None or item in kept)]
+    order = sorted([*staying, *new_ids])
+    sources = [np.empty((0, manifest.dim), np.float32) if before is None else before.array]
+    sources += [batch.vectors for batch in batches]
+    places = np.array(
+        [(new_ids[item][0] + 1, new_ids[item][1]) if item in new_ids else (0, old_ids[item]) for item in order],
+        dtype=np.int64,
+    ).reshape(len(order), 2)
+    _write_vectors(partial / VECTORS, sources, places, manifest.dim)
+    columns: set[str] = set()
+    packs = _write_items(folder, partial, number, manifest, before, batches, edits, places, columns)
+    array = _mapped(partial / VECTORS, (len(order), manifest.dim))
+    old_rows = np.where(places[:, 0] == 0, places[:, 1], -1)
+    is_same_map = before is not None and before.manifest.map["method"] == manifest.map["method"]
+    old_points = before.points if before is not None and is_same_map else None
+    points, map_facts = update_map(manifest.map, array, old_rows, old_points)
+    if points is not None:
+        np.save(partial / POINTS, points)
+    engine, engine_files = build_engine(manifest.engine, array, partial)
+    names = [VECTORS, ITEMS, *([POINTS] if points is not None else []), *engine_files]
+    for name in names:
+        sync_file(partial / name)
+    written = replace(
+        manifest,
+        generation=number,
+        count=len(order),
+        engine=engine,
+        map=map_facts,
+        columns=sorted(columns),
+        files={name: facts_of(partial / name) for name in names},
+        packs=packs,
+    )
+    sync_folder(partial)
+    partial.rename(place)
+    sync_folder(place.parent)
+    written.write(folder)
+    clean(folder, written)
+    clean_engine(written.engine)
+    return written
+
+
+def clean(folder: Path, manifest: Manifest) -> None:
+    """Remove the files of earlier generations and of killed changes; readers that have them open keep them."""
+    current = generation_folder(folder, manifest.generation)
+    for place in current.parent.iterdir():
+        if place != current:
+            shutil.rmtree(place, ignore_errors=True)
+    for file in folder.glob(f".{FILE}.*.part"):
+        file.unlink(missing_ok=True)
+    packs = {_pack(folder, int(number)) for number in manifest.packs}
+    if (folder / THUMBNAILS).is_dir():
+        for file in (folder / THUMBNAILS).iterdir():
+            if file not in packs:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+
+def damaged_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Return the files that are missing or not as they were written."""
+    return [
+        str(file.relative_to(folder))
+        for file, facts in _files(folder, manifest)
+        if not file.is_file() or facts_of(file) != facts
+    ]
+
+
+def generation_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a generation."""
+    return folder / GENERATIONS / f"{number:08d}"
+
+
+def _files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, list[int]]]:
+    for name, facts in manifest.files.items():
+        yield generation_folder(folder, manifest.generation) / name, facts
+    for number, facts in manifest.packs.items():
+        yield _pack(folder, int(number)), facts
+
+
+def _pack(folder: Path, number: int) -> Path:
+    return folder / THUMBNAILS / f"{number:08d}.pack"
+
+
+def _write_vectors(file: Path, sources: list[np.ndarray], places: np.ndarray, dim: int) -> None:
+    """Write the vectors of an index in their order; `places` are the numbers of source and row."""
+    if not len(places):
+        np.save(file, np.empty((0, dim), np.float32))
+        return
+    array = open_memmap(file, mode="w+", dtype=np.float32, shape=(len(places), dim))
+    for start in range(0, len(places), COPY_ROWS):
+        part = places[start : start + COPY_ROWS]
+        for source in np.unique(part[:, 0]):
+            chosen = np.flatnonzero(part[:, 0] == source)
+            array[start + chosen] = sources[source][part[chosen, 1]]
+    array.flush()
+
+
+def _write_items(
+    folder: Path,
+    partial: Path,
+    number: int,
+    manifest: Manifest,
+    before: Generation | None,
+    batches: Sequence[Batch],
+    edits: Mapping[str, tuple[str | None, str]],
+    places: np.ndarray,
+    columns: set[str],
+) -> dict[str, list[int]]:
+    """Write the items and a file of new thumbnails; return the facts of the files of thumbnails that are in use."""
+    old_rows = [] if before is None else list(before.rows)
+    live_bytes: dict[int, int] = {}
+    for source, place in places.tolist():
+        if source == 0 and (pack := old_rows[place].pack) is not None:
+            live_bytes[pack] = live_bytes.get(pack, 0) + (old_rows[place].length or 0)
+    sparse = {pack for pack, size in live_bytes.items() if size < LIVE_SHARE * manifest.packs[str(pack)][0]}
+    seen: set[str] = set()
+    pack_file = _pack(folder, number)
+    pack_file.parent.mkdir(exist_ok=True)
+    with open(pack_file, "wb") as pack_bytes:
+
+        def stored(thumbnail: bytes | None) -> tuple[int | None, int | None, int | None]:
+            if thumbnail is None:
+                return None, None, None
+            start = pack_bytes.tell()
+            pack_bytes.write(thumbnail)
+            return number, start, len(thumbnail)
+
+        def rows() -> Iterator[Row]:
+            for source, place in places.tolist():
+                if source:
+                    batch = batches[source - 1]
+                    row = Row(
+                        batch.ids[place],
+                        batch.labels[place],
+                        batch.metadata[place],
+                        batch.stamps[place],
+                        *stored(batch.thumbnails[place]),
+                    )
+                else:
+                    row = old_rows[place]
+                    if row.id in edits:
+                        row = row._replace(label=edits[row.id][0], metadata=edits[row.id][1])
+                    if row.pack in sparse:
+                        assert before is not None
+                        pack, start, length = stored(before.thumbnail(row))
+                        row = row._replace(pack=pack, start=start, length=length)
+                if row.metadata not in seen:
+                    seen.add(row.metadata)
+                    columns.update(json.loads(row.metadata))
+                yield row
+
+        write_rows(partial / ITEMS, rows())
+    used = {pack: manifest.packs[str(pack)] for pack in live_bytes.keys() - sparse}
+    if pack_file.stat().st_size:
+        sync_file(pack_file)
+        sync_folder(pack_file.parent)
+        used[number] = facts_of(pack_file)
+    else:
+        pack_file.unlink()
+    return {str(pack): facts for pack, facts in sorted(used.items())}
+
+
+def _mapped(file: Path, shape: tuple[int, int]) -> np.ndarray:
+    """Map an array of floats into memory; pages are shared between processes as long as nobody writes to them."""
+    if shape[0] == 0:
+        return np.empty(shape, np.float32)
+    try:
+        array = np.load(file, mmap_mode="c")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"index: got {file}, which cannot be read ({error}), expected an array") from None
+    if array.shape != shape or array.dtype != np.float32:
+        raise ValueError(f"index: got {file} of shape {array.shape} and {array.dtype}, expected {shape} and float32")
+    return array
+
+
+def _mapped_bytes(file: Path) -> mmap.mmap:
+    with open(file, "rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,111 @@
+"""The manifest of an index: the one file that says which files belong to it, replaced as the last step of a change."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from proxymetric.files import read_json, write_json
+
+FORMAT = 1
+FILE = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index says about itself.
+
+    Args:
+        generation: number of the folder with the vectors and items; each change makes a new one.
+        count: number of items.
+        dim: dimensions of the vectors.
+        model: `Model.fingerprint` of the model that made the vectors; empty if unknown.
+        run: where that model lies: `run`, `which` and `weights`; empty if unknown.
+        photos: the folder that was indexed; None for an index that was filled from Python.
+        engine: name and settings of the engine.
+        map: method of the map (`pca`, `tsne` or `none`) and how many points were placed since it was made.
+        columns: the metadata columns.
+        files: size and CRC-32 of each file of the generation.
+        packs: size and CRC-32 of each file of thumbnails.
+    """
+
+    generation: int
+    count: int
+    dim: int
+    model: str = ""
+    run: dict[str, str] = field(default_factory=dict)
+    photos: str | None = None
+    engine: dict[str, Any] = field(default_factory=lambda: {"name": "exact"})
+    map: dict[str, Any] = field(default_factory=lambda: {"method": "none"})
+    columns: list[str] = field(default_factory=list)
+    files: dict[str, list[int]] = field(default_factory=dict)
+    packs: dict[str, list[int]] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Replace the manifest of an index atomically, and wait until the disk has it."""
+        write_json(folder / FILE, asdict(self))
+        sync_folder(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of an index.
+
+        Raises:
+            ValueError: the folder is not an index, or an index of a later version.
+        """
+        what = "a folder that `proxymetric index` wrote"
+        if not (folder / FILE).is_file():
+            missing = "which does not exist" if not folder.exists() else f"which has no {FILE}"
+            raise ValueError(f"index: got {folder}, {missing}; expected {what}")
+        content = read_json(folder / FILE)
+        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
+            raise ValueError(
+                f"index: got {folder} of format {content['format']}, expected format {FORMAT}; a later version of "
+                "proxymetric wrote it: update proxymetric"
+            )
+        try:
+            manifest = cls(**content)
+        except TypeError:
+            manifest = None
+        annotated = {f.name: f.type.split("[")[0] for f in fields(cls) if isinstance(f.type, str)}
+        kinds = {"int": int, "str": str, "dict": dict, "list": list}
+        if manifest is None or not all(
+            isinstance(getattr(manifest, name), kinds[kind]) for name, kind in annotated.items() if kind in kinds
+        ):
+            raise ValueError(f"index: got {folder}, whose {FILE} is damaged; expected {what}")
+        return manifest
+
+
+def is_index(folder: Path) -> bool:
+    """Return whether a folder looks like an index."""
+    return (folder / FILE).is_file()
+
+
+def facts_of(file: Path) -> list[int]:
+    """Return the size and the CRC-32 of a file."""
+    crc = 0
+    with open(file, "rb") as opened:
+        while block := opened.read(2**20):
+            crc = zlib.crc32(block, crc)
+    return [file.stat().st_size, crc]
+
+
+def sync_file(file: Path) -> None:
+    """Wait until the disk has the content of a file."""
+    with open(file, "rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder; a system without this, such as Windows, does nothing."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

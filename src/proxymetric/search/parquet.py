@@ -1,0 +1,63 @@
+"""The items and vectors of an index as a Parquet file (needs the extra `parquet`), for any other database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from proxymetric.files import check_output, replacing
+from proxymetric.search.index import Index
+
+ROWS_PER_GROUP = 8_192
+MAGIC = b"PAR1"
+
+
+def write_parquet(index: Index, file: str | Path) -> Path:
+    """Write the columns `id`, `class`, `metadata` (JSON) and `vector` (float32, of unit length), some rows at a time.
+
+    Args:
+        index: the index.
+        file: the file; an earlier Parquet file is replaced, any other file is kept.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: the file exists and is not Parquet, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError(
+            "parquet: pyarrow is not installed; expected the extra `parquet`: pip install 'proxymetric[parquet]'"
+        ) from None
+    target = check_output("--parquet", file, "a Parquet file", _is_parquet)
+    schema = pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("class", pa.string()),
+            pa.field("metadata", pa.string(), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), index.dim), nullable=False),
+        ],
+        metadata={"model": index.model},
+    )
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, len(index), ROWS_PER_GROUP):
+            items = [index.at(row) for row in range(start, min(start + ROWS_PER_GROUP, len(index)))]
+            numbers = np.ascontiguousarray(index.vectors[start : start + ROWS_PER_GROUP].numpy()).reshape(-1)
+            columns = [
+                pa.array([item.id for item in items], pa.string()),
+                pa.array([item.label for item in items], pa.string()),
+                pa.array([json.dumps(item.metadata, ensure_ascii=False) for item in items], pa.string()),
+                pa.FixedSizeListArray.from_arrays(pa.array(numbers, pa.float32()), index.dim),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return target
+
+
+def _is_parquet(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(4) == MAGIC

@@ -1,0 +1,187 @@
+"""The items of an index without their vectors: a read-only database that many processes can share."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from proxymetric.signatures import one_of
+
+SCHEMA = """
+CREATE TABLE items (
+  row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, label TEXT, metadata TEXT NOT NULL,
+  stamp TEXT NOT NULL, pack INTEGER, start INTEGER, length INTEGER
+)
+"""
+CLASS_COLUMN = "class"
+"""the column of `where` that stands for the label"""
+ROWS_PER_QUERY = 500
+"""SQLite allows about a thousand values in a statement"""
+
+
+class Row(NamedTuple):
+    """What an index keeps of an item besides its vector."""
+
+    id: str
+    label: str | None
+    metadata: str
+    """a JSON object"""
+    stamp: str
+    """size and time of the file, by which a change is noticed; empty for items that are not files"""
+    pack: int | None = None
+    """number of the file that holds the thumbnail; None without one"""
+    start: int | None = None
+    length: int | None = None
+
+
+def write_rows(file: Path, rows: Iterable[Row]) -> None:
+    """Write a new database; the rows are numbered from 0 in their order.
+
+    Args:
+        file: a file that does not exist.
+        rows: the rows; no id may come twice.
+    """
+    connection = sqlite3.connect(file, isolation_level=None)
+    try:
+        # The file is written anew in a folder that nobody reads yet, so that no journal is necessary.
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        connection.execute(SCHEMA)
+        numbered = ((number, *row) for number, row in enumerate(rows))
+        connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", numbered)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+class Rows:
+    """The rows of a database that `write_rows` wrote; any thread may ask.
+
+    Args:
+        file: the database.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not such a database.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "items.sqlite"
+        >>> write_rows(file, [Row("a.jpg", "cat", "{}", ""), Row("b.jpg", "dog", '{"shop": "Ulm"}', "")])
+        >>> rows = Rows(file)
+        >>> rows.number_of("b.jpg"), rows.matching({"shop": "Ulm"}), rows.at([0])[0].label
+        (1, [1], 'cat')
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._lock = threading.Lock()
+        try:
+            self._connection = sqlite3.connect(
+                f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            )
+            self.count = self._ask("SELECT count(*) FROM items")[0][0]
+        except sqlite3.Error as error:
+            if not file.exists():  # another process has replaced the generation
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
+            raise ValueError(f"index: got {file}, which cannot be read ({error}), expected a database") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Iterate over all rows, in their order."""
+        for start in range(0, self.count, ROWS_PER_QUERY):
+            yield from self.at(range(start, min(start + ROWS_PER_QUERY, self.count)))
+
+    def at(self, numbers: Sequence[int]) -> list[Row]:
+        """Return the rows of these numbers, in the order of the numbers."""
+        found: dict[int, Row] = {}
+        for start in range(0, len(numbers), ROWS_PER_QUERY):
+            some = numbers[start : start + ROWS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            found |= {row[0]: Row(*row[1:]) for row in self._ask(f"SELECT * FROM items WHERE row IN ({marks})", *some)}
+        return [found[number] for number in numbers]
+
+    def number_of(self, item: str) -> int | None:
+        """Return the number of the row with an id; None if there is none."""
+        if not _is_text(item):
+            return None
+        found = self._ask("SELECT row FROM items WHERE id = ?", item)
+        return found[0][0] if found else None
+
+    def stamps(self) -> dict[str, tuple[int, str]]:
+        """Return the number and the stamp of each id."""
+        return {item: (row, stamp) for item, row, stamp in self._ask("SELECT id, row, stamp FROM items")}
+
+    def labels(self) -> list[str | None]:
+        """Return the label of each row."""
+        return [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
+
+    def matching(self, where: Mapping[str, str]) -> list[int]:
+        """Return the sorted numbers of the rows with these values; `class` stands for the label."""
+        conditions, values = [], []
+        for column, value in where.items():
+            if column == CLASS_COLUMN:
+                conditions.append("label = ?")
+                values.append(value)
+            else:
+                conditions.append("CAST(json_extract(metadata, ?) AS TEXT) = ?")
+                values += [f'$."{column}"', value]
+        if not all(map(_is_text, values)):
+            return []
+        return [row for (row,) in self._ask(f"SELECT row FROM items WHERE {' AND '.join(conditions)}", *values)]
+
+    def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._connection.execute(statement, values).fetchall()
+
+
+def check_columns(where: Mapping[str, str], columns: Sequence[str]) -> None:
+    """Refuse a column that no item has.
+
+    Raises:
+        ValueError: the column is unknown; the message names the columns.
+    """
+    for column in where:
+        one_of("where", column, [CLASS_COLUMN, *columns])
+
+
+def as_metadata(content: Mapping[str, Any] | None) -> str:
+    """Return the JSON of an item's metadata.
+
+    Raises:
+        ValueError: a key or a value cannot be stored.
+
+    Example:
+        >>> as_metadata({"price": 3, "shop": "Ulm"})
+        '{"price": 3, "shop": "Ulm"}'
+    """
+    for key, value in (content or {}).items():
+        if not isinstance(key, str) or '"' in key or not key or key == CLASS_COLUMN or not _is_text(key):
+            raise ValueError(f"metadata: got the key {key!r}, expected text without quotation marks, not 'class'")
+        if not isinstance(value, str | int | float | bool | None):
+            raise ValueError(f"metadata: got {key}={value!r}, expected text, a number, a bool or None")
+        if isinstance(value, str) and not _is_text(value):
+            raise ValueError(f"metadata: got {key}={value!r}, expected text that UTF-8 can encode")
+    try:
+        return json.dumps(dict(content or {}), ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"metadata: got {content!r}, expected finite numbers") from None
+
+
+def _is_text(value: str) -> bool:
+    """Whether SQLite can compare a text: no surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

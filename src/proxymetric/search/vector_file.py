@@ -1,0 +1,129 @@
+"""One file of vectors and file names: save, load, exact search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from proxymetric.core.pieces import unit
+from proxymetric.files import replacing
+from proxymetric.search.engines.exact import top_k
+from proxymetric.tensor_files import read_header, read_tensors, write_tensors
+
+
+class VectorFile:
+    """Vectors with names, searched by cosine similarity.
+
+    Args:
+        vectors: (N, D).
+        names: N file names.
+        model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
+        classes: N class names; None: each file's folder directly under the common folder of all files.
+
+    Raises:
+        ValueError: the lengths or shapes do not match, or a number is not finite.
+
+    Example:
+        >>> vectors = VectorFile(torch.eye(3), ["x", "y", "z"])
+        >>> vectors.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
+        [('y', 0.894...), ('z', 0.447...)]
+    """
+
+    def __init__(
+        self, vectors: Tensor, names: Sequence[str], model: str = "", classes: Sequence[str] | None = None
+    ) -> None:
+        if vectors.ndim != 2:
+            raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
+        if len(vectors) != len(names):
+            raise ValueError(f"names: got {len(names)} for {len(vectors)} vectors, expected one for each")
+        if not vectors.isfinite().all():
+            raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
+        if classes is not None and len(classes) != len(names):
+            raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
+        self.vectors, self.names, self.model = vectors, list(names), model
+        self.classes = _folders(self.names) if classes is None else list(classes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
+        """Find the names that are nearest to each query.
+
+        Args:
+            queries: (Q, D).
+            k: results for each query, at least 1; fewer come back if the index holds fewer.
+            own: Q file names, one for each query; the results of a query leave out its own file.
+
+        Returns:
+            For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the index.
+
+        Raises:
+            ValueError: an argument is wrong.
+
+        Example:
+            >>> VectorFile(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
+            [[('y', 0.0)], [('y', 1.0)]]
+        """
+        if k < 1:
+            raise ValueError(f"k: got {k}, expected at least 1")
+        if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
+            raise ValueError(
+                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
+                "the index, embedded by the same model"
+            )
+        if not queries.isfinite().all():
+            raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
+        if own is not None and len(own) != len(queries):
+            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
+        scores = unit(queries) @ unit(self.vectors).T
+        if own is not None:
+            paths = [str(Path(name).resolve()) for name in self.names]
+            for row, name in zip(scores, own, strict=True):
+                query_path = str(Path(name).resolve())
+                row[torch.tensor([path == query_path for path in paths], dtype=torch.bool)] = -torch.inf
+        values, columns = top_k(scores, k)
+        return [
+            [(self.names[i], score) for i, score in zip(rows, similarities, strict=True) if score > -torch.inf]
+            for rows, similarities in zip(columns.tolist(), values.tolist(), strict=True)
+        ]
+
+    @staticmethod
+    def model_of(file: str | Path) -> str | None:
+        """The fingerprint of the model that made the vectors of a file; None if the file is not an index."""
+        header = read_header(file)
+        return header.get("model", "") if "names" in header else None
+
+    def save(self, file: str | Path) -> None:
+        """Write a safetensors file: `vectors`, with names, classes and model in its header."""
+        header = {"names": json.dumps(self.names), "model": self.model, "classes": json.dumps(self.classes)}
+        with replacing(file) as temporary:
+            write_tensors(temporary, {"vectors": self.vectors}, header)
+
+    @classmethod
+    def load(cls, file: str | Path) -> VectorFile:
+        """Load an index that `save` or `proxymetric embed` wrote.
+
+        Raises:
+            ValueError: the file is not an index.
+        """
+        try:
+            tensors, header = read_tensors(file)
+            classes = json.loads(header["classes"]) if "classes" in header else None
+            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""), classes)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    """The folder of each file directly under the common folder of all files; empty for files in the common folder.
+
+    >>> _folders(["photos/cat/1.jpg", "photos/dog/new/2.jpg", "photos/3.jpg"])
+    ['cat', 'dog', '']
+    """
+    parents = [Path(name).parts[:-1] for name in names]
+    depth = next((i for i, level in enumerate(zip(*parents)) if len(set(level)) > 1), min(map(len, parents), default=0))
+    return [parent[depth] if len(parent) > depth else "" for parent in parents]

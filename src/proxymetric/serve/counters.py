@@ -1,0 +1,100 @@
+"""Counters of the service in the format of Prometheus, summed over its processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+ROUTES = ("search", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics", "openapi", "other")
+STATUSES = (200, 304, 400, 401, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504)
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""upper bounds of the histogram of the duration of searches, in seconds"""
+FOLDER_VARIABLE = "PROXYMETRIC_SERVE_COUNTERS"
+"""environment variable with the folder where the processes of the service keep their counters"""
+_REQUESTS = len(ROUTES) * (len(STATUSES) + 1)
+_SIZE = _REQUESTS + len(BUCKETS) + 1 + 4
+
+
+class Counters:
+    """Counters of one process, in a file that the other processes read; in memory without a folder.
+
+    Args:
+        folder: where the processes keep their counters; None: only this process counts.
+
+    Example:
+        >>> counters = Counters()
+        >>> counters.answered("search", 200, seconds=0.02)
+        >>> print(counters.text(items=7).splitlines()[2])
+        proxymetric_requests_total{route="search",status="200"} 1
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is None:
+            self._values: np.ndarray = np.zeros(_SIZE)
+        else:
+            self._values = np.memmap(self.folder / f"{os.getpid()}.counters", np.float64, "w+", shape=(_SIZE,))
+        self._requests = self._values[:_REQUESTS].reshape(len(ROUTES), -1)
+        self._buckets = self._values[_REQUESTS : _REQUESTS + len(BUCKETS) + 1]
+        self._rest = self._values[-4:]
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer; for searches that succeed, also their duration."""
+        column = STATUSES.index(status) if status in STATUSES else len(STATUSES)
+        self._requests[ROUTES.index(route), column] += 1
+        if route == "search" and status == 200:
+            self._buckets[np.searchsorted(BUCKETS, seconds)] += 1
+            self._rest[0] += seconds
+
+    def batched(self, size: int) -> None:
+        """Count a batch of searches."""
+        self._rest[1] += 1
+        self._rest[2] += size
+
+    def pending(self, change: int) -> int:
+        """Change the number of searches that wait or run in this process, and return it."""
+        self._rest[3] += change
+        return int(self._rest[3])
+
+    def text(self, items: int) -> str:
+        """Return all counters, summed over the processes, in the text format of Prometheus.
+
+        Args:
+            items: number of items in the index.
+        """
+        total = self._values.copy()
+        if self.folder is not None:
+            files = [np.fromfile(file) for file in self.folder.glob("*.counters")]
+            total = np.sum([values for values in files if len(values) == _SIZE], axis=0)
+        requests = total[:_REQUESTS].reshape(len(ROUTES), -1)
+        lines = _head("requests_total", "counter", "Answers by route and status.")
+        for row, route in enumerate(ROUTES):
+            for column, status in enumerate((*map(str, STATUSES), "other")):
+                if requests[row, column]:
+                    lines.append(
+                        f'proxymetric_requests_total{{route="{route}",status="{status}"}} {requests[row, column]:.0f}'
+                    )
+        counts = total[_REQUESTS : _REQUESTS + len(BUCKETS) + 1].cumsum()
+        lines += _head("search_seconds", "histogram", "Duration of searches that succeeded.")
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), counts):
+            lines.append(f'proxymetric_search_seconds_bucket{{le="{bound}"}} {count:.0f}')
+        lines += [
+            f"proxymetric_search_seconds_sum {total[-4]:.6f}",
+            f"proxymetric_search_seconds_count {counts[-1]:.0f}",
+        ]
+        lines += [
+            *_head("batches_total", "counter", "Batches of searches."),
+            f"proxymetric_batches_total {total[-3]:.0f}",
+        ]
+        lines += _head("batched_searches_total", "counter", "Searches in batches.")
+        lines += [f"proxymetric_batched_searches_total {total[-2]:.0f}"]
+        lines += _head("pending_searches", "gauge", "Searches that wait or run.")
+        lines += [f"proxymetric_pending_searches {total[-1]:.0f}"]
+        lines += [*_head("index_items", "gauge", "Items in the index."), f"proxymetric_index_items {items}"]
+        return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP proxymetric_{name} {text}", f"# TYPE proxymetric_{name} {kind}"]

@@ -1,0 +1,192 @@
+"""The guard in front of the service: who may ask, how much, how fast; and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from proxymetric.serve.counters import ROUTES, Counters
+from proxymetric.serve.errors import Refused
+from proxymetric.serve.settings import Settings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+FORM_BYTES = 65_536
+"""bytes that a request may have besides its image"""
+DRAIN_SECONDS, DRAIN_BYTES = 10.0, 2**29
+"""how long and how much of a refused upload is read and thrown away, so that the client can read the refusal"""
+OPEN_PATHS = {"/", "/app.js", "/style.css", "/map.js", "/icon.svg", "/healthz"}
+"""paths without secrets, which need no token: the page must load before it can ask for one"""
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+log = logging.getLogger("proxymetric.serve")
+
+
+class Guard:
+    """Checks host, token, size and speed of each request before the service sees it, and counts the answers.
+
+    Args:
+        app: the service.
+        settings: its limits.
+        counters: what counts.
+    """
+
+    def __init__(self, app: App, settings: Settings, counters: Counters) -> None:
+        self.app, self.settings, self.counters = app, settings, counters
+        self._token = hashlib.sha256(settings.token.encode()).digest()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = _Body(receive, self._max_body(scope), self.settings.receive_seconds)
+        answer = _Answer(send, body)
+        started = time.monotonic()
+        is_search = scope["path"] == "/search" and scope["method"] == "POST"
+        counted = False
+        try:
+            self._check(scope)
+            if is_search:
+                counted = True
+                if self.counters.pending(+1) > self.settings.max_pending:
+                    raise Refused(
+                        429,
+                        f"searches: got more than {self.settings.max_pending} at a time, expected fewer; try again",
+                        headers={"retry-after": "1"},
+                    )
+            try:
+                async with asyncio.timeout(self.settings.seconds + self.settings.receive_seconds):
+                    await self.app(scope, body, answer)
+            except TimeoutError:
+                raise Refused(
+                    504, f"search: got no answer within {self.settings.seconds:g} s, expected one; try again"
+                ) from None
+        except Refused as refusal:
+            await answer.refuse(refusal)
+        except Exception:
+            log.exception("an error in the service")
+            await answer.refuse(Refused(500, "service: got an error that is described in its log"))
+        finally:
+            if counted:
+                self.counters.pending(-1)
+            self.counters.answered(_route(scope["path"]), answer.status, time.monotonic() - started)
+
+    def _check(self, scope: MutableMapping[str, Any]) -> None:
+        """Refuse a wrong host, a wrong token, and a body that is announced to be too large."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self.settings.allows_host(host):
+            raise Refused(421, f"host: got {host[:100]!r}, expected a name of this service (`serve --allow-host`)")
+        if self.settings.token and scope["path"] not in OPEN_PATHS:
+            given = headers.get(b"authorization", b"")
+            scheme, _, token = given.partition(b" ")
+            # Digests have equal lengths, so that the time of the comparison says nothing about the token.
+            is_right = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._token)
+            if scheme.lower() != b"bearer" or not is_right:
+                raise Refused(
+                    401,
+                    "authorization: got no right token, expected the header 'Authorization: Bearer TOKEN'",
+                    headers={"www-authenticate": "Bearer"},
+                )
+        length = headers.get(b"content-length", b"0").decode("latin-1")
+        if length.isdecimal() and int(length) > self._max_body(scope):
+            raise _too_large(self._max_body(scope))
+
+    def _max_body(self, scope: MutableMapping[str, Any]) -> int:
+        """The limit on the bytes of a body; base64 has four letters for three bytes."""
+        if scope["path"] != "/search":
+            return FORM_BYTES
+        return self.settings.max_bytes * 4 // 3 + FORM_BYTES
+
+
+class _Body:
+    """Reads the body of a request, up to a limit of bytes and of time."""
+
+    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
+        self.receive, self.max_bytes, self.seconds = receive, max_bytes, seconds
+        self.end = time.monotonic() + seconds
+        self.read, self.is_whole = 0, False
+
+    async def __call__(self) -> Message:
+        if self.is_whole:  # the service waits for the client to leave
+            return await self.receive()
+        try:
+            async with asyncio.timeout(max(0.0, self.end - time.monotonic())):
+                message = await self.receive()
+        except TimeoutError:
+            raise Refused(
+                408, f"body: got no whole request within {self.seconds:g} s, expected a faster client"
+            ) from None
+        self.read += len(message.get("body", b""))
+        self.is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self.read > self.max_bytes:
+            raise _too_large(self.max_bytes)
+        return message
+
+    async def drain(self) -> None:
+        """Read what the client is still sending and throw it away, within limits."""
+        drained = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.is_whole and drained < DRAIN_BYTES:
+                    message = await self.receive()
+                    drained += len(message.get("body", b""))
+                    self.is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+
+
+class _Answer:
+    """Sends an answer with the security headers, and remembers its status."""
+
+    def __init__(self, send: Send, body: _Body) -> None:
+        self.send, self.body = send, body
+        self.status, self.is_started = 500, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.is_started = message["status"], True
+            present = {name for name, _ in message.get("headers", ())}
+            more = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *(h for h in more if h[0] not in present)]}
+        elif not message.get("more_body", False) and self.status >= 400:
+            # A client that is still sending could not read the answer if the connection were closed now.
+            await self.send({**message, "more_body": True})
+            await self.body.drain()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self.send(message)
+
+    async def refuse(self, refusal: Refused) -> None:
+        """Send an error."""
+        if self.is_started:
+            return
+        body = refusal.body()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": refusal.status, "headers": encoded})
+        await self({"type": "http.response.body", "body": body})
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"body: got more than {limit:,} bytes, expected at most that many")
+
+
+def _route(path: str) -> str:
+    first = path.lstrip("/").split("/", 1)[0]
+    if path in OPEN_PATHS - {"/healthz"}:
+        return "page"
+    return "openapi" if first == "openapi.json" else first if first in ROUTES else "other"

@@ -1,0 +1,91 @@
+"""What the service takes and returns; its OpenAPI description is made from these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Item(BaseModel):
+    """An item of the index."""
+
+    id: str
+    label: str | None = Field(serialization_alias="class", description="Its class; null if it has none.")
+    metadata: dict[str, Any]
+    thumbnail: str = Field(description="Path of its thumbnail.")
+    row: int = Field(description="Number of its point on the map, in this state of the index.")
+
+
+class Hit(Item):
+    """A result of a search."""
+
+    rank: int
+    similarity: float = Field(description="Cosine similarity with the query, from -1 to 1.")
+
+
+class Results(BaseModel):
+    """The results of a search, most similar first."""
+
+    results: list[Hit]
+    generation: int = Field(description="Number of the state of the index.")
+
+
+class SearchBody(BaseModel):
+    """A search: by an image or by the id of an item, exactly one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    image: str = Field(default="", description="The bytes of an image file in base64.")
+    id: str = Field(default="", description="The id of an item; it is left out of the results.")
+    k: int = Field(default=12, ge=1, description="Number of results.")
+    where: dict[str, str] = Field(
+        default_factory=dict, max_length=8, description="Only items with these values: `class`, or metadata columns."
+    )
+
+
+class MapInfo(BaseModel):
+    """The map of the index; `/map/points` has its points."""
+
+    method: str
+    count: int
+    classes: list[str] = Field(description="Names of the classes; a point of /map/points has a number into this list.")
+    generation: int
+
+
+class Limits(BaseModel):
+    """The limits of the service."""
+
+    bytes: int
+    pixels: int
+    results: int
+
+
+class Info(BaseModel):
+    """Facts about the index and the service."""
+
+    count: int
+    dim: int
+    engine: str
+    columns: list[str]
+    generation: int
+    limits: Limits
+
+
+class Health(BaseModel):
+    """Whether the service can answer."""
+
+    status: str
+    items: int
+
+
+class ErrorContent(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(description="For programs.")
+    message: str = Field(description="A sentence for people.")
+
+
+class Error(BaseModel):
+    """An error."""
+
+    error: ErrorContent

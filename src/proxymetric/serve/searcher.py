@@ -1,0 +1,147 @@
+"""What the service computes: the vectors of a batch of images, and what is similar to them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxymetric.data.image_bytes import decode_image
+from proxymetric.models.load import load
+from proxymetric.models.model import Model
+from proxymetric.search import Hit, Index
+from proxymetric.search.manifest import FILE
+
+LOOK_SECONDS = 1.0
+"""time between two looks at the index, which may have changed on disk"""
+
+
+class Question(NamedTuple):
+    """A search: pixels from `Searcher.pixels`, or the id of an item."""
+
+    pixels: Tensor | None
+    item: str | None
+    k: int
+    where: tuple[tuple[str, str], ...]
+
+
+class UnknownItem(ValueError):
+    """There is no item of this id."""
+
+
+class Found(NamedTuple):
+    """The results of a search, and the number of the state of the index that they belong to."""
+
+    hits: list[Hit]
+    generation: int
+
+
+class Searcher:
+    """A model and an index; the index is opened again when it changes on disk.
+
+    Args:
+        folder: the folder of the index.
+        run: the run that made it; None: as the index says.
+        device: where the model computes.
+        max_pixels: limit on the pixels of an image.
+
+    Raises:
+        ValueError: the index or the model cannot be opened, or the model did not make the index.
+    """
+
+    def __init__(self, folder: str, run: str | None, device: str | None, max_pixels: int) -> None:
+        self.index = Index(folder)
+        self.model = model_of(self.index, None if run is None else Path(run), device)
+        self.max_pixels = max_pixels
+        self._fingerprint = self.model.fingerprint()
+        self._last_look, self._seen = time.monotonic(), self._stamp()
+
+    def pixels(self, content: bytes) -> Tensor:
+        """Decode an uploaded image and cut it as the model needs it.
+
+        Raises:
+            BadImage: it cannot be read.
+        """
+        return self.model.view(decode_image(content, self.max_pixels))
+
+    def answer(self, questions: list[Question]) -> list[Found | Exception]:
+        """Answer a batch of questions with one pass of the model, and one search for those with equal conditions."""
+        self._look()
+        index = self.index
+        vectors: list[Tensor | None] = [None] * len(questions)
+        answers: list[Found | Exception | None] = [None] * len(questions)
+        images = [row for row, question in enumerate(questions) if question.pixels is not None]
+        if images:
+            pixels = torch.stack([question.pixels for question in questions if question.pixels is not None])
+            for row, vector in zip(images, self.model.embed(pixels), strict=True):
+                vectors[row] = vector
+        for row, question in enumerate(questions):
+            if question.item is not None:
+                try:
+                    vectors[row] = index.vector(question.item)
+                except KeyError:
+                    answers[row] = UnknownItem(f"id: got {question.item!r}, expected the id of an item of the index")
+        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for row, question in enumerate(questions):
+            if answers[row] is None:
+                groups.setdefault(question.where, []).append(row)
+        for where, rows in groups.items():
+            queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])
+            try:
+                found = index.search(
+                    queries, max(questions[row].k for row in rows), dict(where), [questions[row].item for row in rows]
+                )
+            except ValueError as error:  # an unknown column
+                for row in rows:
+                    answers[row] = error
+                continue
+            for row, hits in zip(rows, found, strict=True):
+                answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
+        return [answer for answer in answers if answer is not None]
+
+    def _look(self) -> None:
+        """Open the index again if it has changed; a state of another model is not opened."""
+        if time.monotonic() - self._last_look < LOOK_SECONDS:
+            return
+        self._last_look, stamp = time.monotonic(), self._stamp()
+        if stamp == self._seen:
+            return
+        try:
+            self.index = Index(self.index.folder, self._fingerprint)
+        except (ValueError, OSError):
+            return  # it is being replaced, or another model made it: the state that is open stays
+        self._seen = stamp
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.index.folder / FILE)
+        except OSError:
+            return (0, 0)
+        return status.st_mtime_ns, status.st_ino
+
+
+def model_of(index: Index, run: Path | None, device: str | None) -> Model:
+    """Load the model that made the vectors of an index.
+
+    Args:
+        index: the index.
+        run: the run; None: as the index says.
+        device: where the model computes.
+
+    Raises:
+        ValueError: the run is unknown or missing, or it is not the one that made the index.
+    """
+    source = index.manifest.run
+    if run is None and not source.get("run"):
+        raise ValueError(f"--run: got none, and {index.folder} does not say which run made it; expected a run")
+    place = Path(source["run"]) if run is None else run
+    if not place.exists():
+        raise ValueError(f"--run: {place}, which made {index.folder}, is missing; expected its new place with --run")
+    weights = source.get("weights") if place.is_file() else None
+    model = load(place, source.get("which", "best") if place.is_dir() else "best", device, weights)
+    index.check_model(model)
+    return model

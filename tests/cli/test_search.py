@@ -1,0 +1,144 @@
+"""The verbs index and search, and what `query` shares with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import webbrowser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from terminal import finished_run, proxymetric, refused
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def index(run, photos, tmp_path_factory):
+    place = tmp_path_factory.mktemp("index")
+    (place / "items.csv").write_text("file,shop\nclass0/1.png,Ulm\nclass4/2.png,Ulm\n")
+    answer = proxymetric(
+        "index", run, photos, "--out", place / "a.index", "--map", "pca", "--metadata", place / "items.csv"
+    )
+    assert answer.code == 0, answer
+    assert f"80 images in {place / 'a.index'}: 80 added, 0 updated, 0 deleted, 0 unchanged" in answer.out
+    assert f"proxymetric search {place / 'a.index'} unknown.jpg" in answer.out
+    return place / "a.index"
+
+
+def lines(answer):
+    assert answer.code == 0, answer
+    return [line.split("\t") for line in answer.out.splitlines()]
+
+
+def test_search_finds_what_query_finds(run, photos, index):
+    images = [photos / "class5" / "3.png", photos / "class0" / "0.png"]
+    by_index = lines(proxymetric("search", index, *images, "-k", 6))
+    by_folder = lines(proxymetric("query", run, photos, *images, "-k", 6))
+    assert len(by_index) == 12
+    assert [(*line[:4], str(photos / line[4])) for line in by_index] == [tuple(line) for line in by_folder]
+
+
+def test_search_of_an_image_from_elsewhere(photos, index, tmp_path):
+    copy = tmp_path / "copy.png"
+    shutil.copy(photos / "class5" / "3.png", copy)
+    first, *_ = lines(proxymetric("search", index, copy))
+    assert first == [str(copy), "1", "1.000", "class5", "class5/3.png"]
+
+
+def test_vectors_for_other_databases(run, photos, index, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    answer = proxymetric("index", run, photos, "--out", copy, "--parquet", tmp_path / "v.parquet")
+    assert answer.code == 0, answer
+    assert "80 unchanged" in answer.out
+    assert pq.read_table(tmp_path / "v.parquet").num_rows == 80
+
+
+def test_conditions_and_json(photos, index):
+    image = photos / "class0" / "0.png"
+    answer = proxymetric("search", index, image, "--where", "class=class4", "--json")
+    assert answer.code == 0, answer
+    (content,) = json.loads(answer.out)
+    assert content["query"] == str(image)
+    assert {hit["class"] for hit in content["results"]} == {"class4"}
+    assert [hit["rank"] for hit in content["results"]] == list(range(1, 9))
+    both = lines(proxymetric("search", index, image, "--where", "class=class4", "--where", "shop=Ulm"))
+    assert [line[4] for line in both] == ["class4/2.png"]
+    refused(proxymetric("search", index, image, "--where", "clas=x"), "where: got 'clas'", "did you mean 'class'?")
+    refused(proxymetric("search", index, image, "--where", "class"), "--where: got 'class', expected COLUMN=VALUE")
+
+
+@pytest.mark.parametrize("verb", ["search", "query"])
+def test_open_shows_a_page(verb, run, photos, index, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    words = ["search", index] if verb == "search" else ["query", run, photos]
+    answer = proxymetric(*words, photos / "class5" / "3.png", "-k", 3, "--open")
+    assert answer.code == 0, answer
+    (address,) = opened
+    page = Path(address.removeprefix("file://")).read_text(encoding="utf-8")
+    assert page.count('src="data:image/') == 4
+    assert "http" not in page, "nothing is loaded from elsewhere"
+    assert "class5" in page
+
+
+@pytest.mark.parametrize("engine", ["faiss", "milvus"])
+def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
+    pytest.importorskip({"faiss": "faiss", "milvus": "milvus_lite"}[engine], reason="the extra is not installed")
+    more = ["--uri", tmp_path / "shop.db", "--engine-set", "batch=7"] if engine == "milvus" else []
+    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", engine, *more)
+    answer = proxymetric(*words)
+    assert answer.code == 0, answer
+    assert ("faiss finds 100.0 % of the 10 nearest images" in answer.out) == (engine == "faiss")
+    assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
+    image = photos / "class5" / "3.png"
+    assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
+
+
+def test_refusals(run, photos, index, tmp_path):
+    image = photos / "class0" / "0.png"
+    refused(proxymetric("search", tmp_path, image), "which has no manifest.json; expected a folder that `proxymetric")
+    refused(proxymetric("search", index, tmp_path / "gone.png"), "gone.png", "No such file")
+    refused(proxymetric("search", index, image, "-k", 0), "k: got 0, expected at least 1")
+    refused(proxymetric("search", index, image, "--run", tmp_path / "gone"), "gone", "is missing")
+    refused(proxymetric("index", run, tmp_path / "gone"), "which is not a folder")
+    refused(proxymetric("index", run, photos, "--out", photos), "--out: got", "is not an index and holds class")
+    refused(proxymetric("index", run, photos, "--out", image), "--out: got", "which is a file")
+    refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
+    refused(proxymetric("index", run, photos, "--engine", "milvus", "--out", tmp_path / "x"), "uri: got none")
+    refused(
+        proxymetric("index", run, photos, "--uri", "a.db", "--out", tmp_path / "x"), "--engine: got none with --uri"
+    )
+    (tmp_path / "empty").mkdir()
+    refused(proxymetric("index", run, tmp_path / "empty", "--out", tmp_path / "x"), "which has no images")
+    assert not (tmp_path / "x").exists()
+
+
+def test_bad_files_are_listed_at_the_end(run, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (20, 20), "red").save(folder / "a.png")
+    for number in range(12):
+        (folder / f"b{number:02d}.png").write_text("no image")
+    answer = proxymetric("index", run, folder, "--out", tmp_path / "x.index")
+    assert answer.code == 0, answer
+    assert f"left out, cannot be read: {folder / 'b00.png'} (the image format is not recognised" in answer.out
+    assert "... and 2 more" in answer.out
+    assert "1 images in" in answer.out
+
+
+def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    other = finished_run(photos, tmp_path / "other", "--seed", 3)
+    refused(proxymetric("index", other, photos, "--out", copy), "were made by the model", "--rebuild")
+    refused(proxymetric("search", copy, photos / "class0" / "0.png", "--run", other), "were made by the model")
+    answer = proxymetric("index", other, photos, "--out", copy, "--rebuild")
+    assert "80 added" in answer.out
+    first, *_ = lines(proxymetric("search", copy, photos / "class0" / "0.png", "-k", 1))
+    assert first[1] == "1"

@@ -1,0 +1,129 @@
+"""Every engine gives the answers of the exact one, as far as it promises, and is opened with the index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from proxymetric.search import Index
+from proxymetric.search.engines import ENGINES, build_engine, open_engine
+from proxymetric.search.engines.exact import Exact
+from proxymetric.search.engines.milvus import check_settings
+
+COUNT, DIM = 6_000, 16
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    """Vectors with class structure."""
+    random = np.random.default_rng(0)
+    made = random.normal(size=(60, DIM))[random.integers(0, 60, COUNT)] + 0.7 * random.normal(size=(COUNT, DIM))
+    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries(vectors):
+    random = np.random.default_rng(1)
+    made = vectors[:100] + 0.1 * random.normal(size=(100, DIM)).astype(np.float32)
+    return torch.nn.functional.normalize(torch.from_numpy(made.astype(np.float32)))
+
+
+KINDS = [("exact", {}), ("faiss", {"kind": "hnsw"}), ("faiss", {"kind": "ivf"}), ("milvus", {})]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join([kind[0], *kind[1].values()]))
+def engine(request, vectors, tmp_path, tmp_path_factory):
+    name, settings = request.param
+    if name == "faiss":
+        pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    if name == "milvus":
+        pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
+        settings = {"uri": str(tmp_path_factory.mktemp("milvus") / "a.db")}
+    facts, files = build_engine({"name": name, **settings}, vectors, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == set(files)
+    if name == "faiss":
+        assert facts["built"] == settings["kind"]
+        assert facts["recall"]["value"] > 0.9
+    return open_engine(facts, torch.from_numpy(vectors), tmp_path)
+
+
+def test_the_same_answers_are_asked_of_each(engine, vectors, queries):
+    expected_values, expected = Exact(torch.from_numpy(vectors)).search(queries, 10)
+    values, found = engine.search(queries, 10)
+    shared = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
+    assert shared == 1 if engine.name in ("exact", "milvus") else shared > 0.9
+    assert (values[:, 1:] <= values[:, :-1]).all()
+    torch.testing.assert_close(values, (queries[:, None] * torch.from_numpy(vectors)[found]).sum(dim=2))
+    torch.testing.assert_close(values[:, 0], expected_values[:, 0], atol=0.05, rtol=0)
+
+
+def test_among_some_rows_and_with_large_k(engine, vectors, queries):
+    rows = torch.arange(5, COUNT, 7)
+    expected = Exact(torch.from_numpy(vectors)).search(queries, 20, rows)[1]
+    assert torch.equal(engine.search(queries, 20, rows)[1], expected), "searches among some rows are exact"
+    _, found = engine.search(queries[:3], COUNT + 5)
+    assert found.shape == (3, COUNT)
+    assert all(len(set(row)) == COUNT for row in found.tolist())
+    assert engine.search(queries[:2], 5, torch.tensor([], dtype=torch.long))[1].shape == (2, 0)
+
+
+def test_an_index_keeps_its_engine(vectors, tmp_path):
+    pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    index = Index.create(tmp_path / "a.index", DIM, engine="faiss", map="none")
+    assert index.search(torch.ones(1, DIM)) == [[]]
+    ids = [f"{number:05d}" for number in range(500)]
+    index.add(ids, torch.from_numpy(vectors[:500]))
+    index.delete(ids[100:200])
+    again = Index.open(index.folder)
+    again.verify()
+    assert again.engine.name == "faiss"
+    assert again.manifest.engine["recall"]["value"] > 0.9
+    assert [hit.id for hit in again.search(torch.from_numpy(vectors[300:301]), k=1)[0]] == [ids[300]]
+    index.change([], engine={"name": "exact"})
+    assert Index.open(index.folder).engine.name == "exact"
+
+
+def test_an_unknown_engine(tmp_path):
+    with pytest.raises(ValueError, match=r"engine: got 'fais', .*; did you mean 'faiss'"):
+        Index.create(tmp_path / "a", 2, engine="fais")
+    assert list(ENGINES) == ["exact", "faiss", "milvus"]
+
+
+MISTAKES = [
+    ({}, "uri: got none, expected a file such as shop.db"),
+    ({"uri": "shop"}, "uri: got 'shop', expected a file that ends in .db"),
+    ({"uri": "a.db", "batch": 0}, "batch: got 0, expected at least 1"),
+    ({"uri": "a.db", "consistency": "strong"}, "consistency: got 'strong', .* did you mean 'Strong'"),
+    ({"uri": "a.db", "replica": 2}, "engine: got 'replica', .* did you mean 'replicas'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), MISTAKES)
+def test_settings_of_milvus_are_checked_before_it_is_asked(settings, said):
+    with pytest.raises(ValueError, match=said):
+        check_settings({"name": "milvus", **settings})
+
+
+def test_an_engine_that_cannot_be_built_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="uri: got none"):
+        Index.create(tmp_path / "a", 2, engine="milvus")
+    assert not (tmp_path / "a").exists()
+
+
+def test_milvus_keeps_one_earlier_state(vectors, tmp_path):
+    """Each change is a new collection; a reader of the state before can still search, older ones are dropped."""
+    pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
+    settings = {"name": "milvus", "uri": str(tmp_path / "a.db"), "batch": 100}
+    index = Index.create(tmp_path / "a.index", DIM, engine=settings, map="none")
+    ids = [f"{number:05d}" for number in range(500)]
+    index.add(ids, torch.from_numpy(vectors[:500]))
+    reader = Index.open(index.folder)
+    index.delete(ids[:100])
+    query = torch.from_numpy(vectors[300:301])
+    assert [len(opened.search(query, k=500)[0]) for opened in (reader, index)] == [500, 400]
+    assert index.search(query, k=3)[0][0].id == ids[300]
+    index.delete(ids[100:101])
+    kept = {index.manifest.engine["collection"], index.manifest.engine["previous"]}
+    assert set(index.engine._client.list_collections()) == kept
+    assert not any("token" in key for key in index.manifest.engine)

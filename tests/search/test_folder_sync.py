@@ -1,0 +1,245 @@
+"""An index follows its folder: new, changed and deleted files, bad files, and kills at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import proxymetric as pm
+from proxymetric.search import Index
+from proxymetric.search.folder_sync import sync
+from proxymetric.search.manifest import Manifest
+from proxymetric.search.metadata_file import read_metadata
+from terminal import finished_run, proxymetric
+from training_runs import forks
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def other_run(photos, tmp_path_factory):
+    return finished_run(photos, tmp_path_factory.mktemp("run") / "other", "--dim", 6, "--seed", 5)
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return pm.load(run, device="cpu")
+
+
+@pytest.fixture
+def folder(photos, tmp_path):
+    return Path(shutil.copytree(photos, tmp_path / "photos"))
+
+
+@pytest.fixture
+def index(model, folder, tmp_path):
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    sync(index, model, folder)
+    return index
+
+
+def counts(changed):
+    return changed.added, changed.updated, changed.deleted, changed.unchanged
+
+
+def test_an_index_holds_what_the_model_makes_of_the_folder(index, model, folder):
+    files = sorted(folder.rglob("*.png"), key=lambda file: file.relative_to(folder).as_posix())
+    assert index.ids == [file.relative_to(folder).as_posix() for file in files]
+    assert index.labels == [file.parent.name for file in files]
+    torch.testing.assert_close(index.vectors, model.embed(files), atol=1e-5, rtol=0)
+    assert index.thumbnail("class0/0.png")[:3] == b"\xff\xd8\xff"
+
+
+def test_only_what_changed_is_embedded(index, model, folder):
+    embedded = []
+    assert counts(sync(index, model, folder, progress=lambda done, total: embedded.append(total))) == (0, 0, 0, 80)
+    assert embedded == []
+    generation = index.manifest.generation
+    sync(index, model, folder)
+    assert index.manifest.generation == generation, "nothing changed, nothing is written"
+    (folder / "class0" / "0.png").unlink()
+    shutil.rmtree(folder / "class9")
+    (folder / "new").mkdir()
+    shutil.copy(folder / "class3" / "1.png", folder / "new" / "1.png")
+    Image.new("RGB", (20, 30), "red").save(folder / "class1" / "1.png")
+    before = index.vector("class1/1.png")
+    changed = sync(index, model, folder, progress=lambda done, total: embedded.append(total))
+    assert counts(changed) == (1, 1, 9, 70)
+    assert embedded == [2]
+    assert "class0/0.png" not in index
+    assert index["new/1.png"].label == "new"
+    torch.testing.assert_close(index.vector("new/1.png"), index.vector("class3/1.png"))
+    assert (index.vector("class1/1.png") - before).norm() > 1e-3
+
+
+def test_changes_one_by_one_give_the_same_index_as_one_rebuild(index, model, folder, tmp_path):
+    (folder / "class0" / "0.png").unlink()
+    sync(index, model, folder)
+    shutil.copy(folder / "class3" / "1.png", folder / "class0" / "0.png")
+    sync(index, model, folder)
+    other = Index.create(tmp_path / "b.index", model.dim, model)
+    sync(other, model, folder)
+    for ours, theirs in zip(contents(index.folder), contents(other.folder), strict=True):
+        assert (*ours[:2], ours[3]) == (*theirs[:2], theirs[3])
+    # The last bits of a vector depend on the number of images in its batch.
+    torch.testing.assert_close(index.vectors, other.vectors, atol=1e-6, rtol=0)
+
+
+def test_bad_files_are_named_and_drop_out(index, model, folder):
+    (folder / "class0" / "0.png").write_text("no image")
+    (folder / "class0" / "x.jpg").write_bytes(b"")
+    (folder / "class1" / "1.png").write_bytes((folder / "class1" / "1.png").read_bytes()[:100])
+    changed = sync(index, model, folder)
+    assert counts(changed) == (0, 0, 2, 78)
+    assert changed.bad.keys() == {"class0/0.png", "class0/x.jpg", "class1/1.png"}
+    assert "class0/0.png" not in index
+    for file in folder.rglob("*.png"):
+        file.write_text("no image")
+    with pytest.raises(ValueError, match=r"photos: got .* with 81 images, none of which can be read"):
+        sync(index, model, folder)
+    assert len(index) == 78, "the index stays as it was"
+
+
+def test_metadata_comes_from_a_table_without_embedding_again(index, model, folder, tmp_path):
+    table = tmp_path / "items.csv"
+    table.write_text("file;shop;price\nclass0/0.png;Ulm;3\nclass0/1.png;Bonn;\n")
+    changed = sync(index, model, folder, metadata=read_metadata(table), progress=lambda *_: pytest.fail("embeds"))
+    assert counts(changed) == (0, 2, 0, 78)
+    assert index["class0/0.png"].metadata == {"shop": "Ulm", "price": "3"}
+    assert [hit.id for hit in index.search(index.vectors[:1], where={"shop": "Bonn"})[0]] == ["class0/1.png"]
+    Image.new("RGB", (20, 30), "red").save(folder / "class0" / "0.png")
+    sync(index, model, folder)
+    assert index["class0/0.png"].metadata == {"shop": "Ulm", "price": "3"}, "without a table, metadata stays"
+    table.write_text("file\tprice\n")
+    sync(index, model, folder, metadata=read_metadata(table))
+    assert index.manifest.columns == []
+    for content, said in (("name\nx\n", "expected a column 'file'"), ("file,a\nx,1,2\n", "more cells than columns")):
+        table.write_text(content)
+        with pytest.raises(ValueError, match=said):
+            read_metadata(table)
+
+
+def test_another_model_is_refused_until_the_index_is_rebuilt(index, folder, other_run):
+    other = pm.load(other_run, device="cpu")
+    with pytest.raises(ValueError, match="were made by the model"):
+        sync(index, other, folder)
+    assert counts(sync(index, other, folder, rebuild=True)) == (80, 0, 0, 0)
+    assert (index.dim, index.model) == (6, other.fingerprint())
+
+
+def contents(folder: Path) -> list:
+    """All that an index says about its items; its files are whole."""
+    index = Index.open(folder)
+    index.verify()
+    return [
+        (index[item], index.thumbnail(item), index.vector(item).numpy().tobytes(), index.stamps()[item])
+        for item in index.ids
+    ]
+
+
+def files_of(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+def _index(words: list[str], folder: str, fatal: int | str, count_file: str) -> None:
+    """Run the command line; kill this process at its `fatal`-th file operation in the index, or at one on a file."""
+    torch.set_num_threads(1)
+    seen = 0
+
+    def watch(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if event not in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "sqlite3.connect"):
+            return
+        if isinstance(arguments[0], str | Path) and str(arguments[0]).startswith(folder):
+            seen += 1
+            if seen == fatal or (isinstance(fatal, str) and fatal in str(arguments[0])):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    sys.argv = ["proxymetric", *words]
+    from proxymetric.cli import main
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            main()
+        finally:  # it ends by SystemExit
+            Path(count_file).write_text(str(seen))
+
+
+def killed_at(words: list[str], folder: Path, fatal: int | str, count_file: Path) -> int:
+    """The exit code of a process that is killed at a file operation; 0 if it ends before."""
+    process = forks.Process(target=_index, args=(words, str(folder), fatal, str(count_file)), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("change", ["index", "update", "rebuild"])
+def test_killed_at_any_moment_it_is_whole_and_continues(change, run, other_run, folder, tmp_path):
+    """Seven moments for each of three changes: the index is as before or after the change, and continues to after."""
+    for file in [*folder.rglob("[3-7].png")]:
+        file.unlink()  # fewer images, faster
+    target, model = tmp_path / "a.index", other_run if change == "rebuild" else run
+    words = [str(word) for word in ("index", model, folder, "--out", target, "--map", "pca", "--device", "cpu")]
+    words += ["--rebuild"] if change == "rebuild" else []
+    start = tmp_path / "start"
+    if change != "index":
+        answer = proxymetric("index", run, folder, "--out", target, "--map", "pca", "--device", "cpu")
+        assert answer.code == 0, answer
+        (folder / "class0" / "0.png").unlink()
+        shutil.copy(folder / "class3" / "1.png", folder / "class0" / "new.png")
+        Image.new("RGB", (20, 30), "red").save(folder / "class1" / "1.png")
+        os.rename(target, start)
+    before = contents(start) if start.exists() else []
+
+    def restore() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        if start.exists():
+            shutil.copytree(start, target)
+
+    restore()
+    assert killed_at(words, target, -1, tmp_path / "count") == 0
+    after, operations = contents(target), int((tmp_path / "count").read_text())
+    assert before != after
+    states = []
+    for moment in range(7):
+        restore()
+        fatal = 1 + moment * (operations - 1) // 6
+        assert killed_at(words, target, fatal, tmp_path / "count") == -signal.SIGKILL, f"at {fatal} of {operations}"
+        is_there = (target / "manifest.json").exists()
+        state = contents(target) if is_there else []
+        assert state in (before, after), f"killed at operation {fatal} of {operations}"
+        states.append(state == after)
+        assert killed_at(words, target, -1, tmp_path / "count") == 0
+        assert contents(target) == after
+        manifest = Manifest.read(target)
+        generation = f"generations/{manifest.generation:08d}"
+        expected = {"manifest.json", *(f"{generation}/{name}" for name in manifest.files)}
+        expected |= {f"thumbnails/{int(number):08d}.pack" for number in manifest.packs}
+        assert files_of(target) == expected, "nothing is left over"
+    assert states == sorted(states), "before, and from some moment on after"
+
+
+@pytest.mark.processes
+def test_what_a_killed_process_embedded_is_not_embedded_again(run, folder, tmp_path):
+    target = tmp_path / "a.index"
+    words = [str(word) for word in ("index", run, folder, "--out", target, "--map", "none", "--device", "cpu")]
+    # When the second generation is written, everything is embedded.
+    assert killed_at(words, target, "generations/.00000002", tmp_path / "count") == -signal.SIGKILL
+    answer = proxymetric(*words)
+    assert answer.code == 0, answer
+    assert "continued: 80 images were embedded before" in answer.out
+    assert not (target / "staging").exists()

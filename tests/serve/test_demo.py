@@ -1,0 +1,80 @@
+"""`proxymetric demo --serve` and `proxymetric serve`: what they serve, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+import webbrowser
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from proxymetric.cli import training
+from proxymetric.serve import server
+from service import serving
+from terminal import proxymetric, refused
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Instead of serving for ever, the service is asked once."""
+    answers = []
+
+    def serve_a_moment(settings):
+        with serving(replace(settings, port=0)) as client:
+            answers.append((settings, client.get("/healthz").json, client.get("/map").json))
+
+    monkeypatch.setattr(server, "serve", serve_a_moment)
+    monkeypatch.setattr(webbrowser, "open", lambda address: True)
+    return answers
+
+
+@pytest.mark.usefixtures("no_page")
+def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
+    file = tmp_path / "tiny.toml"
+    file.write_text(
+        f"[data]\npath = {json.dumps(str(photos))}\nworkers = 0\n[view]\nsize = 16\nresize = 16\n"
+        '[encoder]\nbackbone = "small"\ndim = 8\n[train]\nepochs = 1\nbatch = 16\n'
+    )
+    monkeypatch.setattr(training, "DEMO_RECIPE", str(file))
+    words = ("demo", "--out", tmp_path / "demo", "--device", "cpu")
+    first = proxymetric(*words)
+    assert f"proxymetric demo --out {tmp_path / 'demo'} --serve" in first.out
+    for times in (1, 2):
+        answer = proxymetric(*words, "--serve")
+        assert answer.code == 0, answer
+        assert "holds a finished demo" in answer.out
+        assert "serving 80 images of" in answer.err
+        assert len(asked) == times
+        _, health, info = asked[-1]
+        assert health == {"status": "ok", "items": 80}
+        assert info["classes"] == [f"class{number}" for number in range(10)]
+    proxymetric(*words)
+    assert proxymetric(*words, "--serve").code == 0, "after the demo is trained again, its index is made again"
+
+
+def test_serve_takes_its_options(index_folder, tmp_path, asked):
+    (tmp_path / "token").write_text(" secret\n")
+    words = ["--port", 9000, "--token-file", tmp_path / "token", "--max-megabytes", 2, "--max-megapixels", 0.5]
+    answer = proxymetric("serve", index_folder, *words, "--allow-host", "a.example", "--device", "cpu")
+    assert answer.code == 0, answer
+    settings, *_ = asked[0]
+    assert (settings.host, settings.port, settings.token) == ("127.0.0.1", 9000, "secret")
+    assert (settings.max_bytes, settings.max_pixels, settings.hosts) == (2_000_000, 500_000, ("a.example",))
+    assert "http://127.0.0.1:9000/" in answer.err
+    assert "secret" not in answer.err
+
+
+def test_refusals(index_folder, tmp_path, monkeypatch):
+    refused(proxymetric("serve", tmp_path), "which has no manifest.json")
+    refused(proxymetric("serve", index_folder, "--workers", 0), "workers: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--port", 70_000), "port: got 70000")
+    (tmp_path / "empty").write_text("\n")
+    refused(proxymetric("serve", index_folder, "--token-file", tmp_path / "empty"), "which is empty; expected a token")
+    for name in [name for name in sys.modules if name.startswith("proxymetric.serve.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("proxymetric.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused(proxymetric("serve", index_folder), "uvicorn is not installed; expected the extra `serve`")

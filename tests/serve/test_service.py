@@ -1,0 +1,430 @@
+"""The service: searches, items, the map, errors of one form, batches, limits, tokens, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+import proxymetric as pm
+from proxymetric.search import Index
+from proxymetric.serve.batching import Batcher
+from proxymetric.serve.searcher import Searcher
+from service import Client, jpeg, serving
+
+
+def test_an_upload_finds_what_the_library_finds(client, index_folder, photos):
+    image = photos / "class5" / "3.png"
+    answer = client.upload(image.read_bytes(), k=5)
+    assert answer.status == 200, answer
+    index = Index.open(index_folder)
+    model = pm.load(index.manifest.run["run"], device="cpu")
+    (hits,) = index.search(model.embed([image]), k=5)
+    assert [hit["id"] for hit in answer.json["results"]] == [hit.id for hit in hits]
+    np.testing.assert_allclose(
+        [hit["similarity"] for hit in answer.json["results"]], [hit.similarity for hit in hits], atol=1e-5
+    )
+    first = answer.json["results"][0]
+    assert first | {"similarity": 1} == {
+        "id": "class5/3.png",
+        "class": "class5",
+        "metadata": {},
+        "thumbnail": "/thumbnails/class5/3.png",
+        "row": 43,
+        "rank": 1,
+        "similarity": 1,
+    }
+    by_json = client.ask(image=base64.b64encode(image.read_bytes()).decode(), k=5)
+    assert by_json.json == answer.json
+
+
+def test_a_search_by_an_item_leaves_it_out(client):
+    answer = client.ask(id="class5/3.png", k=79)
+    ids = [hit["id"] for hit in answer.json["results"]]
+    assert len(ids) == 79
+    assert "class5/3.png" not in ids
+
+
+def test_conditions(client, photos):
+    image = (photos / "class0" / "0.png").read_bytes()
+    answer = client.ask(id="class0/0.png", k=50, where={"class": "class4", "shop": "Ulm"})
+    assert [hit["id"] for hit in answer.json["results"]] == ["class4/2.png"]
+    assert answer.json["results"][0]["metadata"] == {"shop": "Ulm"}
+    answer = client.upload(image, where="shop=Ulm")
+    assert {hit["id"] for hit in answer.json["results"]} == {"class0/1.png", "class4/2.png"}
+    answer = client.ask(id="class0/0.png", where={"shopp": "Ulm"})
+    assert (answer.status, answer.code) == (422, "bad_value")
+    assert "did you mean 'shop'?" in answer.json["error"]["message"]
+
+
+def test_items_thumbnails_and_rows(client, index_folder):
+    index = Index.open(index_folder)
+    item = client.get("/items/class0/1.png")
+    assert item.json == {
+        "id": "class0/1.png",
+        "class": "class0",
+        "metadata": {"shop": "Ulm"},
+        "thumbnail": "/thumbnails/class0/1.png",
+        "row": 1,
+    }
+    assert client.get("/items/class0%2F1.png").json == item.json
+    assert client.get("/rows/1").json == item.json
+    picture = client.get(item.json["thumbnail"])
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert picture.body == index.thumbnail("class0/1.png")
+    for path in ("/items/none", "/thumbnails/none", "/rows/80"):
+        assert (client.get(path).status, client.get(path).code) == (404, "not_found")
+    assert client.get("/rows/-1").status == 422
+
+
+def test_the_map(client, index_folder):
+    index, info = Index.open(index_folder), client.get("/map").json
+    assert info["method"] == "tsne"
+    assert info["classes"] == [f"class{number}" for number in range(10)]
+    points = np.frombuffer(client.get("/map/points").body, "<f4").reshape(-1, 3)
+    assert len(points) == info["count"] == 80
+    assert np.abs(points[:, :2]).max() == pytest.approx(1)
+    assert [info["classes"][int(code)] for code in points[:, 2]] == index.labels
+
+
+def test_facts_health_counters_and_description(client):
+    assert client.get("/healthz").json == {"status": "ok", "items": 80}
+    info = client.get("/info").json
+    assert (info["count"], info["dim"], info["engine"], info["columns"]) == (80, 8, "exact", ["shop"])
+    assert info["limits"] == {"bytes": 1_000_000, "pixels": 2_000_000, "results": 100}
+    before = counter(client, 'requests_total{route="items",status="404"}')
+    client.get("/items/none")
+    assert counter(client, 'requests_total{route="items",status="404"}') == before + 1
+    found = counter(client, "search_seconds_count")
+    client.ask(id="class0/1.png")
+    assert counter(client, "search_seconds_count") == found + 1
+    assert counter(client, 'search_seconds_bucket{le="+Inf"}') == found + 1
+    assert counter(client, "index_items") == 80
+    description = client.get("/openapi.json").json
+    assert {"/search", "/items/{id}", "/thumbnails/{id}", "/map", "/healthz", "/metrics"} <= description["paths"].keys()
+    assert description["paths"]["/search"]["post"]["requestBody"]["content"].keys() == {
+        "multipart/form-data",
+        "application/json",
+    }
+
+
+def counter(client, name):
+    match = re.search(rf"^proxymetric_{re.escape(name)} (\d+)$", client.get("/metrics").body.decode(), re.M)
+    return int(match[1]) if match else 0
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        ({}, 422, "expected exactly one of them"),
+        ({"id": "class0/1.png", "image": "aaaa"}, 422, "expected exactly one of them"),
+        ({"id": "none"}, 404, "expected the id of an item"),
+        ({"image": "no base64!"}, 422, "is not base64"),
+        ({"image": "aaaa"}, 422, "the image format is not recognised"),
+        ({"image": ""}, 422, "got no bytes"),
+        ({"id": "class0/1.png", "k": 0}, 422, "k: input should be greater than or equal to 1"),
+        ({"id": "class0/1.png", "k": 101}, 422, "k: got 101, expected at most 100"),
+        ({"id": "class0/1.png", "k": "3"}, 422, "k: input should be a valid integer"),
+        ({"id": "class0/1.png", "key": 3}, 422, "key: extra inputs are not permitted"),
+        ({"id": "class0/1.png", "where": {"class": 3}}, 422, "where.class: input should be a valid string"),
+        ({"url": "http://127.0.0.1/"}, 422, "url: extra inputs are not permitted"),
+    ],
+)
+def test_mistakes_in_a_search(client, content, status, said):
+    answer = client.ask(**content)
+    assert answer.status == status, answer
+    assert answer.code
+    assert said in answer.json["error"]["message"]
+
+
+def test_other_mistakes(client):
+    kinds = {"content-type": "application/json"}
+    assert client("POST", "/search", "{", kinds).status == 400
+    assert client("POST", "/search", "[" * 100_000, kinds).status == 400
+    assert client("POST", "/search", "[1]", kinds).status == 422
+    assert client("POST", "/search", b"\xff\xfe", kinds).status == 400
+    assert client("POST", "/search", b"x", {"content-type": "text/plain"}).code == "unsupported_type"
+    assert client("POST", "/search", b"x").code == "unsupported_type"
+    assert client("POST", "/search", b"x", {"content-type": "multipart/form-data"}).code == "bad_request"
+    broken = {"content-type": "multipart/form-data; boundary=b"}
+    assert client("POST", "/search", b"--b\r\nno header", broken).status in (400, 422)
+    twice = "".join(f'--b\r\ncontent-disposition: form-data; name="where"\r\n\r\nclass={n}\r\n' for n in range(2))
+    answer = client("POST", "/search", f"{twice}--b--\r\n", broken)
+    assert "where: got 'class' twice" in answer.json["error"]["message"]
+    assert client("DELETE", "/search").code == "method_not_allowed"
+    assert client("DELETE", "/search").headers["allow"] == "POST"
+    assert client.get("/none").code == "not_found"
+
+
+def test_headers_of_every_answer(client):
+    for path in ("/", "/healthz", "/none"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+
+
+def test_a_name_of_another_site_is_refused(client, settings):
+    assert client.get("/healthz", Host="evil.example").code == "wrong_host"
+    assert client.get("/healthz", Host=f"localhost:{client.port}").status == 200
+    with serving(replace(settings, hosts=("search.example",))) as other:
+        assert other.get("/healthz", Host="Search.Example").status == 200
+
+
+def test_a_token_is_needed(settings):
+    with serving(replace(settings, token="sécret")) as client:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic sécret"},
+            {"Authorization": ""},
+        ):
+            for path in (
+                "/items/class0/1.png",
+                "/thumbnails/class0/1.png",
+                "/map",
+                "/metrics",
+                "/openapi.json",
+                "/none",
+            ):
+                answer = client("GET", path, headers={k: v.encode() for k, v in headers.items()})
+                assert (answer.status, answer.code) == (401, "unauthorized"), path
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.get("/info").status == client.upload(jpeg()).status == 401
+        right = {"Authorization": "Bearer sécret".encode()}
+        assert client("GET", "/items/class0/1.png", headers=right).status == 200
+        assert client.get("/healthz").status == 200
+        assert client.get("/").status == 200
+
+
+def test_the_index_may_change_while_it_is_served(settings, index_folder, tmp_path):
+    copy = shutil.copytree(index_folder, tmp_path / "copy.index")
+    with serving(replace(settings, index=str(copy))) as client:
+        assert len(client.ask(id="class0/0.png", k=100).json["results"]) == 79
+        Index.open(copy).delete(["class0/1.png"])
+        end = time.monotonic() + 30
+        while len(client.ask(id="class0/0.png", k=100).json["results"]) != 78:
+            assert time.monotonic() < end, "the new state was not opened"
+            time.sleep(0.1)
+        assert client.get("/items/class0/1.png").status == 404
+        Index.open(copy).change([], kept=set(), model="another")
+        time.sleep(1.2)
+        assert len(client.ask(id="class0/0.png", k=100).json["results"]) == 78, "a state of another model stays out"
+
+
+def test_what_arrives_while_others_are_computed_is_computed_together(settings, monkeypatch):
+    """While one search is held, sixteen arrive; they are one or two batches, and each gets its own answer."""
+    hold, held, sizes = threading.Event(), threading.Event(), []
+    answer = Searcher.answer
+
+    def slow(self, questions):
+        sizes.append(len(questions))
+        held.set()
+        hold.wait(30)
+        return answer(self, questions)
+
+    monkeypatch.setattr(Searcher, "answer", slow)
+    with serving(settings) as client, ThreadPoolExecutor(20) as threads:
+        first = threads.submit(client.ask, id="class9/0.png", k=1)
+        assert held.wait(30)
+        others = [threads.submit(client.ask, id=f"class{n % 8}/{n // 8}.png", k=1 + n % 3) for n in range(16)]
+        end = time.monotonic() + 30
+        while counter(client, "pending_searches") < 17:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        hold.set()
+        assert first.result().status == 200
+        index = Index.open(settings.index)
+        for n, other in enumerate(others):
+            item = f"class{n % 8}/{n // 8}.png"
+            (hits,) = index.search(index.vector(item)[None], k=1 + n % 3, without=[item])
+            assert [hit["id"] for hit in other.result().json["results"]] == [hit.id for hit in hits]
+        assert sizes == [1, 16]
+        assert counter(client, "batches_total") == 2
+        assert counter(client, "batched_searches_total") == 17
+
+
+def test_more_than_the_limit_is_answered_with_429(settings, monkeypatch):
+    hold, answer = threading.Event(), Searcher.answer
+    monkeypatch.setattr(Searcher, "answer", lambda self, questions: hold.wait(30) and answer(self, questions))
+    with serving(replace(settings, max_pending=3)) as client, ThreadPoolExecutor(8) as threads:
+        waiting = [threads.submit(client.upload, jpeg(), k=1) for _ in range(3)]
+        end = time.monotonic() + 30
+        while counter(client, "pending_searches") < 3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        refused = client.upload(jpeg(), k=1)
+        assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "busy", "1")
+        assert client.get("/healthz").status == 200, "other requests are answered"
+        hold.set()
+        assert [future.result().status for future in waiting] == [200] * 3
+        assert client.upload(jpeg(), k=1).status == 200
+
+
+def test_a_search_that_takes_too_long_is_answered_with_504(settings, monkeypatch):
+    hold, answer = threading.Event(), Searcher.answer
+    monkeypatch.setattr(Searcher, "answer", lambda self, questions: hold.wait(30) and answer(self, questions))
+    with serving(replace(settings, seconds=0.2)) as client:
+        answer_of_client = client.ask(id="class0/0.png")
+        assert (answer_of_client.status, answer_of_client.code) == (504, "timeout")
+        hold.set()
+
+
+def test_an_error_of_the_program_is_not_shown(settings, monkeypatch):
+    def broken(self, questions):
+        raise RuntimeError("a secret of the program")
+
+    monkeypatch.setattr(Searcher, "answer", broken)
+    with serving(settings) as client:
+        answer = client.ask(id="class0/0.png")
+        assert (answer.status, answer.code) == (500, "internal")
+        assert b"secret" not in answer.body
+
+
+def test_a_batcher_leaves_out_who_has_gone():
+    seen = []
+
+    async def scene():
+        hold = threading.Event()
+
+        def work(tasks):
+            seen.append(tasks)
+            hold.wait(10)
+            return [ValueError("two") if task == 2 else task for task in tasks]
+
+        async with Batcher(work, most=4) as batcher:
+            tasks = [asyncio.create_task(batcher(n)) for n in range(4)]
+            await asyncio.sleep(0.05)
+            tasks[1].cancel()
+            await asyncio.sleep(0.05)
+            late = [asyncio.create_task(batcher(n)) for n in range(10, 16)]
+            await asyncio.sleep(0.05)
+            late[0].cancel()
+            hold.set()
+            return await asyncio.gather(*tasks, *late, return_exceptions=True)
+
+    answers = asyncio.run(scene())
+    assert seen == [[0, 1, 2, 3], [11, 12, 13], [14, 15]]
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert isinstance(answers[2], ValueError)
+    assert answers[5:] == [11, 12, 13, 14, 15]
+
+
+def free_port():
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return place.getsockname()[1]
+
+
+def is_open(port):
+    """Whether somebody listens at a port."""
+    with socket.socket() as place:
+        return place.connect_ex(("127.0.0.1", port)) == 0
+
+
+def mapping(parent, file):
+    """The processes that a process has started and that have mapped a file into their memory."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [child for child in children if str(file) in Path(f"/proc/{child}/maps").read_text()]
+
+
+@pytest.fixture
+def processes(index_folder):
+    """Start `proxymetric serve` in processes of its own, and stop it at the end."""
+    started = []
+
+    def start(*words, **environment):
+        port = free_port()
+        command = [sys.executable, "-m", "proxymetric", "serve", str(index_folder), "--port", str(port), *words]
+        process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        end = time.monotonic() + 120
+        while True:
+            try:
+                if Client(port).get("/healthz").status == 200:
+                    return process, Client(port)
+            except OSError:
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.processes
+def test_it_stops_gracefully(processes):
+    """A search that has begun when the signal comes is answered; then the process ends."""
+    process, client = processes("--device", "cpu")
+    body = json.dumps({"id": "class0/0.png", "k": 2}).encode()
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+        head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body[:5])
+        end = time.monotonic() + 30
+        while counter(client, "pending_searches") < 1:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        while is_open(client.port):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        connection.sendall(body[5:])
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert process.wait(30) in (0, -signal.SIGTERM)
+    with pytest.raises(ConnectionRefusedError):
+        client.get("/healthz")
+
+
+@pytest.mark.processes
+def test_several_processes_share_the_index_and_the_counters(processes, index_folder):
+    process, client = processes("--device", "cpu", "--workers", "2", PROXYMETRIC_TOKEN="secret")
+    secret = {"Authorization": "Bearer secret", "content-type": "application/json"}
+    for _ in range(40):
+        assert client("POST", "/search", '{"id": "class0/0.png", "k": 1}', secret).status == 200
+    text = client("GET", "/metrics", headers=secret).body.decode()
+    assert 'proxymetric_requests_total{route="search",status="200"} 40' in text
+    assert client.get("/info").status == 401
+    vectors = next(index_folder.rglob("vectors.npy"))
+    end = time.monotonic() + 120
+    while len(mapping(process.pid, vectors)) < 2:  # the second process may start later
+        assert time.monotonic() < end, "both processes map the same file"
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def test_ids_of_any_alphabet(settings, tmp_path):
+    from proxymetric.models.load import load
+
+    index = Index.open(settings.index)
+    run = index.manifest.run
+    other = Index.create(tmp_path / "b.index", index.dim, load(run["run"], device="cpu"), run=run)
+    ids = ["größe/ß 名.jpg", "a?b#c%20&d=e", "../../etc/passwd", "a//b", "'; DROP TABLE items; --"]
+    other.add(ids, torch.eye(index.dim)[:5], thumbnails=[b"jpeg" + item.encode() for item in ids])
+    with serving(replace(settings, index=str(other.folder))) as client:
+        for item in ids:
+            assert client.get(f"/items/{quote(item, safe='')}").json["id"] == item
+        for hit in client.ask(id=ids[0], k=10).json["results"]:
+            assert client.get(hit["thumbnail"]).body == b"jpeg" + hit["id"].encode()
