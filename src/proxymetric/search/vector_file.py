@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxymetric.core.pieces import unit
+from proxymetric.core.normalisation import unit
 from proxymetric.files import replacing
 from proxymetric.search.engines.exact import top_k
 from proxymetric.tensor_files import read_header, read_tensors, write_tensors
