@@ -369,8 +369,12 @@ def processes(index_folder):
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
+        process.terminate()  # a kill would leave the processes that it has started
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         process.stderr.close()
 
 
