@@ -186,6 +186,7 @@ def killed_at(words: list[str], folder: Path, fatal: int | str, count_file: Path
     return process.exitcode
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("change", ["index", "update", "rebuild"])
 def test_killed_at_any_moment_it_is_whole_and_continues(change, run, other_run, folder, tmp_path):

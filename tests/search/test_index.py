@@ -259,6 +259,7 @@ def test_the_map_keeps_its_points_when_little_is_new(index, vectors):
     assert index.manifest.map == {"method": "pca", "placed": 0}, "made anew"
 
 
+@pytest.mark.slow
 def test_a_map_by_tsne_and_none(tmp_path, vectors):
     index = Index.create(tmp_path / "t", dim=6, map="tsne")
     index.add(IDS[:9], vectors[:9])
