@@ -73,12 +73,12 @@ class Stepper:
     """Makes optimiser steps; the device may compute one step while the next one is launched.
 
     A step whose loss or gradient is not finite must leave no trace: neither in the parameters, nor in the running
-    averages of BatchNorm, nor in the memory of the method. If the commit of the method can be undone (`committed_state`)
-    and the optimiser can check on the device whether to step, the figures of a step are read after the next step is
-    launched (`runs_ahead`), so the device never waits. The averages and the memory are copied before each step. If a
-    step turns out not to be finite, the step launched after it has not moved the parameters, because it makes the same
-    check on the device: the state before the two steps is restored, and the second step is repeated with its own random
-    numbers. The results are therefore those of steps that wait.
+    averages of BatchNorm, nor in the memory of the method. If the commit of the method can be undone
+    (`committed_state`) and the optimiser can check on the device whether to step, the figures of a step are read after
+    the next step is launched (`runs_ahead`), so the device never waits. The averages and the memory are copied before
+    each step. If a step turns out not to be finite, the step launched after it has not moved the parameters, because it
+    makes the same check on the device: the state before the two steps is restored, and the second step is repeated with
+    its own random numbers. The results are therefore those of steps that wait.
 
     Args:
         learner: encoder and criterion.
