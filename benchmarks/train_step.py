@@ -42,8 +42,8 @@ from proxymetric.data.open import open_data
 from proxymetric.papers import CATALOGUE, method
 from proxymetric.recipe import Recipe, check
 from proxymetric.runs.assemble import RunContext, make_encoder, make_learner, train_feed
+from proxymetric.training.committed_state import committed_state
 from proxymetric.training.process_group import ProcessGroup
-from proxymetric.training.stepper import keeps_no_memory
 from proxymetric.training.trainer import Trainer
 
 TARGETS = {
@@ -225,7 +225,8 @@ def criterion_costs(setting: Setting, device: torch.device, step_ms: float) -> I
         criterion = method(name, classes=setting.classes, dim=setting.dim, steps_per_epoch=10).to(device)
         if criterion.needs:
             continue
-        keeps_memory = not keeps_no_memory(criterion, list(criterion.parameters()))
+        state = committed_state(criterion, list(criterion.parameters()))
+        keeps_memory = state is None or state.bytes > 0
         criterion.careful = False
 
         def commit(criterion: Criterion = criterion) -> None:

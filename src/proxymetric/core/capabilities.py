@@ -41,6 +41,20 @@ class ReportsFigures(Protocol):
 
 
 @runtime_checkable
+class DeclaresChanges(Protocol):
+    """A piece that names what its commit changes, so that training can undo a commit.
+
+    Training then runs its commit before it knows whether the step is finite, and does not wait for the GPU
+    (`training.stepper`). Training waits at each step for a piece that has buffers and declares nothing. The commit of a
+    piece that declares its changes draws no random numbers, and should not synchronise with the GPU.
+    """
+
+    changed_by_commit: tuple[str, ...]
+    """names of the buffers of the piece, and of its Python attributes with immutable values, that its commit changes;
+    submodules declare their own"""
+
+
+@runtime_checkable
 class EstimatesUncertainty(Protocol):
     """A source that estimates how uncertain it is about each class."""
 

@@ -69,6 +69,7 @@ class Counts(Tally):
         (1, 0.0)
     """
 
+    changed_by_commit = ("closed", "may_be_closed", "sums")
     sums: Tensor
 
     def __init__(self, *names: str) -> None:
@@ -117,6 +118,7 @@ class ProxyUse(Tally):
         {'proxies in use': 1.0}
     """
 
+    changed_by_commit = ("closed", "may_be_closed", "last", "interval")
     last: Tensor
     interval: Tensor
 

@@ -23,6 +23,12 @@ MAX_MEASURED_CLASSES = 200
 """the largest number of classes whose geometry is measured at a projection"""
 
 
+class _Copies(nn.Module):
+    """Copies of the trained parameters of an encoder, as buffers. They change at evaluations, not in a commit."""
+
+    changed_by_commit = ()
+
+
 class AlternatingProjections(Objective):
     """Repeat: solve the wrapped objective near the last solution, then re-pick its proxies (CCP, Algorithms 1 and 2).
 
@@ -51,6 +57,7 @@ class AlternatingProjections(Objective):
         alternate: False solves one problem only, with the first picks (the paper's Loss-Proxy ablation).
     """
 
+    changed_by_commit = ()
     rho: Tensor
     best_rho: Tensor
     picked: Tensor
@@ -101,14 +108,14 @@ class AlternatingProjections(Objective):
         self.register_buffer("rho", torch.zeros_like(sources[0].seated()))
         self.register_buffer("best_rho", torch.zeros_like(self.rho))
         self.register_buffer("picked", torch.zeros_like(self.rho))  # the proxies that the problem began with
-        self.theta = nn.Module()
+        self.theta = _Copies()
         """theta*"""
-        self.best_theta = nn.Module()
+        self.best_theta = _Copies()
         """theta at the best evaluation of the problem, for anchor="best"; else empty"""
 
     def bind(self, encoder: nn.Module) -> None:
         self._encoder[:] = [encoder]
-        self.theta, self.best_theta = nn.Module(), nn.Module()
+        self.theta, self.best_theta = _Copies(), _Copies()
         for name, value in self._trained():
             self.theta.register_buffer(name, value.detach().clone())
             if self.anchor == "best":

@@ -28,6 +28,7 @@ class Queue(nn.Module):
         (tensor([4, 1, 2, 3]), 4)
     """
 
+    changed_by_commit = ("vectors", "labels", "_seen")
     vectors: Tensor
     labels: Tensor
 

@@ -143,6 +143,9 @@ class VariationalProxies(Source):
         self.register_buffer("past_sigma", torch.ones_like(self.past_mu))
         self._last_step = -1
         """the last training step that stored a q in the past"""
+        settled = ("mu", "sigma") if self.settles else ()
+        moments = ("first", "second", "steps") if gradient_steps else ()
+        self.changed_by_commit = (*settled, *moments, "clamps", "turn", "past_mu", "past_sigma", "_last_step")
 
     def q(self) -> Gaussian:
         """The current Gaussians; mu and sigma are (C K, D)."""
@@ -153,8 +156,8 @@ class VariationalProxies(Source):
         if self.prior_lag == 1:
             mu, sigma = self.q()
             return Gaussian(mu.detach(), sigma.detach())
-        oldest = self.turn % (self.prior_lag - 1)
-        return Gaussian(self.past_mu[oldest].clone(), self.past_sigma[oldest].clone())
+        oldest = self._oldest()
+        return Gaussian(self.past_mu.index_select(0, oldest)[0], self.past_sigma.index_select(0, oldest)[0])
 
     def divergence(self, refs: References | None = None) -> Tensor:
         """`tau KL(q || prior)`: the regulariser for `Compare` if the run's optimiser trains q."""
@@ -230,9 +233,14 @@ class VariationalProxies(Source):
     def _store_past(self, q_before: Gaussian) -> None:
         """Replace the oldest stored q by the q from before this step."""
         if self.prior_lag > 1:
-            oldest = self.turn % (self.prior_lag - 1)
-            self.past_mu[oldest], self.past_sigma[oldest] = q_before
+            oldest = self._oldest()
+            self.past_mu.index_copy_(0, oldest, q_before.mu[None])
+            self.past_sigma.index_copy_(0, oldest, q_before.sigma[None])
         self.turn += 1
+
+    def _oldest(self) -> Tensor:
+        """The place of the oldest stored q, (1,); an index without dimensions would synchronise with the GPU."""
+        return (self.turn % (self.prior_lag - 1)).view(1)
 
     def seated(self) -> Tensor:
         return self.mu.detach().clone()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import Batch, nothing
-from proxymetric.criterion import Criterion
 from proxymetric.recipe import TrainOptions
+from proxymetric.training.committed_state import CommittedState, committed_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import (
     autocast_type,
@@ -59,8 +59,10 @@ class _LaunchedStep:
     finite: Tensor
     """whether the figures of this step, and of the steps that it was launched after, are finite; on the device"""
     has_gradients: bool
-    statistics: list[Tensor]
-    """the running averages of the encoder before the step"""
+    tensors: list[Tensor]
+    """the tensors that the step may have to restore, before the step"""
+    attributes: list[Any]
+    """the Python attributes of the memory before the step"""
     criterion_step: int
     """commits of the criterion before the step"""
     random: list[Tensor]
@@ -71,11 +73,12 @@ class Stepper:
     """Makes optimiser steps; the device may compute one step while the next one is launched.
 
     A step whose loss or gradient is not finite must leave no trace: neither in the parameters, nor in the running
-    averages of BatchNorm, nor in the memory of the method. If the method keeps no memory and the optimiser can check on
-    the device whether to step, the figures of a step are read after the next step is launched (`runs_ahead`), so the
-    device never waits. If a step turns out not to be finite, the step launched after it has not moved the
-    parameters, because it makes the same check on the device: the state before the two steps is restored, and the
-    second step is repeated with its own random numbers. The results are therefore those of steps that wait.
+    averages of BatchNorm, nor in the memory of the method. If the commit of the method can be undone
+    (`committed_state`) and the optimiser can check on the device whether to step, the figures of a step are read after
+    the next step is launched (`runs_ahead`), so the device never waits. The averages and the memory are copied before
+    each step. If a step turns out not to be finite, the step launched after it has not moved the parameters, because it
+    makes the same check on the device: the state before the two steps is restored, and the second step is repeated with
+    its own random numbers. The results are therefore those of steps that wait.
 
     Args:
         learner: encoder and criterion.
@@ -115,14 +118,17 @@ class Stepper:
         self.trainable: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._steps_unchecked = can_step_unchecked(optimizer) and not self.scaler.is_enabled() and world.size == 1
         steps_late = device.type in AHEAD_DEVICES and self._steps_unchecked
-        self.runs_ahead = steps_late and keeps_no_memory(learner.criterion, self.trainable)
+        memory = committed_state(learner.criterion, self.trainable) if steps_late else None
+        self.runs_ahead = memory is not None
+        self._memory = CommittedState() if memory is None else memory
+        """what the commit of a step that runs ahead changes; empty if the steps wait"""
         self.idle = 0.0
         self._in_flight: list[_LaunchedStep] = []
         self._launches = 0
         self._statistics: list[Tensor] = []
         """running averages of the encoder that a forward pass changes"""
         self._snapshots: list[list[Tensor]] = [[], []]
-        """their values before the last two steps, used in turn"""
+        """the values of `_restorable` before the last two steps, used in turn"""
         self._rates = (0.0, 0.0)
         pinned = device.type == "cuda"
         self._host_figures = [torch.empty(2, pin_memory=True) for _ in range(2)] if pinned else []
@@ -141,7 +147,7 @@ class Stepper:
         assert not self._in_flight
         training_modules = [module for module in self.learner.encoder.modules() if module.training]
         self._statistics = [buffer for module in training_modules for buffer in module.buffers(recurse=False)]
-        self._snapshots = [[value.clone() for value in self._statistics] for _ in range(2)]
+        self._snapshots = [[value.clone() for value in self._restorable()] for _ in range(2)]
         factor = decay_factor(self.options, epoch)
         network_lr, proxy_lr = base_rates(self.options)
         self._rates = proxy_lr * factor, network_lr * factor
@@ -184,7 +190,8 @@ class Stepper:
         self._launches += 1
         begun = self._now()
         self.optimizer.zero_grad(set_to_none=True)
-        _copy(self._snapshots[turn], self._statistics)
+        _copy(self._snapshots[turn], self._restorable())
+        attributes = self._memory.attributes()
         total = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             assert batch.images is not None
@@ -214,9 +221,19 @@ class Stepper:
         if has_gradients and self._steps_unchecked:
             step_if(self.optimizer, finite)
         if self.runs_ahead:
-            self._commit()  # no memory changes, only the number of commits
+            self._commit()
         return _LaunchedStep(
-            batches, used, figures, begun, arrived, finite, has_gradients, self._snapshots[turn], criterion_step, random
+            batches,
+            used,
+            figures,
+            begun,
+            arrived,
+            finite,
+            has_gradients,
+            self._snapshots[turn],
+            attributes,
+            criterion_step,
+            random,
         )
 
     def _finish_first(self) -> list[StepResult]:
@@ -233,8 +250,9 @@ class Stepper:
         if not is_finite:
             self.learner.criterion.discard()
             self.learner.criterion.step = step.criterion_step
-            # Infinite activations went through BatchNorm: restore its running averages.
-            _copy(self._statistics, step.statistics)
+            # Infinite activations went through BatchNorm, and into the memory if the step was committed.
+            _copy(self._restorable(), step.tensors)
+            self._memory.set_attributes(step.attributes)
         if step.has_gradients:
             self.scaler.update()
         result = StepResult(loss if is_finite else None, *step.used)
@@ -256,6 +274,10 @@ class Stepper:
         event.record()
         return event
 
+    def _restorable(self) -> list[Tensor]:
+        """The tensors that a step changes whether it is finite or not."""
+        return self._statistics + self._memory.tensors()
+
     def _commit(self) -> None:
         lr, network_lr = self._rates
         self.learner.criterion.commit(lr=lr, network_lr=network_lr)
@@ -268,24 +290,6 @@ class Stepper:
         torch.set_rng_state(states[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(states[1], self.device)
-
-
-def keeps_no_memory(criterion: Criterion, trained: list[Tensor]) -> bool:
-    """Whether `commit` changes no tensor: all that the criterion saves are parameters that the optimiser moves.
-
-    Args:
-        criterion: the criterion.
-        trained: the parameters of the optimiser.
-
-    Example:
-        >>> from proxymetric import method
-        >>> anchor, isa = (method(name, classes=3, dim=2) for name in ("proxy-anchor", "proxy-isa"))
-        >>> keeps_no_memory(anchor, list(anchor.parameters())), keeps_no_memory(isa, list(isa.parameters()))
-        (True, False)
-    """
-    ids = {id(parameter) for parameter in trained}
-    moved = {name for name, parameter in criterion.named_parameters() if id(parameter) in ids}
-    return criterion.state_dict().keys() <= moved | {"_extra_state"}
 
 
 @torch.no_grad()

@@ -60,6 +60,7 @@ class InformativeSamples(Weighting):
         tensor([[1., 1.]])
     """
 
+    changed_by_commit = ("count", "effective", "hardness")
     count: Tensor
     effective: Tensor
     hardness: Tensor
@@ -123,12 +124,11 @@ class InformativeSamples(Weighting):
 
         @torch.no_grad()
         def commit() -> None:
-            # `nonzero` synchronises with the GPU, once per step.
-            rows = slice(None) if passes_filter is None else passes_filter.nonzero().squeeze(1)
+            # The rows that pass the filter are not selected: their number would synchronise with the GPU.
             self.tally.add(**counts)
-            self._count(labels[rows])
+            self._count(labels, passes_filter)
             if remembering:
-                self.queue.remember(queries[rows], labels[rows])
+                self.queue.remember(queries, labels, passes_filter)
                 self._measure(labels, proxies)
 
         return self.rule(filtering), commit
@@ -167,9 +167,9 @@ class InformativeSamples(Weighting):
         saturation = torch.sigmoid(self.effective + self.tau - self.volume)
         return 1 + (1 + math.exp(-self.tau)) * (nu - 1) * saturation
 
-    def _count(self, labels: Tensor) -> None:
-        """Count samples, and update the effective number E of each class."""
-        self.count.index_add_(0, labels, torch.ones_like(labels))
+    def _count(self, labels: Tensor, passes_filter: Tensor | None = None) -> None:
+        """Count the samples that pass the filter (None: all), and update the effective number E of each class."""
+        self.count.index_add_(0, labels, torch.ones_like(labels) if passes_filter is None else passes_filter.long())
         # 1 - beta^n by expm1: it keeps all digits for large volumes, where beta^n is close to 1.
         effective = -self.volume * torch.expm1(self.count.double() * math.log1p(-1 / self.volume))
         self.effective.copy_(effective)
