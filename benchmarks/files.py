@@ -9,14 +9,17 @@ the same number of workers, the same batches, uint8 tensors of 224 pixels. `none
 `memory` keeps decoded images whose shorter side is 256, on both sides. An epoch of each side in turn; times are
 wall-clock times, and CPU times of all processes. `reduced` is the option `data.decode="reduced"`, which changes pixels.
 
-Further: seconds until the first batch, evaluation crops, and the features of a frozen ResNet-18 compared with a loop
-that reads the same crops and calls the same network. The results are written to results/files-cpu.json.
+Further: seconds until the first batch, evaluation crops, and three uses of a ResNet-18, each compared with a loop that
+reads the same crops and calls the same network on batches of the same size: the features of a frozen network, `embed`,
+and the embeddings of an evaluation. The time of features includes the hash of the weights, which names the cache, and
+writing. The results are written to results/files-cpu.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import resource
 import tempfile
 import time
@@ -37,8 +40,14 @@ from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.encoders import build
 from proxymetric.encoders.feature_cache import cached_features
+from proxymetric.models.model import Model
 
-TARGETS = {"images/s, feed to DataLoader": 1.0, "frozen features, images/s to bare loop": 1.0}
+TARGETS = {
+    "images/s, feed to DataLoader": 1.0,
+    "frozen features, embed and evaluation, images/s to bare loop": 1.0,
+}
+CPU_WORKERS = 1
+"""threads that read ahead in a run without a GPU"""
 SCALE, RATIO = (0.16, 1.0), (0.75, 1.3333)
 
 
@@ -178,35 +187,65 @@ def compared(setting: Setting, images: ImageSet, cache: str, workers: int) -> di
     return result
 
 
-def frozen(setting: Setting, images: ImageSet, folder: Path) -> dict[str, Any]:
-    """Compare the features of a frozen network with a bare loop over the same crops; CPU time of all threads."""
+def networks(setting: Setting, images: ImageSet, folder: Path) -> dict[str, Any]:
+    """Compare three uses of a network with a bare loop over the same crops; CPU times are those of all threads."""
     encoder = build(setting.backbone, size=setting.size, pretrained=False).eval()
     view = EvalView(setting.size)
+    model = Model(encoder, normalise="l2", classes=[], view={"size": setting.size})
+    assert images.paths is not None
+    paths = list(images.paths)
 
-    def ours(turn: int) -> Tensor:
-        return cached_features(encoder, images, view, folder=folder / str(turn)).vectors
+    def frozen_features(turn: int) -> Tensor:
+        return cached_features(
+            encoder, images, view, folder=folder / str(turn), batch=setting.batch, workers=CPU_WORKERS
+        ).vectors
+
+    def embed(turn: int) -> Tensor:
+        return model.embed(paths, batch=setting.batch)
+
+    @torch.no_grad()
+    def evaluate(turn: int) -> Tensor:
+        feed = EvalFeed(images, view, setting.batch, workers=CPU_WORKERS)
+        return torch.cat([encoder(batch.images) for batch in feed])
 
     @torch.inference_mode()
-    def bare(turn: int) -> Tensor:
+    def bare(encode: Callable[[Tensor], Tensor]) -> Tensor:
         parts = []
-        for rows in np.array_split(np.arange(len(images)), -(-len(images) // 64)):
+        for rows in np.split(np.arange(len(images)), range(setting.batch, len(images), setting.batch)):
             crops = torch.stack([view(images.read(row)) for row in rows.tolist()])
-            parts.append(encoder.features(crops.contiguous(memory_format=torch.channels_last)))
+            parts.append(encode(crops.contiguous(memory_format=torch.channels_last)))
         return torch.cat(parts)
 
-    times: dict[str, list[tuple[float, float]]] = {"features": [], "bare": []}
+    begun = time.process_time()
+    encoder.fingerprint()
+    result: dict[str, Any] = {"threads": torch.get_num_threads(), "batch": setting.batch}
+    result["CPU seconds of the hash of the weights"] = round(time.process_time() - begun, 3)
+    uses = {"frozen features": (frozen_features, encoder.features), "embed": (embed, encoder)}
+    for name, (use, encode) in (uses | {"evaluation": (evaluate, encoder)}).items():
+        result[name] = in_turns(setting, images, use, lambda turn, encode=encode: bare(encode))
+        print(name, result[name], flush=True)
+    return result
+
+
+def in_turns(
+    setting: Setting, images: ImageSet, use: Callable[[int], Tensor], bare: Callable[[int], Tensor]
+) -> dict[str, Any]:
+    """Time a use of the network and the bare loop in turns, each going first in every second turn."""
+    times: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": []}
+    sides = [("ours", use), ("bare", bare)]
     for turn in range(setting.rounds):
-        for name, act in (("features", ours), ("bare", bare)):
+        for name, act in sides[:: 1 if turn % 2 == 0 else -1]:
             wall, cpu = time.perf_counter(), cpu_seconds()
             act(turn)
             times[name].append((time.perf_counter() - wall, cpu_seconds() - cpu))
-    ratio = [theirs / mine for (mine, _), (theirs, _) in zip(times["features"], times["bare"], strict=True)]
-    cpu_ratio = [theirs / mine for (_, mine), (_, theirs) in zip(times["features"], times["bare"], strict=True)]
-    result: dict[str, Any] = {"threads": torch.get_num_threads()}
+    pairs = list(zip(times["ours"], times["bare"], strict=True))
+    result: dict[str, Any] = {}
     for name, found in times.items():
         result[name] = {"images/s": spread([len(images) / wall for wall, _ in found], 1)}
         result[name]["CPU ms of an image"] = spread([1000 * cpu / len(images) for _, cpu in found], 3)
-    return result | {"images/s, features to bare": spread(ratio), "per CPU second": spread(cpu_ratio)}
+    result["images/s, ours to bare"] = spread([theirs[0] / mine[0] for mine, theirs in pairs])
+    result["images per CPU second, ours to bare"] = spread([theirs[1] / mine[1] for mine, theirs in pairs])
+    return result
 
 
 def evaluation(setting: Setting, images: ImageSet) -> dict[str, Any]:
@@ -228,6 +267,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="few small files, to try the benchmark")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--workers", type=int, nargs="+", default=None, help="numbers of worker processes")
+    parser.add_argument("--only-networks", action="store_true", help="only what needs a network; keeps other results")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     setting = TINY if options.tiny else FULL
@@ -239,6 +279,12 @@ def main() -> None:
     with drawn(setting) as (images, folder):
         assert images.paths is not None
         record["KB of a file"] = round(sum(path.stat().st_size for path in images.paths) / len(images) / 1024, 1)
+        if options.only_networks:
+            earlier = json.loads(file.read_text()) if file.is_file() else {}
+            measured = about("files", "cpu") | {"rounds": setting.rounds, "networks": networks(setting, images, folder)}
+            earlier.pop("frozen", None)
+            write(file, earlier | {"targets": TARGETS, "networks": measured})
+            return
         for cache in ("none", "memory"):
             record[cache] = {}
             for workers in setting.workers:
@@ -246,8 +292,8 @@ def main() -> None:
                 print(cache, workers, record[cache][f"{workers} workers"], flush=True)
                 write(file, record)
         record["evaluation"] = evaluation(setting, images)
-        record["frozen"] = frozen(setting, images, folder)
-        print(record["evaluation"], record["frozen"], flush=True)
+        print(record["evaluation"], flush=True)
+        record["networks"] = networks(setting, images, folder)
     record["seconds"] = round(time.perf_counter() - begun, 1)
     write(file, record)
     print(f"written to {file}; {record['seconds']} s")

@@ -39,4 +39,5 @@ def test_files_against_a_data_loader(tmp_path: Path) -> None:
         assert found["images/s, feed to DataLoader"]["median"] > 0
         assert len(found["feed"]["images/s"]["lowest and highest"]) == 2
     assert "reduced" in record["none"]["0 workers"]
-    assert record["frozen"]["images/s, features to bare"]["median"] > 0
+    for use in ("frozen features", "embed", "evaluation"):
+        assert record["networks"][use]["images/s, ours to bare"]["median"] > 0

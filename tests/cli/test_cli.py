@@ -55,17 +55,34 @@ def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("words", ["--help", "-h", "--version", "train --help", "query -h", "plan -h", ""])
+HEAVY = {"torch", "timm", "numpy", "matplotlib", "rich", "pydantic"}
+"""packages that take a large part of 0.3 s to import; typer imports pydantic to convert the values of options"""
+
+
+@pytest.mark.parametrize("words", ["--help", "-h", "--version", ""])
 def test_help_needs_no_torch(words):
     script = (
         "import sys; from proxymetric.cli import main\n"
         f"sys.argv = ['proxymetric', *{words.split()!r}]\n"
         "try: main()\n"
-        "finally: print('HEAVY', sorted({'torch', 'timm', 'numpy', 'matplotlib'} & set(sys.modules)))"
+        f"finally: print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     answer = in_a_process("-c", script)
     assert answer.stdout.splitlines()[-1] == "HEAVY []", answer
     assert "proxymetric" in answer.stdout + answer.stderr or pm.__version__ in answer.stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_of_no_verb_imports_slow_packages(flag):
+    script = (
+        "import sys; from proxymetric.cli import VERBS, main\n"
+        "for verb in VERBS:\n"
+        f"    sys.argv = ['proxymetric', verb.__name__, {flag!r}]\n"
+        "    try: main()\n"
+        f"    except SystemExit: print('HEAVY', verb.__name__, sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    lines = [line for line in in_a_process("-c", script).stdout.splitlines() if line.startswith("HEAVY")]
+    assert sorted(lines) == [f"HEAVY {verb} []" for verb in sorted(VERBS)]
 
 
 def test_help_names_every_verb():

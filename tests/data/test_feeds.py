@@ -2,6 +2,7 @@
 
 import io
 import multiprocessing
+import threading
 
 import numpy as np
 import pytest
@@ -165,18 +166,28 @@ def test_cache_is_read_once(images, folder):
         other.write_bytes(content)
 
 
-@pytest.mark.parametrize("workers", [None, 1])
-def test_only_workers_that_are_asked_for_are_processes(images, workers):
-    options = {} if workers is None else {"workers": workers}
-    view = TrainView(24, resize=32)
-    for batches in (
-        TrainFeed(images, Batches(images.labels, 12), view, **options).epoch(0),
-        iter(EvalFeed(images, EvalView(24), batch=12, **options)),
-    ):
-        before = set(multiprocessing.active_children())
-        next(batches)
-        assert len(set(multiprocessing.active_children()) - before) == (workers or 0)
-        batches.close()
+def started(batches) -> tuple[int, int]:
+    """Take a batch and return how many processes and reading threads have begun."""
+    processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
+    next(batches)
+    new_threads = [thread.name for thread in threading.enumerate() if thread not in threads]
+    count = len(set(multiprocessing.active_children()) - processes)
+    batches.close()
+    return count, sum(name.startswith("read-ahead") for name in new_threads)
+
+
+def test_only_workers_that_are_asked_for_are_processes(images):
+    view, eval_view = TrainView(24, resize=32), EvalView(24)
+    assert started(TrainFeed(images, Batches(images.labels, 12), view).epoch(0)) == (0, 0)
+    assert started(TrainFeed(images, Batches(images.labels, 12), view, workers=1).epoch(0)) == (1, 0)
+    assert started(iter(EvalFeed(images, eval_view, batch=12))) == (0, 0)
+    # The device "meta" stands for an accelerator: it needs no hardware.
+    assert started(iter(EvalFeed(images, eval_view, batch=12, device="meta", workers=1))) == (1, 0)
+
+
+def test_an_evaluation_on_the_cpu_reads_in_threads(images):
+    assert started(iter(EvalFeed(images, EvalView(24), batch=12, workers=2))) == (0, 2)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
 def test_feeds_that_are_refused(images):

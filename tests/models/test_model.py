@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,32 @@ def test_embed_skips_or_raises(run, photos, tmp_path):
 def test_embed_refuses_what_is_no_list_of_images(run, images, said):
     with pytest.raises(ValueError, match=said):
         pm.load(run, device="cpu").embed(images)
+
+
+class RecordedFiles:
+    """Images as files, which records the thread that reads each of them."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.threads: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> Image.Image:
+        self.threads.append(threading.current_thread().name)
+        return Image.open(self.paths[index]).convert("RGB")
+
+
+def test_files_are_read_in_threads_and_a_picture_may_occur_twice(run, photos):
+    model = pm.load(run, device="cpu")
+    paths = sorted(photos.rglob("*.png"))[:7]
+    files = RecordedFiles(paths)
+    vectors = model.embed(files, batch=2)
+    assert len(files.threads) == 7
+    assert all(name.startswith("read-ahead") for name in files.threads)
+    assert torch.equal(vectors, model.embed(paths, batch=2))
+    with Image.open(paths[0]) as picture:  # not loaded yet, and used twice
+        twice = model.embed([picture, picture], batch=1)
+    assert torch.equal(twice[0], twice[1])
+    assert torch.equal(twice[:1], model.embed(paths[:1]))

@@ -28,7 +28,12 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        # Without a value, typer 0.29 imports pydantic to convert the absent --help before every verb.
+        "default_map": {"help": False},
+    },
 )
 
 Data = Annotated[

@@ -65,7 +65,7 @@ def cached_features(
         folder: where the features are stored; None: `default_folder()`.
         batch: images per forward pass.
         shard: images per file; a killed run loses the features of at most this many images.
-        workers: processes that read images.
+        workers: processes that read images, or threads if the encoder is on the CPU.
         progress: called with the number of images that are done and the total number of images.
 
     Returns:

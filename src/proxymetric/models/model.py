@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence, Sized
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,8 +17,10 @@ from proxymetric.core.normalisation import NORMALISATIONS
 if TYPE_CHECKING:
     from PIL import Image
 
-    from proxymetric.data import ImageSet
+    from proxymetric.data import BadImage, ImageSet
     from proxymetric.encoders import Encoder
+
+MAX_READING_THREADS = 8
 
 
 class Model:
@@ -102,7 +106,7 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         on_bad: Callable[[str, str], None] | None = None,
     ) -> Tensor | tuple[Tensor, list[int]]:
-        """Embed images.
+        """Embed images. Threads read the files of the next batch while the network embeds a batch.
 
         Args:
             images: paths, PIL images, an `ImageSet`, or a tensor (N, 3, H, W), uint8 or float in [0, 1]. A tensor is
@@ -131,14 +135,18 @@ class Model:
             images = list(images)  # such as a generator of paths
         total = len(images)
         vectors, indices = [torch.empty(0, self.dim)], []
-        for start in range(0, total, batch):
-            rows = range(start, min(start + batch, total))
-            pixels, readable = self._read(images, rows, errors, on_bad)
-            if readable:
-                vectors.append(self._encode(pixels))
-                indices += readable
-            if progress is not None:
-                progress(rows.stop, total)
+        with contextlib.closing(self._squares(images, batch)) as squares:
+            for start in range(0, total, batch):
+                rows = range(start, min(start + batch, total))
+                if isinstance(images, Tensor):
+                    pixels, readable = images[rows.start : rows.stop], list(rows)
+                else:
+                    pixels, readable = _stacked(squares, rows, errors, on_bad)
+                if readable:
+                    vectors.append(self._encode(pixels))
+                    indices += readable
+                if progress is not None:
+                    progress(rows.stop, total)
         embedded = torch.cat(vectors)
         return embedded if errors == "raise" else (embedded, indices)
 
@@ -152,27 +160,46 @@ class Model:
             )
         return vectors
 
-    def _read(
-        self, images: Any, rows: range, errors: str, on_bad: Callable[[str, str], None] | None
-    ) -> tuple[Tensor, list[int]]:
-        """Return the pixels and indices of the readable images among `rows`."""
-        if isinstance(images, Tensor):
-            return images[rows.start : rows.stop], list(rows)
+    def _squares(self, images: Any, batch: int) -> Generator[Tensor | BadImage]:
+        """Yield the square that the view cuts from each image, in order; the error for an image that cannot be read."""
         from proxymetric.data import BadImage, upright
+        from proxymetric.data.read_ahead import read_ahead
 
-        pixels, readable = [], []
-        for i in rows:
+        def read(i: int) -> Tensor | BadImage:
             try:
-                pixels.append(
-                    self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
-                )
-                readable.append(i)
+                return self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
             except BadImage as error:
-                if errors == "raise":
-                    raise
-                if on_bad is not None:
-                    on_bad(error.path, error.reason)
-        return torch.stack(pixels) if pixels else torch.empty(0), readable
+                return error
+
+        if _are_files(images):
+            threads = min(MAX_READING_THREADS, os.cpu_count() or 1)
+            yield from read_ahead(read, range(len(images)), threads, ahead=batch)
+        else:
+            # A PIL image may occur twice, and two threads must not load it at the same time.
+            yield from map(read, range(len(images)))
+
+
+def _are_files(images: Any) -> bool:
+    """Whether all images are files, which threads can read independently."""
+    if hasattr(images, "read"):
+        return getattr(images, "paths", None) is not None
+    return isinstance(images, list | tuple) and all(isinstance(image, str | Path) for image in images)
+
+
+def _stacked(
+    squares: Iterable[Tensor | BadImage], rows: range, errors: str, on_bad: Callable[[str, str], None] | None
+) -> tuple[Tensor, list[int]]:
+    """Take the next squares, one for each of `rows`: return the pixels and indices of the readable images."""
+    pixels, readable = [], []
+    for i, square in zip(rows, squares):
+        if isinstance(square, Tensor):
+            pixels.append(square)
+            readable.append(i)
+        elif errors == "raise":
+            raise square
+        elif on_bad is not None:
+            on_bad(square.path, square.reason)
+    return torch.stack(pixels) if pixels else torch.empty(0), readable
 
 
 def _check_pixels(images: Tensor) -> None:
