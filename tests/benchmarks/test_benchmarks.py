@@ -132,6 +132,7 @@ class TestPairs:
 
 @needs_peer
 class TestPeer:
+    @pytest.mark.slow
     def test_cells_are_added_to_the_file(self, tmp_path):
         out = tmp_path / "peer.json"
         arguments = ("--device", "cpu", "--tiny", "--rounds", "2", "--seconds", "0", "--out", str(out))
@@ -192,6 +193,7 @@ class TestLosses:
 
 
 class TestStartUp:
+    @pytest.mark.slow
     def test_fresh_processes_are_timed(self, tmp_path):
         out = tmp_path / "start-up.json"
         run("start_up.py", "--rounds", "1", "--only", "python", "import proxymetric", "plan --help", "--out", str(out))

@@ -19,6 +19,7 @@ def recorded(script: str, file: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_the_training_loop_against_a_bare_one(tmp_path: Path) -> None:
     record = recorded("train_step.py", tmp_path / "a.json")
     loop = record["loop"]
