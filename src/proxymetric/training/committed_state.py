@@ -77,8 +77,8 @@ def committed_state(criterion: Criterion, trained: list[Tensor]) -> CommittedSta
     Example:
         >>> from proxymetric import method
         >>> for name in ("proxy-anchor", "xbm", "moco"):
-        ...     criterion = method(name, classes=3, dim=2)
-        ...     state = committed_state(criterion.bind(nn.Linear(2, 2)), list(criterion.parameters()))
+        ...     criterion = method(name, classes=3, dim=2).bind(nn.Linear(2, 2))
+        ...     state = committed_state(criterion, [p for p in criterion.parameters() if p.requires_grad])
         ...     print(name, state if state is None else state.bytes)
         proxy-anchor 0
         xbm 65536
