@@ -30,7 +30,10 @@ from proxymetric.papers import CATALOGUE, options
 from proxymetric.search import VectorFile
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
-VERBS = ("demo", "train", "evaluate", "embed", "query", "export", "mlrc", "study", "report", "methods", "plan")
+VERBS = (
+    "demo", "train", "evaluate", "index", "search", "serve", "embed", "query", "export", "mlrc", "study", "report",
+    "methods", "plan",
+)  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
 
@@ -445,8 +448,9 @@ def test_work_has_a_rate_and_a_time_left(monkeypatch):
 
 
 def test_training_ends_with_what_to_do_next(run, told):
-    for verb in ("evaluate", "embed", "query"):
+    for verb in ("evaluate", "index"):
         assert f"  proxymetric {verb} {run}" in told[0].out
+    assert "  proxymetric search all.index unknown.jpg" in told[0].out
     assert "on held-out classes, not trained on, but they chose the epoch, %" in told[0].out
 
 

@@ -110,7 +110,9 @@ class Faiss:
         k = min(k, len(self.vectors))
         if k == 0:
             return self._exact.search(queries, k)
-        values, found = self.index.search(queries.numpy(), k, params=self._parameters(k))
+        # faiss.contrib.torch_utils, which other libraries import, replaces `search` by one without `params`.
+        search = getattr(self.index, "search_numpy", self.index.search)
+        values, found = search(queries.numpy(), k, params=self._parameters(k))
         similarities, numbers = torch.from_numpy(values), torch.from_numpy(found)
         if (lacking := (numbers < 0).any(dim=1)).any():
             similarities[lacking], numbers[lacking] = self._exact.search(queries[lacking], k)
