@@ -24,15 +24,15 @@ if not torch.cuda.is_available():
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that start processes one after another, so that each has enough cores."""
     if not all(find_spec(name) for name in ("fastapi", "uvicorn", "multipart")):
         # Examples of modules that need an extra are left out where the extra is not installed.
         serve = Path(__file__).parent.parent / "src" / "proxymetric" / "serve"
         modules = [str(serve / f"{name}.py") for name in ("app", "schemas", "server")]
         config.option.ignore = [*(config.option.ignore or []), *modules]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests that start processes one after another, so that each has enough cores."""
     for item in items:
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.xdist_group("processes"))
