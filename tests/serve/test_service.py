@@ -407,11 +407,14 @@ def test_several_processes_share_the_index_and_the_counters(processes, index_fol
     secret = {"Authorization": "Bearer secret", "content-type": "application/json"}
     for _ in range(40):
         assert client("POST", "/search", '{"id": "class0/0.png", "k": 1}', secret).status == 200
-    text = client("GET", "/metrics", headers=secret).body.decode()
+    end = time.monotonic() + 120
+    # An answer is counted after it is sent, in the process that sent it.
+    while 'status="200"} 40' not in (text := client("GET", "/metrics", headers=secret).body.decode()):
+        assert time.monotonic() < end, text
+        time.sleep(0.1)
     assert 'proxymetric_requests_total{route="search",status="200"} 40' in text
     assert client.get("/info").status == 401
     vectors = next(index_folder.rglob("vectors.npy"))
-    end = time.monotonic() + 120
     while len(mapping(process.pid, vectors)) < 2:  # the second process may start later
         assert time.monotonic() < end, "both processes map the same file"
         time.sleep(0.1)
