@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -483,5 +484,7 @@ class Trainer:
         """Request a stop after the current step; return whether there was an earlier request."""
         was_requested, self._stop = self._stop, True
         if not was_requested:
-            self.watcher.say("stopping after this step and saving (press Ctrl-C again to stop now, without saving)")
+            # A signal may come while a line is being printed, and printing cannot begin again inside itself.
+            with contextlib.suppress(RuntimeError):
+                self.watcher.say("stopping after this step and saving (press Ctrl-C again to stop now, without saving)")
         return was_requested
