@@ -91,13 +91,11 @@ def metrics(images: int, device: str) -> Candidate:
 
 
 def search(images: int, device: str) -> Candidate:
-    from proxymetric.search import Index
+    from proxymetric.search.engines.exact import Exact
 
-    vectors, labels = clustered(images, device)
-    names = [str(number) for number in range(images)]
-    index = Index(vectors, names, classes=[str(label) for label in labels.tolist()])
-    query = vectors[:1].clone()
-    return Candidate(lambda: index.search(query), lambda: None)
+    vectors, _ = clustered(images, device)
+    engine, query = Exact(vectors), vectors[:1].clone()
+    return Candidate(lambda: engine.search(query, k=10), lambda: None)
 
 
 OVER_CLASSES = {

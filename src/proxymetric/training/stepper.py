@@ -130,8 +130,8 @@ class Stepper:
         self._snapshots: list[list[Tensor]] = [[], []]
         """the values of `_restorable` before the last two steps, used in turn"""
         self._rates = (0.0, 0.0)
-        pinned = device.type == "cuda"
-        self._host_figures = [torch.empty(2, pin_memory=True) for _ in range(2)] if pinned else []
+        self._host_figures: list[Tensor] = []
+        """where the figures of the last two steps are copied to, used in turn; empty without a GPU"""
 
     @property
     def in_flight(self) -> int:
@@ -148,6 +148,8 @@ class Stepper:
         training_modules = [module for module in self.learner.encoder.modules() if module.training]
         self._statistics = [buffer for module in training_modules for buffer in module.buffers(recurse=False)]
         self._snapshots = [[value.clone() for value in self._restorable()] for _ in range(2)]
+        if self.device.type == "cuda" and not self._host_figures:
+            self._host_figures = [torch.empty(2, pin_memory=True) for _ in range(2)]
         factor = decay_factor(self.options, epoch)
         network_lr, proxy_lr = base_rates(self.options)
         self._rates = proxy_lr * factor, network_lr * factor
