@@ -198,7 +198,8 @@ class TestLabelsOnAGPU:
                     criterion.commit()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        assert x.grad is not None and x.grad.isfinite().all()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
 
     def test_labels_in_main_memory_are_copied(self) -> None:
         criterion = pm.method("proxy-anchor", classes=C, dim=D).cuda()
