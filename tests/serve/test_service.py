@@ -357,7 +357,7 @@ def processes(index_folder):
         command = [sys.executable, "-m", "proxymetric", "serve", str(index_folder), "--port", str(port), *words]
         process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
         started.append(process)
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while True:
             try:
                 if Client(port).get("/healthz").status == 200:
