@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 Method = Annotated[
     str | None, typer.Option("--method", "-m", help="Name of the method; `proxymetric methods` lists them.")
 ]
+MethodOrAuto = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best.",
+    ),
+]
 Backbone = Annotated[
     str | None, typer.Option("--backbone", "-b", help="Backbone: any timm name, bn_inception or small.")
 ]
@@ -109,7 +117,7 @@ def _check_demo(out: Path) -> None:
 )
 def train(
     data: Data = None,
-    method: Method = None,
+    method: MethodOrAuto = None,
     backbone: Backbone = None,
     weights: BackboneWeights = None,
     tuning: Annotated[

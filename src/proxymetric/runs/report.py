@@ -15,6 +15,7 @@ from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.files import check_output
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.runs.auto_method import describe_trials
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
@@ -208,7 +209,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
     if result.protocol == "papers":
         chosen += f" ({CHOSEN_ON_TEST}, as in the papers)"
     facts = {
-        "method": recipe["method"],
+        "method": recipe["method"] if result.auto is None else f"{recipe['method']} (auto: {result.auto['reason']})",
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
@@ -255,6 +256,8 @@ def _curve(result: Result) -> list[dict[str, Any]]:
 def _notes(result: Result) -> list[str]:
     """The sentences under the table."""
     notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result.bad_images.items()]
+    if result.auto is not None and (trials := describe_trials(result.auto)):
+        notes.append(trials)
     if result.protocol == "papers":
         notes.append(f"{CHOSEN_ON_TEST}: the row of the last epoch is what a user can expect")
     if figures := result.validation.get("figures"):

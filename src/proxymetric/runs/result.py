@@ -33,8 +33,8 @@ TRAINED, UNTRAINED, PIXELS, LAST_EPOCH = "trained encoder", "untrained encoder",
 class Result:
     """The content of `result.json`.
 
-    Every attribute is a key of the file with the same name. The keys `refit` and `uncertainty` are left out of the file
-    where they are None.
+    Every attribute is a key of the file with the same name. The keys `auto`, `refit` and `uncertainty` are left out of
+    the file where they are None.
 
     Attributes:
         schema: version of this layout.
@@ -61,6 +61,7 @@ class Result:
         chosen_by: metric that chose the epoch, or "last".
         validation: record of the chosen evaluation: epoch, step, loss, metrics, figures.
         curve: records of all evaluations.
+        auto: how `--method auto` chose the method, see `runs.auto_method.Choice`; None if the user named it.
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
         rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in
             protocol `papers`, "last epoch".
@@ -101,6 +102,7 @@ class Result:
     chosen_by: str = "last"
     validation: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
+    auto: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluated_on: str | None = None
@@ -177,7 +179,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"refit", "uncertainty", "waiting_seconds"}
+OPTIONAL = {"auto", "refit", "uncertainty", "waiting_seconds"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

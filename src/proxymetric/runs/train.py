@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,7 @@ from proxymetric.runs.assemble import (
     scored_on,
     train_feed,
 )
+from proxymetric.runs.auto_method import AUTO, choose_method, describe_trials, without_auto
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.divergence import check_trained
@@ -132,7 +134,8 @@ def train(
     Args:
         data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
         recipe: the name of a shipped recipe, such as "cub/proxy-anchor", or a TOML file.
-        method: name of the method, see `proxymetric.methods`.
+        method: name of the method, see `proxymetric.methods`; "auto" tries some on features of the training images and
+            takes the best on held-out classes, see `proxymetric.runs.auto_method`.
         backbone: any timm name, "bn_inception" or "small".
         tuning: which parameters of the backbone are trained: a name such as "full" or "vpt+bitfit", or a table with a
             name and arguments.
@@ -187,6 +190,9 @@ def train(
         protocol=protocol,
     )
     folder = folders.default_folder(raw) if out is None else Path(out)
+    chooses = raw.get("method") == AUTO
+    if chooses:
+        raw = without_auto(raw)
     if printable(str(folder)) != str(folder):
         raise ValueError(
             f"out: got {printable(str(folder))}, a name that is not UTF-8; expected a name in UTF-8, because "
@@ -198,7 +204,8 @@ def train(
     with ProcessGroup.joined() as world, contextlib.ExitStack() as locks:
         earlier_run = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if earlier_run is not None:
-            raw = recipes.merged(earlier_run["said"], raw)
+            said = {key: value for key, value in raw.items() if key != "method" or not chooses}
+            raw = recipes.merged(earlier_run["said"], said)
         checked = recipes.check(raw)
         if earlier_run is not None:
             folders.check_same_recipe(checked, earlier_run, folder)
@@ -207,7 +214,7 @@ def train(
         if resume and earlier_run is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
-            return RunSession(checked, folder, listener, earlier_run, overwrite, world, report).run()
+            return RunSession(checked, folder, listener, earlier_run, overwrite, world, report, chooses).run()
         finally:
             listener.close()
 
@@ -249,6 +256,7 @@ class RunSession:
         overwrite: replace a run in `folder`.
         world: the processes that train together.
         report: write `report.html`.
+        chooses: choose the method of a new run, see `runs.auto_method`.
     """
 
     def __init__(
@@ -260,6 +268,7 @@ class RunSession:
         overwrite: bool,
         world: ProcessGroup,
         report: bool,
+        chooses: bool = False,
     ) -> None:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -270,6 +279,9 @@ class RunSession:
         self.earlier_run = earlier_run
         self.overwrite = overwrite
         self.report = report
+        self.chooses = chooses and earlier_run is None
+        self.choice: dict[str, Any] | None = (earlier_run or {}).get("auto")
+        """how the method was chosen; None if the user named it"""
         self.started = time.perf_counter()
         self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.context.device.type == "cuda":
@@ -302,6 +314,9 @@ class RunSession:
                 f"protocol: got 'papers', which chooses the epoch on the test classes, but {images.name} has none; "
                 "expected data with test classes, or a share of its classes: --set data.test=0.5"
             )
+        if self.chooses:
+            self._choose_method(parts)
+            recipe = self.recipe
         training = self._begin(self.folder, parts.train, choosing, images, unseen)
         training.trainer.run()
         check_trained(training.trainer, recipe)
@@ -318,6 +333,17 @@ class RunSession:
         with parallel.gathered_parameters(learner.encoder):
             result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen))
         return Run(self.folder, result)
+
+    def _choose_method(self, parts: Split) -> None:
+        """Replace the method of the recipe by the best one of some trials."""
+        context = self.context
+        choice = context.world.from_first(lambda: choose_method(context, parts.train, parts.validation))
+        self.choice = choice.as_dict()
+        for sentence in (describe_trials(self.choice), f"method {choice.method}: {choice.reason}"):
+            if sentence:
+                self.watcher.say(sentence)
+        self.recipe = recipes.check(recipes.merged(self.recipe.changed, {"method": choice.method}))
+        self.context = dataclasses.replace(context, recipe=self.recipe)
 
     def _check_needs(self, needs: Iterable[str]) -> None:
         """Refuse a recipe without the held-out classes that the method needs."""
@@ -427,7 +453,8 @@ class RunSession:
 
     def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
         """The content of `run.json`: all that is needed to continue the run or to use its model."""
-        return {
+        chosen = {} if self.choice is None else {"auto": self.choice}
+        return chosen | {
             "recipe": self.recipe.as_dict(),
             "said": self.recipe.changed,
             "encoder": encoder.config,
@@ -505,6 +532,7 @@ class RunSession:
             finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
             **self._cost(training),
+            auto=self.choice,
             epochs=trainer.passed,
             chosen_epoch=chosen["epoch"],
             chosen_step=chosen["step"],
