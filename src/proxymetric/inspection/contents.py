@@ -65,7 +65,7 @@ def gather(model: Model, images: ImageSet, store: Store, watcher: Watcher) -> Co
     """
     threads = min(MAX_READING_THREADS, os.cpu_count() or 1)
     digests: list[str] = []
-    for digest in read_ahead(lambda index: _digest(images, index), range(len(images)), threads, ahead=4 * threads):
+    for digest in read_ahead(lambda index: digest_of(images, index), range(len(images)), threads, ahead=4 * threads):
         digests.append(digest)
         watcher.work("reading", len(digests), len(images))
     first_with = {digest: index for index, digest in reversed(list(enumerate(digests)))}
@@ -94,7 +94,7 @@ def _report(watcher: Watcher, before: int, total: int, done: int, _: int) -> Non
     watcher.work("embedding", before + done, total)
 
 
-def _digest(images: ImageSet, index: int) -> str:
+def digest_of(images: ImageSet, index: int) -> str:
     """The sha256 of a file or of an array; for a file that cannot be read, a text that no other image has."""
     if images.arrays is not None:
         row = np.ascontiguousarray(images.arrays[index])

@@ -66,10 +66,10 @@ def agreement(copies: Tensor, first: Tensor, second: Tensor) -> Agreement:
         >>> found.correlation.round().tolist(), found.mirrored.tolist()
         ([1.0, 0.0], [True, False])
     """
+    if not len(first):
+        return Agreement(torch.empty(0), torch.empty(0, dtype=torch.bool))
     blocks = zip(first.split(PAIRS_PER_BLOCK), second.split(PAIRS_PER_BLOCK))
     parts = [_agreement(copies[rows].float(), copies[others].float()) for rows, others in blocks]
-    if not parts:
-        return Agreement(torch.empty(0), torch.empty(0, dtype=torch.bool))
     return Agreement(*(torch.cat(column) for column in zip(*parts)))
 
 

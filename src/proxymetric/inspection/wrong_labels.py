@@ -79,7 +79,7 @@ def find_wrong_labels(
         vectors: (N, D) of unit length.
         labels: (N,) whole numbers from 0.
         pictures: (N,) the picture that each image shows; copies of a picture do not speak for each other's labels, and
-            count once in a class. None: all differ.
+            count once in a class, unless the class has twice as many images as pictures. None: all differ.
         listed_from: the probability from which a label is listed.
 
     Example:
@@ -91,7 +91,7 @@ def find_wrong_labels(
         >>> [(each.row, each.suggestion) for each in found.listed], round(found.share, 2)
         ([(3, 0), (70, 2)], 0.02)
     """
-    pictures = torch.arange(len(labels)) if pictures is None else pictures
+    pictures = torch.arange(len(labels)) if pictures is None else _independent(labels, pictures)
     own, others, classes = _distances(vectors.double(), labels, pictures)
     judged = own.isfinite() & others.isfinite().any(dim=1)
     probability = torch.full((len(labels),), torch.nan, dtype=torch.float64)
@@ -112,6 +112,17 @@ def find_wrong_labels(
         for row in order[probability[order] >= listed_from].tolist()
     ]
     return WrongLabels(listed, probability, suggestion, share)
+
+
+def _independent(labels: Tensor, pictures: Tensor) -> Tensor:
+    """The pictures, but in a class that consists mostly of copies each image counts for itself.
+
+    There, such as where every part is photographed in the same place, copies are no accident but what the class is.
+    """
+    shown = torch.unique(torch.stack([labels, pictures], dim=1), dim=0)[:, 0]
+    count = int(labels.max()) + 1
+    mostly_copies = 2 * torch.bincount(shown, minlength=count) < torch.bincount(labels, minlength=count)
+    return torch.where(mostly_copies[labels], torch.arange(len(labels)) + int(pictures.max()) + 1, pictures)
 
 
 def _distances(vectors: Tensor, labels: Tensor, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
