@@ -51,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
     "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
+    "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
     "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
@@ -59,11 +60,14 @@ LAYERS: dict[str, set[str]] = {
     },
     "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
-        "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "metrics", "planning",
-        "device", "papers", "serve", "studies",
+        "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "inspection", "metrics",
+        "planning", "device", "papers", "serve", "studies",
     },
     "__main__": {"cli", "studies"},
-    "__init__": {"losses", "sources", "testing", "criterion", "data", "metrics", "models", "papers", "runs", "search"},
+    "__init__": {
+        "losses", "sources", "testing", "criterion", "data", "inspection", "metrics", "models", "papers", "runs",
+        "search",
+    },
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""
 WARN_LINES, MOST_LINES = 400, 600

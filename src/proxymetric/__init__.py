@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from proxymetric import losses, sources, testing
     from proxymetric.criterion import Criterion
     from proxymetric.data import open_data
+    from proxymetric.inspection import inspect
     from proxymetric.metrics import evaluate
     from proxymetric.models.load import load
     from proxymetric.models.model import Model
@@ -29,6 +30,7 @@ _HOMES = {
     "Index": "proxymetric.search",
     "Model": "proxymetric.models.model",
     "evaluate": "proxymetric.metrics",
+    "inspect": "proxymetric.inspection.report",
     "load": "proxymetric.models.load",
     "method": "proxymetric.papers",
     "methods": "proxymetric.papers",
@@ -42,6 +44,7 @@ __all__ = [
     "Index",
     "Model",
     "evaluate",
+    "inspect",
     "load",
     "losses",
     "method",

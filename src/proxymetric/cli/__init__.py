@@ -9,7 +9,18 @@ from typing import TextIO
 
 import typer
 
-from proxymetric.cli import catalogue, evaluating, faults, planning, searching, serving, studying, trained, training
+from proxymetric.cli import (
+    catalogue,
+    evaluating,
+    faults,
+    inspecting,
+    planning,
+    searching,
+    serving,
+    studying,
+    trained,
+    training,
+)
 from proxymetric.cli.root import app
 from proxymetric.core.visible import visible
 
@@ -19,6 +30,7 @@ VERBS = (
     training.demo,
     training.train,
     evaluating.evaluate,
+    inspecting.inspect,
     searching.index,
     searching.search,
     serving.serve,

@@ -1,0 +1,132 @@
+"""The verb that looks for what is wrong with labelled images: inspect."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxymetric.cli.results import AsJson
+from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+
+if TYPE_CHECKING:
+    from proxymetric.data import ImageSet
+    from proxymetric.inspection import Inspection
+
+
+@app.command(
+    short_help="Find wrong labels, duplicates and odd images in labelled images.",
+    epilog=example(
+        "proxymetric inspect runs/birds PHOTOS",
+        "proxymetric inspect runs/birds labels.csv --out birds-inspected --json",
+    ),
+)
+def inspect(
+    run: RunOrFile,
+    photos: Annotated[
+        str,
+        typer.Argument(
+            metavar="PHOTOS",
+            help="The labelled images, as for `train --data`: a folder with one folder per class, a CSV of file and "
+            "class, the folder of a benchmark.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write. Default: RUN-inspects-PHOTOS, next to the run."),
+    ] = None,
+    layout: Annotated[str, typer.Option(help="Layout of PHOTOS; see `train`.")] = "auto",
+    min_probability: Annotated[
+        float, typer.Option(help="List labels that are wrong with at least this probability.")
+    ] = 0.5,
+    untrained: Annotated[
+        bool,
+        typer.Option("--untrained", help="Use the encoder before training: it cannot have learned wrong labels."),
+    ] = False,
+    as_json: AsJson = False,
+    which: Which = "best",
+    weights: SlimWeights = None,
+    device: Device = None,
+) -> None:
+    """Find likely wrong labels, duplicates, lonely images and unreadable files, and write CSV files and a page.
+
+    The lists are as long as the data asks for. Nothing in PHOTOS is changed. After a fix, or if it was killed, the same
+    command embeds only files that it has not seen.
+    """
+    from rich.console import Console
+
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.cli.trained import load_model, unfinished
+    from proxymetric.data import open_data
+    from proxymetric.inspection import inspect as inspect_images
+    from proxymetric.inspection.report import PAGE, check_out
+    from proxymetric.models.features import load_untrained
+
+    terminal = Terminal(Console(stderr=True)) if as_json else Terminal()
+    if not 0 < min_probability < 1:
+        raise ValueError(f"min-probability: got {min_probability}, expected a probability between 0 and 1")
+    if untrained and weights is not None:
+        raise ValueError("untrained, weights: got both, expected one")
+    images = open_data(photos, layout)
+    folder = check_out(default_folder(run, images.name) if out is None else out)
+    model = load_untrained(run, device) if untrained else load_model(run, which, device, weights)
+    for note in (*images.notes, *unfinished(run), *([] if untrained else _trained_on(run, images))):
+        terminal.say(note)
+    found = inspect_images(model, images, out=folder, listed_from=min_probability, watcher=terminal)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.summary(), indent=1))
+    else:
+        for line in report_lines(found):
+            terminal.say(line)
+    terminal.say(f"page: {folder / PAGE}")
+
+
+def default_folder(run: Path, data: str) -> Path:
+    """The default folder of an inspection: next to the run's folder, named after run and data.
+
+    Example:
+        >>> print(default_folder(Path("runs/birds"), "new photos"))
+        runs/birds-inspects-new-photos
+    """
+    name = re.sub(r"[^\w.-]+", "-", data).strip("-.") or "data"
+    run = run.resolve() if run.name in ("", "..") else run
+    return run.with_name(f"{run.stem if run.is_file() else run.name}-inspects-{name}")
+
+
+def report_lines(found: Inspection) -> list[str]:
+    """What was found, in sentences."""
+    contents, pairs = found.contents, found.duplicates
+    copies = sum(len(group.rows) for group in pairs)
+    lines = [
+        f"{len(contents.images)} images of {len(contents.images.classes)} classes",
+        f"likely wrong labels: {len(found.wrong_labels.listed)} (about {100 * found.wrong_labels.share:.1f} % of all "
+        "labels are estimated to be wrong)",
+        f"duplicates: {len(pairs)} groups of {copies} images; with two labels: "
+        f"{sum(group.two_labels for group in pairs)}",
+        f"lonely images: {len(found.lonely.listed)}",
+        f"files that cannot be read: {len(contents.unreadable)}",
+    ]
+    for row in found.tables()["unreadable"][:MAX_UNREADABLE_NAMED]:
+        lines.append(f"cannot be read: {row['file']} ({row['reason']})")
+    if len(contents.unreadable) > MAX_UNREADABLE_NAMED:
+        lines.append(f"... and {len(contents.unreadable) - MAX_UNREADABLE_NAMED} more")
+    return lines
+
+
+MAX_UNREADABLE_NAMED = 10
+
+
+def _trained_on(run: Path, images: ImageSet) -> list[str]:
+    """A sentence if the run was trained with these labels."""
+    from proxymetric.models.load import read_run
+
+    if run.is_file() or read_run(run)["data"]["identity"] != images.identity():
+        return []
+    return [
+        f"{run} was trained with these labels, and may have learned wrong ones by heart; --untrained inspects the "
+        "images by the encoder before training"
+    ]

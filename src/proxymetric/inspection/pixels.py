@@ -1,0 +1,155 @@
+"""Whether two images show the same picture: their small grey copies, aligned and compared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+SIDE = 48
+"""pixels a side of the grey copy of an image, whatever the shape of the image"""
+LEVELS = {12: 0.6, 24: 0.8, 48: 0.0}
+"""pixels a side at which two copies are compared, one after the other -> the correlation that is needed to go on: at 12
+pixels before they are aligned, later when they are; a crop moves a coarse pixel by little"""
+STEPS_PER_LEVEL = 6
+MIN_OVERLAP = 0.6
+"""the part of a picture that both images must show"""
+FLAT = 2.0
+"""the standard deviation of grey values (of 255) under which a picture has nothing that could be compared"""
+CLEARLY_BETTER = 0.01
+"""by how much the mirrored picture must agree better; a picture may be nearly its own mirror image"""
+PAIRS_PER_BLOCK = 1024
+
+
+class Agreement(NamedTuple):
+    """How well M pairs of pictures agree.
+
+    Attributes:
+        correlation: (M,) of the aligned grey values, from 0 to 1; 0 for pictures that clearly differ.
+        mirrored: (M,) bool: the second picture agrees better when it is mirrored.
+    """
+
+    correlation: Tensor
+    mirrored: Tensor
+
+
+def grey_copy(image: Image.Image) -> np.ndarray:
+    """A small grey copy (SIDE, SIDE) of an image, uint8; the shape of the image is not kept.
+
+    Example:
+        >>> grey_copy(Image.new("RGB", (200, 100), "white")).shape
+        (48, 48)
+    """
+    small = image.reduce(max(1, min(image.size) // (4 * SIDE))) if min(image.size) >= 8 * SIDE else image
+    return np.asarray(small.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX))
+
+
+def agreement(copies: Tensor, first: Tensor, second: Tensor) -> Agreement:
+    """Align the grey copies of pairs of images, and correlate them.
+
+    The second picture is stretched, shifted and, if that is better, mirrored. So pictures agree that differ in format,
+    compression, size, brightness, contrast, or in a narrow margin that was cut off.
+
+    Args:
+        copies: (N, SIDE, SIDE) uint8, see `grey_copy`.
+        first: (M,) rows of `copies`.
+        second: (M,) rows of `copies`.
+
+    Example:
+        >>> ramp = torch.arange(SIDE**2).reshape(1, SIDE, SIDE) % 251
+        >>> pictures = torch.cat([ramp, ramp.flip(2), torch.full_like(ramp, 7)]).byte()
+        >>> found = agreement(pictures, torch.tensor([0, 0]), torch.tensor([1, 2]))
+        >>> found.correlation.round().tolist(), found.mirrored.tolist()
+        ([1.0, 0.0], [True, False])
+    """
+    if not len(first):
+        return Agreement(torch.empty(0), torch.empty(0, dtype=torch.bool))
+    blocks = zip(first.split(PAIRS_PER_BLOCK), second.split(PAIRS_PER_BLOCK))
+    parts = [_agreement(copies[rows].float(), copies[others].float()) for rows, others in blocks]
+    return Agreement(*(torch.cat(column) for column in zip(*parts)))
+
+
+def _agreement(first: Tensor, second: Tensor) -> Agreement:
+    straight, mirrored = _correlation(first, second), _correlation(first, second.flip(2))
+    is_mirrored = mirrored > straight + CLEARLY_BETTER
+    return Agreement(torch.where(is_mirrored, mirrored, straight), is_mirrored)
+
+
+def _correlation(first: Tensor, second: Tensor) -> Tensor:
+    """The correlation (M,) of pictures (M, SIDE, SIDE) after the second is stretched and shifted to fit the first.
+
+    Gauss-Newton steps from the coarsest level to the finest minimise the squared difference of the standardised grey
+    values where the pictures overlap. Pairs that clearly differ are given up on the way.
+    """
+    result = torch.zeros(len(first))
+    rows = ((first.flatten(1).std(dim=1) >= FLAT) & (second.flatten(1).std(dim=1) >= FLAT)).nonzero().flatten()
+    motion = torch.zeros(len(rows), 4)  # stretch of x and y, shift of x and y
+    for side, needed in LEVELS.items():
+        target, moving = _at(first[rows], side), _at(second[rows], side)
+        correlation = _overlap_correlation(target, moving, motion)
+        if side != SIDE:
+            going_on = correlation >= needed
+            rows, motion, target, moving = rows[going_on], motion[going_on], target[going_on], moving[going_on]
+        for _ in range(STEPS_PER_LEVEL):
+            motion = motion + _step(target, moving, motion)
+        motion = motion.clamp(-0.5, 0.5)
+    target, moving = first[rows], second[rows]
+    unmoved = _overlap_correlation(target, moving, torch.zeros_like(motion))
+    result[rows] = torch.maximum(_overlap_correlation(target, moving, motion), unmoved).clamp(min=0.0)
+    return result
+
+
+def _overlap_correlation(target: Tensor, moving: Tensor, motion: Tensor) -> Tensor:
+    """The correlation (M,) where the target and the moved picture overlap; -1 where they overlap too little."""
+    warped, mask = _warp(moving, motion)
+    area = mask.flatten(1).mean(dim=1)
+    products = _standardised(target, mask) * _standardised(warped, mask) * mask
+    return torch.where(area >= MIN_OVERLAP, products.flatten(1).mean(dim=1) / area.clamp(min=1e-6), -1.0)
+
+
+def _at(pictures: Tensor, side: int) -> Tensor:
+    return functional.interpolate(pictures[:, None], size=side, mode="area")[:, 0]
+
+
+def _grid(side: int) -> tuple[Tensor, Tensor]:
+    """The coordinates x (1, side) and y (side, 1) of the pixels, from -1 to 1."""
+    line = (torch.arange(side) * 2 + 1) / side - 1
+    return line[None], line[:, None]
+
+
+def _warp(pictures: Tensor, motion: Tensor) -> tuple[Tensor, Tensor]:
+    """The stretched and shifted pictures, and a mask of the pixels that lie inside the original."""
+    x, y = _grid(pictures.shape[-1])
+    stretch_x, stretch_y, shift_x, shift_y = (column[:, None, None] for column in motion.T)
+    at_x, at_y = (1 + stretch_x) * x + shift_x + 0 * y, (1 + stretch_y) * y + shift_y + 0 * x
+    grid = torch.stack([at_x, at_y], dim=-1)
+    warped = functional.grid_sample(pictures[:, None], grid, padding_mode="border", align_corners=False)[:, 0]
+    return warped, ((at_x.abs() <= 1) & (at_y.abs() <= 1)).float()
+
+
+def _standardised(pictures: Tensor, mask: Tensor) -> Tensor:
+    """Grey values with mean 0 and variance 1 where the mask is 1."""
+    area = mask.flatten(1).sum(dim=1).clamp(min=1.0)[:, None, None]
+    centred = pictures - (pictures * mask).sum(dim=(1, 2), keepdim=True) / area
+    variance = (centred.square() * mask).sum(dim=(1, 2), keepdim=True) / area
+    return centred / variance.clamp(min=1e-6).sqrt()
+
+
+def _step(target: Tensor, moving: Tensor, motion: Tensor) -> Tensor:
+    """One Gauss-Newton step (M, 4)."""
+    warped, mask = _warp(moving, motion)
+    warped, target = _standardised(warped, mask), _standardised(target, mask)
+    side = target.shape[-1]
+    padded = functional.pad(warped[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
+    slope_x = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) * side / 4  # for a unit of x, of which the picture has 2
+    slope_y = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) * side / 4
+    x, y = _grid(side)
+    slopes = torch.stack([slope_x * x, slope_y * y, slope_x, slope_y], dim=1) * mask[:, None]
+    slopes = slopes.flatten(2)
+    normal = slopes @ slopes.transpose(1, 2) / side**2 + 1e-2 * torch.eye(4)
+    right = (slopes * ((target - warped) * mask).flatten(1)[:, None]).mean(dim=2)
+    return torch.linalg.solve(normal, right[..., None])[..., 0].clamp(-0.2, 0.2)

@@ -1,0 +1,262 @@
+"""The inspection of a set of labelled images: what was found, as tables and in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxymetric.core.watcher import Silent, Watcher
+from proxymetric.data import ImageSet, open_data
+from proxymetric.files import read_json, replacing, write_json
+from proxymetric.inspection.contents import Contents, Store, gather
+from proxymetric.inspection.duplicates import DuplicateGroup, find_duplicates, nearest_images, picture_of_rows
+from proxymetric.inspection.lonely import LonelyImages, find_lonely
+from proxymetric.inspection.wrong_labels import LISTED_FROM, WrongLabels, find_wrong_labels
+from proxymetric.lock import locked
+from proxymetric.models.load import load
+from proxymetric.models.model import Model
+
+SUMMARY, PAGE, STORE = "inspection.json", "index.html", "vectors"
+"""names in the folder of an inspection: the results, the page, and what is kept for the next inspection"""
+MADE_BY = "proxymetric inspect"
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "wrong-labels": (
+        "file", "label", "suggested_label", "probability_wrong", "nearest_of_label", "nearest_of_suggested_label",
+    ),
+    "duplicates": ("group", "file", "label", "labels", "match", "copy_of", "similarity", "correlation"),
+    "lonely": ("file", "label", "similarity", "nearest", "similarity_of_label", "nearest_of_label"),
+    "unreadable": ("file", "label", "reason"),
+}  # fmt: skip
+"""name of a table -> its columns"""
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection:
+    """What was found in a set of labelled images.
+
+    Rows of the lists are rows of `contents`: `file(row)` is the file of one, `label(row)` its label.
+
+    Args:
+        contents: the readable images, and why the others cannot be read.
+        wrong_labels: labels that are likely wrong, most likely first.
+        duplicates: groups of images that show the same picture, those with two labels first.
+        lonely: images that are far from every other, loneliest first.
+    """
+
+    contents: Contents
+    wrong_labels: WrongLabels
+    duplicates: list[DuplicateGroup]
+    lonely: LonelyImages
+
+    def __repr__(self) -> str:
+        two = sum(group.two_labels for group in self.duplicates)
+        return (
+            f"Inspection({self.contents.images.name!r}, {len(self.contents.kept)} images: "
+            f"{len(self.wrong_labels.listed)} likely wrong labels, {len(self.duplicates)} groups of duplicates "
+            f"({two} with two labels), {len(self.lonely.listed)} lonely, {len(self.contents.unreadable)} unreadable)"
+        )
+
+    def file(self, row: int) -> str:
+        """The file of a row; empty for -1."""
+        return self.contents.images.title(int(self.contents.kept[row])) if row >= 0 else ""
+
+    def label(self, row: int) -> str:
+        """The class name of a row."""
+        images = self.contents.images
+        return images.classes[images.label_of(int(self.contents.kept[row]))]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The lists as rows of plain values, by the names of `COLUMNS`."""
+        images = self.contents.images
+        wrong_labels = [
+            (
+                self.file(each.row), self.label(each.row), images.classes[each.suggestion], round(each.probability, 4),
+                self.file(each.nearest_of_label), self.file(each.nearest_of_suggestion),
+            )
+            for each in self.wrong_labels.listed
+        ]  # fmt: skip
+        duplicates: list[tuple[Any, ...]] = []
+        for number, group in enumerate(self.duplicates, 1):
+            labels = "two labels" if group.two_labels else "same label"
+            for row in group.rows:
+                pairs = [pair for pair in group.copies if pair.second == row]
+                head = (number, self.file(row), self.label(row), labels)
+                if not pairs:
+                    duplicates.append((*head, "", "", None, None))
+                    continue
+                pair = max(pairs, key=lambda each: each.correlation)
+                numbers = (round(pair.similarity, 4), round(pair.correlation, 4))
+                duplicates.append((*head, pair.kind, self.file(pair.first), *numbers))
+        lonely = [
+            (
+                self.file(each.row), self.label(each.row), round(each.similarity, 4), self.file(each.nearest),
+                None if math.isnan(each.similarity_of_label) else round(each.similarity_of_label, 4),
+                self.file(each.nearest_of_label),
+            )
+            for each in self.lonely.listed
+        ]  # fmt: skip
+        unreadable = [
+            (images.title(index), images.classes[images.label_of(index)], reason)
+            for index, reason in self.contents.unreadable.items()
+        ]
+        rows = {"wrong-labels": wrong_labels, "duplicates": duplicates, "lonely": lonely, "unreadable": unreadable}
+        return {name: [dict(zip(COLUMNS[name], row, strict=True)) for row in rows[name]] for name in COLUMNS}
+
+    def summary(self) -> dict[str, Any]:
+        """The counts, the numbers behind the lists, and the lists themselves, for JSON."""
+        limit = self.lonely.limit
+        return {
+            "made_by": MADE_BY,
+            "finished": True,
+            "data": self.contents.images.name,
+            "images": len(self.contents.images),
+            "classes": len(self.contents.images.classes),
+            "estimated_share_of_wrong_labels": round(self.wrong_labels.share, 5),
+            "lonely_below_similarity": None if math.isnan(limit) else round(limit, 4),
+            **self.tables(),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write four CSV files, `inspection.json` and the page `index.html`; each replaces an earlier file at once.
+
+        Args:
+            folder: the folder; it must be new, empty, or that of an earlier inspection.
+
+        Returns:
+            The page.
+
+        Raises:
+            ValueError: the folder holds something else.
+        """
+        from proxymetric.inspection.page import write_page
+
+        folder = check_out(folder)
+        for name, rows in self.tables().items():
+            with (
+                replacing(folder / f"{name}.csv") as temporary,
+                temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+            ):
+                writer = csv.DictWriter(file, COLUMNS[name], lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+        write_page(folder / PAGE, self)
+        write_json(folder / SUMMARY, self.summary())
+        return folder / PAGE
+
+
+def inspect(
+    model: Model | str | Path,
+    data: ImageSet | str | Path,
+    *,
+    out: str | Path | None = None,
+    layout: str = "auto",
+    listed_from: float = LISTED_FROM,
+    watcher: Watcher | None = None,
+) -> Inspection:
+    """Inspect labelled images: find likely wrong labels, copies, lonely images and unreadable files.
+
+    The lists are as long as the data asks for: labels that are more likely wrong than right, pictures that are the same
+    after alignment, and images farther from all others than chance explains.
+
+    Args:
+        model: a model (`pm.load`), or the folder of a run or a slim file.
+        data: the images, or a source as for `pm.open_data`.
+        out: folder for the CSV files and the page. It also keeps the vectors: an inspection that was killed continues,
+            and the next one embeds only new files. None: nothing is written.
+        layout: layout of a source, as for `pm.open_data`.
+        listed_from: the probability from which a label is listed as wrong.
+        watcher: is told the progress.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ValueError: an argument is wrong, or no image can be read.
+
+    Example:
+        >>> import numpy as np
+        >>> import proxymetric as pm
+        >>> from proxymetric.encoders import build
+        >>> model = pm.Model(build("small", dim=8), normalise="l2", classes=[], view={"size": 16, "resize": 16})
+        >>> pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+        >>> pixels[5] = pixels[0]
+        >>> images = ImageSet("noise", np.array([0, 0, 0, 1, 1, 1]), ["a", "b"], arrays=pixels)
+        >>> found = pm.inspect(model, images)
+        >>> [(group.rows, group.two_labels) for group in found.duplicates]
+        [([0, 5], True)]
+        >>> found.tables()["duplicates"][1]["match"]
+        'same file'
+    """
+    if not 0 < listed_from < 1:
+        raise ValueError(f"listed_from: got {listed_from}, expected a probability between 0 and 1")
+    watcher = watcher or Silent()
+    images = data if isinstance(data, ImageSet) else open_data(data, layout)
+    with _folder(out) as folder:
+        model = model if isinstance(model, Model) else load(model)
+        store = Store(None if folder is None else folder / STORE, model.fingerprint())
+        found = examine(gather(model, images, store, watcher), listed_from, watcher)
+        if folder is not None:
+            found.save(folder)
+    return found
+
+
+def examine(contents: Contents, listed_from: float = LISTED_FROM, watcher: Watcher | None = None) -> Inspection:
+    """Make the lists from what is known of each image.
+
+    Args:
+        contents: the images.
+        listed_from: the probability from which a label is listed as wrong.
+        watcher: is told the progress.
+    """
+    watcher, steps = watcher or Silent(), 4
+    labels = torch.from_numpy(contents.images.labels[contents.kept])
+    watcher.work("comparing", 0, steps)
+    nearest = nearest_images(contents.vectors, contents.digests)
+    watcher.work("comparing", 1, steps)
+    duplicates = find_duplicates(contents.vectors, contents.copies, contents.digests, labels, nearest)
+    watcher.work("comparing", 2, steps)
+    pictures = picture_of_rows(len(labels), duplicates)
+    wrong_labels = find_wrong_labels(contents.vectors, labels, pictures, listed_from)
+    watcher.work("comparing", 3, steps)
+    lonely = find_lonely(contents.vectors, labels, pictures, nearest)
+    watcher.work("comparing", steps, steps)
+    return Inspection(contents, wrong_labels, duplicates, lonely)
+
+
+def check_out(folder: str | Path) -> Path:
+    """Refuse a folder that holds something other than an inspection.
+
+    Raises:
+        ValueError: the folder is a file, or holds other files.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out: got {folder}, which is a file; expected a folder")
+    if folder.is_dir() and any(file.name != ".lock" for file in folder.iterdir()):
+        summary = folder / SUMMARY
+        content = read_json(summary) if summary.is_file() else None
+        if not isinstance(content, dict) or content.get("made_by") != MADE_BY:
+            raise ValueError(
+                f"out: got {folder}, which holds files that `{MADE_BY}` did not write; expected a new folder"
+            )
+    return folder
+
+
+@contextlib.contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path | None]:
+    """The folder of an inspection, marked as such and locked; None without one."""
+    if out is None:
+        yield None
+        return
+    folder = check_out(out)
+    with locked(folder):
+        if not (folder / SUMMARY).is_file():
+            write_json(folder / SUMMARY, {"made_by": MADE_BY, "finished": False})
+        yield folder
