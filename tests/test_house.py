@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
-    "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
+    "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
     "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},

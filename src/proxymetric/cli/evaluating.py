@@ -68,17 +68,18 @@ def evaluate(
 ) -> None:
     """Score a trained model and its untrained encoder on labelled images, and write a page.
 
-    Each image is a query against all other images. A benchmark with queries and a gallery (In-Shop) is scored queries
+    Each image is a query against all other images. A run that was trained with --nested is also scored with its vectors
+    cut to each size. A benchmark with queries and a gallery (In-Shop) is scored queries
     against gallery, as in training. Intervals are 95 % intervals over classes; the difference is paired by query.
     """
     from proxymetric import metrics as scoring
-    from proxymetric.cli.tables import comparison_table
+    from proxymetric.cli.tables import comparison_table, score_table
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
-    from proxymetric.runs.score import describe, queries_left_out
+    from proxymetric.runs.score import describe, queries_left_out, score_sizes
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
@@ -95,6 +96,11 @@ def evaluate(
     comparison = compare(trained, baseline, names, distance)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
+    sizes = {}
+    if model.nested is not None:
+        by_size = score_sizes(trained, model.nested, names, model.normalise, distance)
+        sizes = {f"{size} dimensions": scores for size, scores in by_size.items()}
+        terminal.show(score_table("the first dimensions of its vectors, %", sizes, tuple(names)))
     notes = [] if "trained on" in note else class_notes(run, images, model.classes)
     sentences = [*unfinished(run), *notes, *comparison.verdict()]
     if not comparison.helped and not run.is_file():
@@ -109,7 +115,15 @@ def evaluate(
         terminal.say(sentence)
     if not no_report:
         try:
-            draw_evaluation(page, run=str(run), embedded=trained, comparison=comparison, note=note, remarks=sentences)
+            draw_evaluation(
+                page,
+                run=str(run),
+                embedded=trained,
+                comparison=comparison,
+                note=note,
+                remarks=sentences,
+                sizes=sizes,
+            )
         except OSError as error:
             if report is not None:
                 raise

@@ -59,6 +59,11 @@ Which = Annotated[
     typer.Option(help="Which model of the run: best, last, or chosen (the best one before a refit)."),
 ]
 
+CutDim = Annotated[
+    int | None,
+    typer.Option("--dim", help="Keep this many of the first dimensions, of a run that was trained with --nested."),
+]
+
 
 def _version(requested: bool) -> None:
     if requested:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
-from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from proxymetric.models.model import Model
     from proxymetric.search import Index
 
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
@@ -60,6 +61,7 @@ def index(
             help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable.",
         ),
     ] = None,
+    dim: CutDim = None,
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
     ] = None,
@@ -99,6 +101,10 @@ def index(
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
+    if is_index(target):
+        dim = _earlier_dim(Index(target), model) if dim is None else dim
+    if dim is not None:
+        model = model.cut_to(dim)
     source = {"run": os.path.abspath(run), "which": which}
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
@@ -188,6 +194,17 @@ def search(
         for file, hits in zip(image, found, strict=True)
     ]
     print_results(results, as_json, open_page)
+
+
+def _earlier_dim(existing: Index, model: Model) -> int | None:
+    """The dimensions that the vectors of an index were cut to, if this model made them; None: they were not cut."""
+    if existing.dim >= model.dim:
+        return None
+    try:
+        cut = model.cut_to(existing.dim, warn=False)
+    except ValueError:
+        return None
+    return existing.dim if cut.fingerprint() == existing.model else None
 
 
 def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[str, Any] | None:

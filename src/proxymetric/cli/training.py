@@ -127,6 +127,12 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Images in a forward pass.")] = None,
     size: Size = None,
     dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
+    nested: Annotated[
+        str | None,
+        typer.Option(
+            help="Dimensions that the vectors can be cut to afterwards, such as 64,128,256,512; the last is --dim."
+        ),
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate of the encoder; the proxies have 100 times this rate.")
     ] = None,
@@ -177,6 +183,7 @@ def train(
         batch=batch,
         size=size,
         dim=dim,
+        nested=nested,
         lr=lr,
         seed=seed,
         cache=cache,
@@ -219,6 +226,9 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         terminal.close()
     if any(run.result.rows.values()):
         terminal.show(score_table(score_heading(run.result), run.result.rows))
+    if run.result.sizes:
+        by_size = {f"{size} dimensions": scores for size, scores in run.result.sizes.items()}
+        terminal.show(score_table("the first dimensions of its vectors, %", by_size))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")

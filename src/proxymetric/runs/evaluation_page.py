@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,14 @@ def check_target(page: Path) -> None:
 
 
 def draw_evaluation(
-    page: Path, *, run: str, embedded: EmbeddedSet, comparison: Comparison, note: str, remarks: Sequence[str]
+    page: Path,
+    *,
+    run: str,
+    embedded: EmbeddedSet,
+    comparison: Comparison,
+    note: str,
+    remarks: Sequence[str],
+    sizes: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """Write the page of an evaluation.
 
@@ -48,6 +55,7 @@ def draw_evaluation(
         comparison: the scores.
         note: which classes the model was trained on; may be empty.
         remarks: sentences that say what the scores mean.
+        sizes: of a nested model: the metrics by name of the cut vectors, such as "64 dimensions".
 
     Returns:
         The file.
@@ -58,6 +66,7 @@ def draw_evaluation(
     ]
     if comparison.differences:
         table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
+    table += [{"name": name, **scores} for name, scores in (sizes or {}).items()]
     explanation = f" {UNTRAINED_MEANS}" if comparison.differences else ""
     return draw_page(
         page,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.normalisation import cut
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 
@@ -75,6 +76,33 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
         {'R@1': 0.75}
     """
     return evaluate(**embedded.sides(), metrics=metrics, distance=distance)
+
+
+def score_sizes(
+    embedded: EmbeddedSet, sizes: Sequence[int], metrics: Sequence[str], normalise: str, distance: str = "cosine"
+) -> dict[str, dict[str, float]]:
+    """Compute metrics of an embedded set whose vectors are cut to each of several sizes.
+
+    Args:
+        embedded: the set with its normalised vectors.
+        sizes: the dimensions.
+        metrics: names, as for `metrics.evaluate`.
+        normalise: how the cut vectors are normalised, a key of `core.normalisation.NORMALISATIONS`.
+        distance: "cosine" or "euclidean".
+
+    Returns:
+        The metrics by dimension, which is text as in JSON.
+
+    Example:
+        >>> images = ImageSet("dots", np.array([0, 0, 1, 1]), ["a", "b"], arrays=np.zeros((4, 8, 8), np.uint8))
+        >>> vectors = torch.tensor([[0.1, 1.0, 0.0], [0.1, 0.9, 0.1], [0.1, 0.0, 1.0], [0.2, 0.6, 0.9]])
+        >>> score_sizes(EmbeddedSet(images, vectors, np.arange(4)), [1, 3], ["R@1"], "l2")
+        {'1': {'R@1': 0.5}, '3': {'R@1': 1.0}}
+    """
+    return {
+        str(size): score(embedded._replace(vectors=cut(embedded.vectors, size, normalise)), metrics, distance)
+        for size in sizes
+    }
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:

@@ -50,6 +50,11 @@ class VectorFile:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def dim(self) -> int:
+        """The dimensions of the vectors."""
+        return int(self.vectors.shape[1])
+
     def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
         """Find the names that are nearest to each query.
 
