@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "data": {"core", "files"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
-    "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
+    "search": {"core", "data", "files", "lock", "metrics", "plots", "tensor_files"},
     "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
     "serve": {"data", "models", "search"},

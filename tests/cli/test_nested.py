@@ -31,19 +31,22 @@ def files(photos: Path) -> list[Path]:
 def test_the_result_has_the_scores_of_each_size(run):
     result = read_json(run / "result.json")
     assert result["recipe"]["loss"]["nested"] == [2, 4, 8]
-    assert list(result["sizes"]) == ["2", "4", "8"]
-    assert result["sizes"]["8"] == result["rows"]["trained encoder"]
-    assert result["sizes"]["2"] != result["sizes"]["8"]
+    kinds = [(each["dim"], each["vectors"], each["bytes"]) for each in result["sizes"]]
+    assert kinds[:3] == [(2, "float32", 8), (2, "int8", 2), (2, "binary", 8)]
+    assert kinds[6:] == [(8, "float32", 32), (8, "int8", 8), (8, "binary", 8)]
+    assert result["sizes"][6]["scores"] == result["rows"]["trained encoder"]
+    assert result["sizes"][0]["scores"] != result["sizes"][6]["scores"]
 
 
 def test_evaluate_scores_each_size_as_training_did(run):
     answer = proxymetric("evaluate", run, "--metrics", "R@1,MAP@R", "--no-untrained", "--no-report")
     assert answer.code == 0, answer
-    rows = dict(re.findall(r"^(\d) dimensions +(.*)$", answer.out, re.MULTILINE))
-    for size, scores in read_json(run / "result.json")["sizes"].items():
-        assert [float(value) for value in rows[size].split()] == pytest.approx(
-            [100 * scores["R@1"], 100 * scores["MAP@R"]], abs=0.06
-        )
+    rows = re.findall(r"^(\d) dimensions, (\w+), \d+ bytes +([\d.]+) +([\d.]+)$", answer.out, re.MULTILINE)
+    records = read_json(run / "result.json")["sizes"]
+    assert [(int(dim), kind) for dim, kind, *_ in rows] == [(each["dim"], each["vectors"]) for each in records]
+    for (_, _, *values), each in zip(rows, records, strict=True):
+        wanted = [100 * each["scores"][metric] for metric in ("R@1", "MAP@R")]
+        assert [float(value) for value in values] == pytest.approx(wanted, abs=0.06)
 
 
 def test_a_model_cuts_its_vectors_and_normalises_them_again(run, files):

@@ -79,7 +79,7 @@ def evaluate(
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
-    from proxymetric.runs.score import describe, queries_left_out, score_sizes
+    from proxymetric.runs.score import describe, queries_left_out, score_sizes, size_rows
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
@@ -96,11 +96,10 @@ def evaluate(
     comparison = compare(trained, baseline, names, distance)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
-    sizes = {}
+    sizes = []
     if model.nested is not None:
-        by_size = score_sizes(trained, model.nested, names, model.normalise, distance)
-        sizes = {f"{size} dimensions": scores for size, scores in by_size.items()}
-        terminal.show(score_table("the first dimensions of its vectors, %", sizes, tuple(names)))
+        sizes = score_sizes(trained, model.nested, names, model.normalise, distance)
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
     notes = [] if "trained on" in note else class_notes(run, images, model.classes)
     sentences = [*unfinished(run), *notes, *comparison.verdict()]
     if not comparison.helped and not run.is_file():

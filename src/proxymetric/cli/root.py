@@ -64,6 +64,15 @@ CutDim = Annotated[
     typer.Option("--dim", help="Keep this many of the first dimensions, of a run that was trained with --nested."),
 ]
 
+VectorKind = Annotated[
+    str | None,
+    typer.Option(
+        "--vectors",
+        help="Numbers of the vectors: float32 (default), int8 (a quarter of the bytes), or binary (bits, whose first "
+        "results are ranked again by 8-bit numbers).",
+    ),
+]
+
 
 def _version(requested: bool) -> None:
     if requested:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
-from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def index(
         ),
     ] = None,
     dim: CutDim = None,
+    vectors: VectorKind = None,
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
     ] = None,
@@ -83,6 +84,7 @@ def index(
     """
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, check_folder, load_model, unfinished
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import Index
     from proxymetric.search.folder_sync import sync
@@ -114,9 +116,18 @@ def index(
             existing.check_model(model)
     else:
         existing = Index.create(
-            target, model.dim, model, engine=chosen_engine or "exact", map=map_method or "tsne", run=source
+            target,
+            model.dim,
+            model,
+            engine=chosen_engine or "exact",
+            map=map_method or "tsne",
+            run=source,
+            vectors=vectors or "float32",
         )
     facts: dict[str, dict[str, Any]] = {"run": source}
+    if vectors is not None and vectors != existing.manifest.vectors["kind"]:
+        check_kind(vectors)
+        facts["vectors"] = {"kind": vectors}
     if chosen_engine is not None and any(existing.manifest.engine.get(k) != v for k, v in chosen_engine.items()):
         facts["engine"] = chosen_engine
     if map_method is not None and map_method != existing.manifest.map["method"]:
@@ -142,6 +153,7 @@ def index(
         f"{len(existing):,} images in {target}: {changed.added} added, {changed.updated} updated, {changed.deleted} "
         f"deleted, {changed.unchanged} unchanged"
     )
+    terminal.say(vectors_line(existing))
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
@@ -194,6 +206,28 @@ def search(
         for file, hits in zip(image, found, strict=True)
     ]
     print_results(results, as_json, open_page)
+
+
+def vectors_line(opened: Index) -> str:
+    """One line about the vectors of an index: their bytes, what they lose against 32 bits, and the time of a search."""
+    import torch
+
+    from proxymetric.search.measuring import milliseconds
+    from proxymetric.search.stored_vectors import stored_bytes
+
+    kind, dim = opened.manifest.vectors["kind"], opened.dim
+    parts = [f"{stored_bytes(kind, dim):,} bytes a vector ({kind}, {dim} dimensions)"]
+    lost = opened.manifest.vectors.get("lost")
+    if lost is None:
+        some = torch.stack([opened.vector(opened.at(row).id) for row in range(min(len(opened), 5))])
+        return f"{parts[0]}, {milliseconds(opened.engine, some):g} ms a query"
+    parts.append(f"{100 * lost['recall@10']:.1f} % of the 10 nearest of float32")
+    if "MAP@R lost" in lost:
+        before, gone = lost["MAP@R"], lost["MAP@R lost"]
+        parts.append(f"MAP@R {100 * (before - gone):.1f} instead of {100 * before:.1f} %")
+    parts.append(f"{lost['milliseconds']:g} ms a query")
+    among = f"measured with {lost['queries']:,} queries among {lost['among']:,} images"
+    return f"{', '.join(parts)} ({among})"
 
 
 def _earlier_dim(existing: Index, model: Model) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
-from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def embed(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of images; subfolders are searched too.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: DIR.safetensors.")] = None,
     dim: CutDim = None,
+    vectors: VectorKind = None,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
@@ -42,12 +43,16 @@ def embed(
     """Embed all images of a folder into one file (safetensors).
 
     The file holds `vectors` (N, dim) and, in its header under `names`, the N file names as JSON. `query` searches it.
+    With --vectors it holds `codes` (int8) instead, and for binary also `bits`.
     Earlier vectors of the same model are replaced; any other file is kept.
     """
     from proxymetric.cli.terminal import Terminal
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.files import check_output
     from proxymetric.search import VectorFile
+    from proxymetric.search.stored_vectors import stored_bytes
 
+    check_kind(vectors or "float32")
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
     if target.suffix != ".safetensors":
@@ -66,8 +71,10 @@ def embed(
             "--overwrite"
         )
     index = _index(model, folder, terminal)
+    index.kind = vectors or "float32"
     index.save(file)
-    terminal.say(f"{len(index)} vectors of {index.dim} dimensions in {target}")
+    size = f"{stored_bytes(index.kind, index.dim):,} bytes each ({index.kind})"
+    terminal.say(f"{len(index)} vectors of {index.dim} dimensions, {size}, in {target}")
 
 
 @app.command(

@@ -210,6 +210,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     from proxymetric.cli.tables import score_table
     from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
+    from proxymetric.runs.score import size_rows
     from proxymetric.training import Interrupted
 
     try:
@@ -227,8 +228,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     if any(run.result.rows.values()):
         terminal.show(score_table(score_heading(run.result), run.result.rows))
     if run.result.sizes:
-        by_size = {f"{size} dimensions": scores for size, scores in run.result.sizes.items()}
-        terminal.show(score_table("the first dimensions of its vectors, %", by_size))
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")

@@ -44,7 +44,7 @@ def draw_evaluation(
     comparison: Comparison,
     note: str,
     remarks: Sequence[str],
-    sizes: Mapping[str, Mapping[str, float]] | None = None,
+    sizes: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write the page of an evaluation.
 
@@ -55,7 +55,7 @@ def draw_evaluation(
         comparison: the scores.
         note: which classes the model was trained on; may be empty.
         remarks: sentences that say what the scores mean.
-        sizes: of a nested model: the metrics by name of the cut vectors, such as "64 dimensions".
+        sizes: of a nested model: the scores of smaller vectors, see `score.score_sizes`.
 
     Returns:
         The file.
@@ -66,7 +66,6 @@ def draw_evaluation(
     ]
     if comparison.differences:
         table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
-    table += [{"name": name, **scores} for name, scores in (sizes or {}).items()]
     explanation = f" {UNTRAINED_MEANS}" if comparison.differences else ""
     return draw_page(
         page,
@@ -81,6 +80,7 @@ def draw_evaluation(
         table=table,
         results_note=f"Retrieval on these classes, in per cent.{explanation}",
         remarks=[remark for remark in remarks if remark != UNTRAINED_MEANS],
+        sizes=sizes,
         curve=[],
         notes=[],
         map_heading="Map of the classes",

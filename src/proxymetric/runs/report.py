@@ -55,7 +55,6 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
     for row in table:
         if row["name"] == TRAINED:
             row["intervals"] = compare(embedded, None, list(result.scores)).intervals[TRAINED]
-    table += [{"name": f"its first {size} dimensions", **scores} for size, scores in _smaller(result).items()]
     return draw_page(
         file,
         embedded=embedded,
@@ -64,16 +63,12 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
         table=table,
         results_note=_results_note(result),
         remarks=remarks(result),
+        sizes=result.sizes or [],
         curve=_curve(result),
         certainty=certainty,
         notes=_notes(result),
         seed=result.recipe["seed"],
     )
-
-
-def _smaller(result: Result) -> dict[str, dict[str, float]]:
-    """The scores of a nested run by dimension, without the whole vectors: those are the row of the trained encoder."""
-    return dict(list((result.sizes or {}).items())[:-1])
 
 
 def draw_page(file: Path, *, embedded: EmbeddedSet, seed: int = 0, **parts: Any) -> Path:

@@ -64,8 +64,8 @@ class Result:
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
         rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in
             protocol `papers`, "last epoch".
-        sizes: of a nested run: the metrics of the trained encoder with its vectors cut to each size, by dimension; None
-            for other runs.
+        sizes: of a nested run: the metrics of the trained encoder with its vectors cut to each size and stored as
+            floats, bytes and bits; see `runs.score.score_sizes`. None for other runs.
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
         queries_left_out: queries that had nothing of their class to find.
         uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
@@ -105,7 +105,7 @@ class Result:
     curve: list[dict[str, Any]] = field(default_factory=list)
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
-    sizes: dict[str, dict[str, float]] | None = None
+    sizes: list[Any] | None = None
     evaluated_on: str | None = None
     queries_left_out: int = 0
     uncertainty: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ scored leave-one-out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 
@@ -80,8 +81,8 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
 
 def score_sizes(
     embedded: EmbeddedSet, sizes: Sequence[int], metrics: Sequence[str], normalise: str, distance: str = "cosine"
-) -> dict[str, dict[str, float]]:
-    """Compute metrics of an embedded set whose vectors are cut to each of several sizes.
+) -> list[dict[str, Any]]:
+    """Compute metrics of an embedded set whose vectors are cut to several sizes and stored as floats, bytes and bits.
 
     Args:
         embedded: the set with its normalised vectors.
@@ -91,18 +92,33 @@ def score_sizes(
         distance: "cosine" or "euclidean".
 
     Returns:
-        The metrics by dimension, which is text as in JSON.
+        Records of `dim`, `vectors` (a kind of `core.quantisation`), `bytes` of a vector, and `scores`. Bits are scored
+        alone, without re-ranking.
 
     Example:
         >>> images = ImageSet("dots", np.array([0, 0, 1, 1]), ["a", "b"], arrays=np.zeros((4, 8, 8), np.uint8))
         >>> vectors = torch.tensor([[0.1, 1.0, 0.0], [0.1, 0.9, 0.1], [0.1, 0.0, 1.0], [0.2, 0.6, 0.9]])
-        >>> score_sizes(EmbeddedSet(images, vectors, np.arange(4)), [1, 3], ["R@1"], "l2")
-        {'1': {'R@1': 0.5}, '3': {'R@1': 1.0}}
+        >>> records = score_sizes(EmbeddedSet(images, vectors, np.arange(4)), [1, 3], ["R@1"], "l2")
+        >>> [(each["dim"], each["vectors"], each["scores"]["R@1"]) for each in records][::3]
+        [(1, 'float32', 0.5), (3, 'float32', 1.0)]
     """
-    return {
-        str(size): score(embedded._replace(vectors=cut(embedded.vectors, size, normalise)), metrics, distance)
-        for size in sizes
-    }
+    records = []
+    for size in sizes:
+        vectors = cut(embedded.vectors, size, normalise)
+        for kind in KINDS:
+            scores = score(embedded._replace(vectors=rounded(vectors, kind)), metrics, distance)
+            records.append({"dim": size, "vectors": kind, "bytes": bytes_per_vector(kind, size), "scores": scores})
+    return records
+
+
+def size_rows(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The records of `score_sizes` as rows of a table.
+
+    Example:
+        >>> size_rows([{"dim": 64, "vectors": "int8", "bytes": 64, "scores": {"R@1": 0.5}}])
+        {'64 dimensions, int8, 64 bytes': {'R@1': 0.5}}
+    """
+    return {f"{each['dim']} dimensions, {each['vectors']}, {each['bytes']} bytes": each["scores"] for each in records}
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from proxymetric.core.quantisation import check_kind
 from proxymetric.core.visible import visible
 from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
@@ -21,6 +22,7 @@ from proxymetric.search.engines import ENGINES, Engine
 from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns
+from proxymetric.search.stored_vectors import check_engine
 from proxymetric.signatures import one_of
 
 OPEN_ATTEMPTS = 20
@@ -106,6 +108,7 @@ class Index:
         map: str = "pca",
         run: Mapping[str, str] | None = None,
         photos: str | None = None,
+        vectors: str = "float32",
     ) -> Index:
         """Make an empty index.
 
@@ -118,6 +121,9 @@ class Index:
             map: how the map of the index is made: `tsne`, `pca` or `none`.
             run: where the model lies: `run` and, where needed, `which` and `weights`.
             photos: the folder that will be indexed.
+            vectors: how vectors are stored: `float32`; `int8`, a quarter of the bytes; or `binary`, bits that are
+                searched first, and 8-bit numbers with which the first results are ranked again. The last two need the
+                engine `exact`.
 
         Returns:
             The index, opened.
@@ -130,13 +136,25 @@ class Index:
         one_of("map", map, METHODS)
         chosen_engine = {"name": engine} if isinstance(engine, str) else dict(engine)
         one_of("engine", chosen_engine.get("name"), ENGINES)
+        check_kind(vectors)
+        check_engine(vectors, chosen_engine)
         folder = Path(folder)
         check_place(folder)
         fingerprint = model if isinstance(model, str) else model.fingerprint()
         with locked(folder):
             if is_index(folder):
                 raise ValueError(f"folder: got {folder}, which is an index already; expected a new folder")
-            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, chosen_engine, {"method": map})
+            manifest = Manifest(
+                0,
+                0,
+                dim,
+                fingerprint,
+                dict(run or {}),
+                photos,
+                chosen_engine,
+                {"method": map},
+                vectors={"kind": vectors},
+            )
             try:
                 empty(folder, manifest)
             except BaseException:
@@ -207,8 +225,11 @@ class Index:
 
     @property
     def vectors(self) -> Tensor:
-        """(N, dim) of unit length, in the order of the ids; mapped from the file, do not write to it."""
-        return self._generation.vectors
+        """(N, dim) of unit length, in the order of the ids; do not write to it.
+
+        32-bit vectors are mapped from the file. Small vectors are read back into memory when this is first asked for.
+        """
+        return self._generation.stored.tensor
 
     @property
     def points(self) -> Tensor | None:
@@ -281,7 +302,7 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return self.vectors[self._number(item)].clone()
+        return torch.from_numpy(self._generation.stored[[self._number(item)]][0].copy())
 
     def thumbnail(self, item: str) -> bytes | None:
         """Return the thumbnail of an item (JPEG); None without one.
@@ -411,7 +432,7 @@ class Index:
             batch = new_items(
                 self.dim,
                 ids,
-                self.vectors[numbers] if vectors is None else vectors,
+                torch.from_numpy(self._generation.stored[numbers]) if vectors is None else vectors,
                 [row.label for row in rows] if labels is None else labels,
                 [json.loads(row.metadata) for row in rows] if metadata is None else metadata,
                 [self._generation.thumbnail(row) for row in rows] if thumbnails is None else thumbnails,
@@ -461,6 +482,12 @@ class Index:
         kept: set[str] | None,
         manifest: Manifest,
     ) -> None:
+        kinds = self.manifest.vectors["kind"], manifest.vectors["kind"]
+        if kinds[0] != kinds[1] and kinds[0] != "float32" and kinds[1] == "float32" and kept != set() and len(self):
+            raise ValueError(
+                f"vectors: got 'float32' for {self.folder}, whose vectors are {kinds[0]}; the other bits are gone; "
+                "expected `proxymetric index --rebuild`"
+            )
         before = None if manifest.dim != self.dim else self._generation
         commit(self.folder, manifest, before, batches, edits, kept)
         self._load()
