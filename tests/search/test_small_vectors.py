@@ -89,7 +89,7 @@ def test_an_index_keeps_what_it_measures(kind, vectors, tmp_path):
     facts = Index(index.folder).manifest.vectors
     assert facts["kind"] == kind
     assert facts["bytes"] == {"float32": 280, "int8": 70, "binary": 86}[kind]
-    files = [file for file in (index.folder / "generations").rglob("vectors*.npy")]
+    files = list((index.folder / "generations").rglob("vectors*.npy"))
     assert sum(file.stat().st_size - 128 for file in files) == 200 * facts["bytes"], (
         "the header of a file has 128 bytes"
     )
@@ -122,7 +122,9 @@ def test_an_index_is_made_smaller_but_not_larger(vectors, tmp_path):
     assert facts["kind"] == "binary"
     assert facts["lost"]["recall@10"] > 0.9
     assert "MAP@R" not in facts["lost"], "there are no labels"
-    with pytest.raises(ValueError, match="vectors: got 'float32' for .*, whose vectors are binary; the other bits are"):
+    with pytest.raises(
+        ValueError, match=r"vectors: got 'float32' for .*, whose vectors are binary; the other bits are"
+    ):
         index.change([], vectors={"kind": "float32"})
     with pytest.raises(ValueError, match="vectors: got 'int8' with the engine 'faiss', which keeps 32-bit numbers"):
         Index.create(tmp_path / "b.index", dim=DIM, engine="faiss", vectors="int8")

@@ -20,8 +20,8 @@ PICKED_NOTE = (
 )
 UNSEEN_NOTE = "Retrieval on classes never seen in training, in per cent."
 SIZES_NOTE = (
-    "The vectors of the trained encoder, cut to their first dimensions and stored as 32-bit numbers, as 8-bit numbers or "
-    "as signs (bits, without re-ranking), in per cent."
+    "The vectors of the trained encoder, cut to their first dimensions and stored as 32-bit numbers, as 8-bit numbers "
+    "or as signs (bits, without re-ranking), in per cent."
 )
 PAGE_MARK = '<meta name="generator" content="proxymetric">'
 """what every page holds near its beginning, so that a page is recognised before it is replaced"""

@@ -20,7 +20,7 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
     """Draw bytes of a vector (logarithmic) against a metric in per cent.
 
     Args:
-        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors, as `score_sizes` returns them.
+        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors.
         metric: a metric of the scores.
 
     Returns:

@@ -52,8 +52,8 @@ def measure_loss(
     relevant = np.where(labelled, np.bincount(names, labelled, len(known)).astype(int)[names] - 1, 0)
     depth = max(FIRST, int(relevant[queries].max(initial=0))) + 1
     wanted = without_itself(exact.search(vectors, depth)[1], queries)
-    found = engine.search(vectors, depth, some)[1]
-    found = without_itself(found if some is None else torch.searchsorted(some, found), queries)
+    numbers = engine.search(vectors, depth, some)[1]
+    found = without_itself(numbers if some is None else torch.searchsorted(some, numbers), queries)
     recalls = [
         len(set(ours[:FIRST]) & set(theirs[:FIRST])) / max(1, len(theirs[:FIRST]))
         for theirs, ours in zip(wanted, found, strict=True)
@@ -99,5 +99,6 @@ def _map_at_r(
     neighbours = np.array([lists[number][:width] for number in counted])
     rows = queries[counted]
     hits = (names[neighbours] == names[rows][:, None]) & labelled[neighbours]
-    tensors = (torch.from_numpy(each) for each in (hits, relevant[rows], neighbours, rows))
-    return scores(Ranking(*tensors, left_out=0), ["MAP@R"])["MAP@R"]
+    tensors = [torch.from_numpy(each) for each in (hits, relevant[rows], neighbours, rows)]
+    ranking = Ranking(tensors[0], tensors[1], tensors[2], tensors[3], left_out=0)
+    return scores(ranking, ["MAP@R"])["MAP@R"]
