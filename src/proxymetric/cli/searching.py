@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,6 +170,7 @@ def index(
     epilog=example(
         "proxymetric search birds.index unknown.jpg -k 5",
         "proxymetric search birds.index unknown.jpg --where class=wren --json",
+        "proxymetric search birds.index PHOTOS/wren/7.jpg --differs camera",
     ),
 )
 def search(
@@ -179,6 +180,14 @@ def search(
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN=VALUE", help="Only images with this value: class=..., or a metadata column."),
+    ] = None,
+    differs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[=VALUE]",
+            help="Leave out images with the value of IMAGE in this column, such as its camera. Without VALUE, IMAGE "
+            "must be in the index.",
+        ),
     ] = None,
     as_json: AsJson = False,
     open_page: OpenPage = False,
@@ -200,12 +209,40 @@ def search(
         raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
     conditions = conditions_of(where or [])
     model = model_of(opened, run, device)
-    found = opened.search(model.embed(image), k, conditions, without=[_own_id(opened, file) for file in image])
+    own = [_own_id(opened, file) for file in image]
+    others = differs_of(opened, differs or [], own)
+    found = opened.search(model.embed(image), k, conditions, without=own, differs=others)
     results = [
         (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id)) for hit in hits])
         for file, hits in zip(image, found, strict=True)
     ]
     print_results(results, as_json, open_page)
+
+
+def differs_of(opened: Index, texts: list[str], own: list[str | None]) -> dict[str, str | Sequence[str | None] | None]:
+    """What `--differs` asks for: for each column the value of each query.
+
+    Args:
+        opened: the index.
+        texts: `COLUMN=VALUE`, or `COLUMN` for the values that the queries have in the index.
+        own: the id of each query in the index; None for another image.
+
+    Raises:
+        ValueError: the value of a query is not known.
+    """
+    wanted: dict[str, str | Sequence[str | None] | None] = {}
+    for text in texts:
+        column, given, value = text.partition("=")
+        if given:
+            wanted[column] = value
+            continue
+        if any(item is None or item not in opened for item in own):
+            raise ValueError(
+                f"--differs: got {column!r} for an image that is not in {opened.folder}, whose {column} is not known; "
+                f"expected {column}=VALUE"
+            )
+        wanted[column] = [opened.value_of(item, column) for item in own if item is not None]
+    return wanted
 
 
 def vectors_line(opened: Index) -> str:

@@ -327,6 +327,7 @@ class Index:
         k: int = 10,
         where: Mapping[str, str] | None = None,
         without: Sequence[str | None] | None = None,
+        differs: Mapping[str, str | Sequence[str | None] | None] | None = None,
     ) -> list[list[Hit]]:
         """Find the items that are most similar to each query.
 
@@ -335,6 +336,8 @@ class Index:
             k: results for each query, at least 1; fewer come back if fewer items match.
             where: only items with these values: `class` is the label, other names are metadata columns.
             without: Q ids, one for each query, that are left out of its results; None leaves nothing out.
+            differs: column -> the value of the queries, one for all or a list of Q. Items with the value of a query,
+                such as its camera, are left out of its results; a query with the value None leaves nothing out.
 
         Returns:
             For each query its results, most similar first; equal ones are in the order of their ids.
@@ -353,23 +356,53 @@ class Index:
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
         if without is not None and len(without) != len(queries):
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
-        rows = None
-        if where:
-            check_columns(where, self.manifest.columns)
-            rows = torch.tensor(self._generation.rows.matching(where), dtype=torch.long)
+        check_columns(where or {}, self.manifest.columns)
         unit_queries = torch.from_numpy(unit_rows(queries))
-        similarities, found = self.engine.search(unit_queries, k + (without is not None), rows)
-        items = {row: _item(content, row) for row, content in self._contents(found)}
-        return [
-            [
-                Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
-                for row, similarity in zip(rows_found, values, strict=True)
-                if left_out is None or items[row].id != left_out
-            ][:k]
-            for rows_found, values, left_out in zip(
-                found.tolist(), similarities.tolist(), without or [None] * len(queries), strict=True
-            )
-        ]
+        own_ids = without or [None] * len(queries)
+        hits: list[list[Hit]] = [[] for _ in queries]
+        for values, members in self._alike(len(queries), differs or {}).items():
+            rows = None
+            if where or values:
+                rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
+            similarities, found = self.engine.search(unit_queries[members], k + (without is not None), rows)
+            items = {row: _item(content, row) for row, content in self._contents(found)}
+            for member, numbers, scores in zip(members, found.tolist(), similarities.tolist(), strict=True):
+                hits[member] = [
+                    Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
+                    for row, similarity in zip(numbers, scores, strict=True)
+                    if own_ids[member] is None or items[row].id != own_ids[member]
+                ][:k]
+        return hits
+
+    def _alike(
+        self, count: int, differs: Mapping[str, str | Sequence[str | None] | None]
+    ) -> dict[tuple[tuple[str, str], ...], list[int]]:
+        """The queries by what must differ from their results, so that those with equal values are searched at once."""
+        check_columns(differs, self.manifest.columns, "differs")
+        lists = {
+            column: [values] * count if values is None or isinstance(values, str) else list(values)
+            for column, values in differs.items()
+        }
+        for column, values in lists.items():
+            if len(values) != count:
+                raise ValueError(
+                    f"differs: got {len(values)} values of {column} for {count} queries, expected one for each"
+                )
+        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for query in range(count):
+            pairs = [(column, values[query]) for column, values in lists.items()]
+            groups.setdefault(tuple((column, value) for column, value in pairs if value is not None), []).append(query)
+        return groups
+
+    def value_of(self, item: str, column: str) -> str | None:
+        """Return the value of an item in a column, as text: `class` is the label; None if it has none.
+
+        Raises:
+            KeyError: there is no such item.
+            ValueError: no item has this column.
+        """
+        check_columns({column: ""}, self.manifest.columns, "column")
+        return self._generation.rows.value_of(self._number(item), column)
 
     def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
         numbers = found.unique().tolist()
