@@ -8,7 +8,7 @@ table          what its keys are
 `[data]`       fields of `DataOptions`: where the images are and how they are split
 `[view]`       arguments of `data.TrainView`: size, crop, flip, or a view's `name`
 `[encoder]`    arguments of `encoders.build`: backbone, dim, pooling, weights, ...
-`[loss]`       arguments of the method: scale, margin, per_class, ...
+`[loss]`       arguments of the method: scale, margin, per_class, ...; `nested` of any
 `[train]`      fields of `TrainOptions`: epochs, learning rates, schedule, ...
 =============  =====================================================================
 
@@ -451,7 +451,9 @@ def check(raw: Mapping[str, Any]) -> Recipe:
                 f"train.refit: got true with protocol {protocol!r}, which trains on all training classes already; "
                 "expected protocol 'held-out', or no refit"
             )
+    nested = tables["loss"].pop("nested", None)
     loss = complete("loss", tables["loss"], lookup(method), without=("classes", "dim"))
+    loss["nested"] = None if nested in (None, "none") else _sizes(nested, encoder["dim"])
     if train["frozen"] and "images" in needs(method, loss):
         raise ValueError(
             f"train.frozen: got true, but {method} runs the encoder on images, and only cached features are available; "
@@ -478,6 +480,16 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         train=TrainOptions(**train),
         changed={key: value for key, value in raw.items() if value not in ({}, None)},
     )
+
+
+def _sizes(nested: Any, dim: int | None) -> list[int]:
+    """Check `loss.nested`, which every method takes: sizes as a list, or as text separated by commas."""
+    from proxymetric.losses.nested import check_sizes
+
+    if isinstance(nested, str) and all(part.strip().isdigit() for part in nested.split(",")):
+        nested = [int(part) for part in nested.split(",")]
+    check_sizes(nested, dim)
+    return list(nested)
 
 
 def complete(

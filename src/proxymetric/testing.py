@@ -77,7 +77,7 @@ def check_method(method: str | Build, *, surrogate_gradient: bool = False, **opt
         check(subject)
 
 
-def builder(method: str | Build, *, surrogate_gradient: bool = False, **options: object) -> Subject:
+def builder(method: str | Build, *, surrogate_gradient: bool = False, **options: Any) -> Subject:
     """The subject of the checks.
 
     Args:
@@ -109,7 +109,7 @@ def builder(method: str | Build, *, surrogate_gradient: bool = False, **options:
         sums_over=row.sums_over,
         grouped=row.grouped,
         surrogate_gradient=any(each.surrogate_gradient for each in (row, *bases)),
-        fast=bool(bases),
+        fast=bool(bases) or "nested" in options,
     )
 
 

@@ -46,15 +46,29 @@ VARIANTS |= {
     "moco (short queue)": ("moco", {"memory": 7, "momentum": 0.5}),
     "margin-contrastive (all pairs)": ("margin-contrastive", {"averaging": "all"}),
 }
+NESTED = {f"{name} (nested)": (name, {"nested": [2, 3, 6]}) for name in CATALOGUE}
+NESTED |= {
+    "proxy-isa (nested, weights on)": ("proxy-isa", ISA_ON | {"nested": [2, 6]}),
+    "ccp on mpa-ap (nested)": ("ccp", CCP | {"base": "mpa-ap", "nested": [2, 6]}),
+    "ccp (nested, l2, memory)": ("ccp", CCP | {"normalise": "l2", "memory": 20, "memory_start": 0, "nested": [2, 6],
+                                               "base": "contrastive"}),
+    "xbm (nested, memory on)": ("xbm", {"start": 0, "memory": 20, "nested": [4, 6]}),
+    "vcpa (nested, by gradient)": ("vcpa", {"newton_steps": 0, "nested": [3, 6]}),
+    "mpa (nested, rows of the batch)": ("mpa", {"touched": "batch", "nested": [3, 6]}),
+}  # fmt: skip
+VARIANTS |= NESTED
 
 
 QUICK_SHARE = 4
 """`make test` runs one of this many pairs of a variant and a check; the slow tests run all pairs"""
+QUICK_SHARE_NESTED = len(CHECKS)
+"""the same for the nested variants: each runs one check"""
 CASES = [
     pytest.param(variant, check, id=f"{variant}-{check}", marks=[] if is_quick else [pytest.mark.slow])
     for row, variant in enumerate(VARIANTS)
     for column, check in enumerate(CHECKS)
-    for is_quick in [variant in CATALOGUE or (row + column) % QUICK_SHARE == 0]
+    for share in [QUICK_SHARE_NESTED if variant in NESTED else QUICK_SHARE]
+    for is_quick in [variant in CATALOGUE or (row + column) % share == 0]
 ]
 
 

@@ -23,6 +23,7 @@ from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_r
 pytestmark = pytest.mark.usefixtures("no_page")
 CHOICES = {name: {"method": name} for name in CATALOGUE}
 CHOICES |= {f"{name} (rows)": {"method": name, "loss__touched": "batch"} for name in ("proxy-anchor", "mpa-ap")}
+CHOICES |= {"mpa-ap (nested)": {"method": "mpa-ap", "loss__nested": [2, 5, 8]}}
 PROMPTED = {"encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__tuning": "vpt+bitfit"}
 CHOICES |= {name: CHOICES[name] | PROMPTED | {"view__size": 32, "view__resize": 32} for name in ("vptsp-m", "vptsp-g")}
 SHORT = {"train__epochs": 2, "train__warmup": 1}

@@ -211,7 +211,7 @@ def damage(kind, folder):
     elif kind == "other manifest":
         (folder / "manifest.json").write_text('{"generation": "1", "count": 3, "dim": 6}')
     elif kind == "later format":
-        (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 3}))
     elif kind == "cut vectors":
         vectors.write_bytes(vectors.read_bytes()[:-8])
     elif kind == "no vectors":
@@ -225,7 +225,7 @@ def damage(kind, folder):
         ("no manifest", "a.index, which has no manifest.json; expected a folder"),
         ("cut manifest", "manifest.json: got text that is not valid JSON"),
         ("other manifest", "a.index, whose manifest.json is damaged"),
-        ("later format", "a.index of format 2, expected format 1; a later version"),
+        ("later format", "a.index of format 3, expected format 2; a later version"),
         ("cut vectors", "it was damaged after it was written"),
         ("no vectors", r"vectors.npy is missing; expected all files that manifest.json names"),
     ],

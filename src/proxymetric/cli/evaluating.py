@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     epilog=example(
         "proxymetric evaluate runs/birds",
         "proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,NMI",
+        "proxymetric evaluate runs/people --data people.csv --differs camera",
     ),
 )
 def evaluate(
@@ -52,6 +53,13 @@ def evaluate(
         ),
     ] = "auto",
     distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    differs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a CSV, such as camera: images with the value of a query are left out of its results.",
+        ),
+    ] = None,
     untrained: Annotated[
         bool,
         typer.Option(
@@ -68,17 +76,21 @@ def evaluate(
 ) -> None:
     """Score a trained model and its untrained encoder on labelled images, and write a page.
 
-    Each image is a query against all other images. A benchmark with queries and a gallery (In-Shop) is scored queries
+    Each image is a query against all other images. A run that was trained with --nested is also scored with its vectors
+    cut to each size. A benchmark with queries and a gallery (In-Shop) is scored queries
     against gallery, as in training. Intervals are 95 % intervals over classes; the difference is paired by query.
     """
+    import numpy as np
+    import torch
+
     from proxymetric import metrics as scoring
-    from proxymetric.cli.tables import comparison_table
+    from proxymetric.cli.tables import comparison_table, score_table
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
-    from proxymetric.runs.score import describe, queries_left_out
+    from proxymetric.runs.score import EmbeddedSet, describe, queries_left_out, score_sizes, size_rows
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
@@ -91,10 +103,17 @@ def evaluate(
     terminal = Terminal()
     for opening_note in images.notes:
         terminal.say(opening_note)
+    EmbeddedSet(images, torch.empty(len(images), 0), np.arange(len(images)), differs).sides()  # refuses a wrong column
     trained, baseline, reason = _embed_both(run, model, images, untrained, device, terminal)
+    trained = trained._replace(differs=differs)
+    baseline = None if baseline is None else baseline._replace(differs=differs)
     comparison = compare(trained, baseline, names, distance)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
+    sizes = []
+    if model.nested is not None:
+        sizes = score_sizes(trained, model.nested, names, model.normalise, distance)
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
     notes = [] if "trained on" in note else class_notes(run, images, model.classes)
     sentences = [*unfinished(run), *notes, *comparison.verdict()]
     if not comparison.helped and not run.is_file():
@@ -109,7 +128,15 @@ def evaluate(
         terminal.say(sentence)
     if not no_report:
         try:
-            draw_evaluation(page, run=str(run), embedded=trained, comparison=comparison, note=note, remarks=sentences)
+            draw_evaluation(
+                page,
+                run=str(run),
+                embedded=trained,
+                comparison=comparison,
+                note=note,
+                remarks=sentences,
+                sizes=sizes,
+            )
         except OSError as error:
             if report is not None:
                 raise

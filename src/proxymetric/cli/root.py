@@ -59,6 +59,20 @@ Which = Annotated[
     typer.Option(help="Which model of the run: best, last, or chosen (the best one before a refit)."),
 ]
 
+CutDim = Annotated[
+    int | None,
+    typer.Option("--dim", help="Keep this many of the first dimensions, of a run that was trained with --nested."),
+]
+
+VectorKind = Annotated[
+    str | None,
+    typer.Option(
+        "--vectors",
+        help="Numbers of the vectors: float32 (default), int8 (a quarter of the bytes), or binary (bits, whose first "
+        "results are ranked again by 8-bit numbers).",
+    ),
+]
+
 
 def _version(requested: bool) -> None:
     if requested:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import io
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
-from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from proxymetric.models.model import Model
     from proxymetric.search import Index
 
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
@@ -60,6 +61,8 @@ def index(
             help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable.",
         ),
     ] = None,
+    dim: CutDim = None,
+    vectors: VectorKind = None,
     map_method: Annotated[
         str | None, typer.Option("--map", help="How the map is made: tsne (default), pca or none.")
     ] = None,
@@ -81,6 +84,7 @@ def index(
     """
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, check_folder, load_model, unfinished
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import Index
     from proxymetric.search.folder_sync import sync
@@ -99,6 +103,10 @@ def index(
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
+    if is_index(target):
+        dim = _earlier_dim(Index(target), model) if dim is None else dim
+    if dim is not None:
+        model = model.cut_to(dim)
     source = {"run": os.path.abspath(run), "which": which}
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
@@ -108,9 +116,18 @@ def index(
             existing.check_model(model)
     else:
         existing = Index.create(
-            target, model.dim, model, engine=chosen_engine or "exact", map=map_method or "tsne", run=source
+            target,
+            model.dim,
+            model,
+            engine=chosen_engine or "exact",
+            map=map_method or "tsne",
+            run=source,
+            vectors=vectors or "float32",
         )
     facts: dict[str, dict[str, Any]] = {"run": source}
+    if vectors is not None and vectors != existing.manifest.vectors["kind"]:
+        check_kind(vectors)
+        facts["vectors"] = {"kind": vectors}
     if chosen_engine is not None and any(existing.manifest.engine.get(k) != v for k, v in chosen_engine.items()):
         facts["engine"] = chosen_engine
     if map_method is not None and map_method != existing.manifest.map["method"]:
@@ -136,6 +153,7 @@ def index(
         f"{len(existing):,} images in {target}: {changed.added} added, {changed.updated} updated, {changed.deleted} "
         f"deleted, {changed.unchanged} unchanged"
     )
+    terminal.say(vectors_line(existing))
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
@@ -152,6 +170,7 @@ def index(
     epilog=example(
         "proxymetric search birds.index unknown.jpg -k 5",
         "proxymetric search birds.index unknown.jpg --where class=wren --json",
+        "proxymetric search birds.index PHOTOS/wren/7.jpg --differs camera",
     ),
 )
 def search(
@@ -161,6 +180,14 @@ def search(
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN=VALUE", help="Only images with this value: class=..., or a metadata column."),
+    ] = None,
+    differs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[=VALUE]",
+            help="Leave out images with the value of IMAGE in this column, such as its camera. Without VALUE, IMAGE "
+            "must be in the index.",
+        ),
     ] = None,
     as_json: AsJson = False,
     open_page: OpenPage = False,
@@ -182,12 +209,73 @@ def search(
         raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
     conditions = conditions_of(where or [])
     model = model_of(opened, run, device)
-    found = opened.search(model.embed(image), k, conditions, without=[_own_id(opened, file) for file in image])
+    own = [_own_id(opened, file) for file in image]
+    others = differs_of(opened, differs or [], own)
+    found = opened.search(model.embed(image), k, conditions, without=own, differs=others)
     results = [
         (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id)) for hit in hits])
         for file, hits in zip(image, found, strict=True)
     ]
     print_results(results, as_json, open_page)
+
+
+def differs_of(opened: Index, texts: list[str], own: list[str | None]) -> dict[str, str | Sequence[str | None] | None]:
+    """What `--differs` asks for: for each column the value of each query.
+
+    Args:
+        opened: the index.
+        texts: `COLUMN=VALUE`, or `COLUMN` for the values that the queries have in the index.
+        own: the id of each query in the index; None for another image.
+
+    Raises:
+        ValueError: the value of a query is not known.
+    """
+    wanted: dict[str, str | Sequence[str | None] | None] = {}
+    for text in texts:
+        column, given, value = text.partition("=")
+        if given:
+            wanted[column] = value
+            continue
+        if any(item is None or item not in opened for item in own):
+            raise ValueError(
+                f"--differs: got {column!r} for an image that is not in {opened.folder}, whose {column} is not known; "
+                f"expected {column}=VALUE"
+            )
+        wanted[column] = [opened.value_of(item, column) for item in own if item is not None]
+    return wanted
+
+
+def vectors_line(opened: Index) -> str:
+    """One line about the vectors of an index: their bytes, what they lose against 32 bits, and the time of a search."""
+    import torch
+
+    from proxymetric.search.measuring import milliseconds
+    from proxymetric.search.stored_vectors import stored_bytes
+
+    kind, dim = opened.manifest.vectors["kind"], opened.dim
+    parts = [f"{stored_bytes(kind, dim):,} bytes a vector ({kind}, {dim} dimensions)"]
+    lost = opened.manifest.vectors.get("lost")
+    if lost is None:
+        some = torch.stack([opened.vector(opened.at(row).id) for row in range(min(len(opened), 5))])
+        return f"{parts[0]}, {milliseconds(opened.engine, some):g} ms a query"
+    parts.append(f"{100 * lost['recall@10']:.1f} % of the 10 nearest of float32")
+    if "MAP@R lost" in lost:
+        before, gone = lost["MAP@R"], lost["MAP@R lost"]
+        parts.append(f"MAP@R {100 * (before - gone):.1f} instead of {100 * before:.1f} %")
+    parts.append(f"{lost['milliseconds']:g} ms a query")
+    among = f"measured with {lost['queries']:,} queries among {lost['among']:,} images"
+    return f"{', '.join(parts)} ({among})"
+
+
+def _earlier_dim(existing: Index, model: Model) -> int | None:
+    """The dimensions that the vectors of an index were cut to, if this model made them; None: they were not cut."""
+    if existing.dim >= model.dim:
+        return None
+    try:
+        cut = model.cut_to(existing.dim, warn=False)
+    except ValueError:
+        return None
+    return existing.dim if cut.fingerprint() == existing.model else None
 
 
 def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
-from proxymetric.cli.root import Device, RunFolder, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def embed(
     run: RunOrFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of images; subfolders are searched too.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: DIR.safetensors.")] = None,
+    dim: CutDim = None,
+    vectors: VectorKind = None,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
@@ -40,12 +43,16 @@ def embed(
     """Embed all images of a folder into one file (safetensors).
 
     The file holds `vectors` (N, dim) and, in its header under `names`, the N file names as JSON. `query` searches it.
+    With --vectors it holds `codes` (int8) instead, and for binary also `bits`.
     Earlier vectors of the same model are replaced; any other file is kept.
     """
     from proxymetric.cli.terminal import Terminal
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.files import check_output
     from proxymetric.search import VectorFile
+    from proxymetric.search.stored_vectors import stored_bytes
 
+    check_kind(vectors or "float32")
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.safetensors")
     if target.suffix != ".safetensors":
@@ -54,6 +61,8 @@ def embed(
     file = check_output("--out", target, kind, lambda earlier: VectorFile.model_of(earlier) is not None)
     check_folder(folder)
     model = load_model(run, which, device, weights)
+    if dim is not None:
+        model = model.cut_to(dim)
     for sentence in unfinished(run):
         terminal.say(sentence)
     if file.exists() and not overwrite and VectorFile.model_of(file) != model.fingerprint():
@@ -62,8 +71,10 @@ def embed(
             "--overwrite"
         )
     index = _index(model, folder, terminal)
+    index.kind = vectors or "float32"
     index.save(file)
-    terminal.say(f"{len(index)} vectors of {index.vectors.shape[1]} dimensions in {target}")
+    size = f"{stored_bytes(index.kind, index.dim):,} bytes each ({index.kind})"
+    terminal.say(f"{len(index)} vectors of {index.dim} dimensions, {size}, in {target}")
 
 
 @app.command(
@@ -105,9 +116,11 @@ def query(
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
-    queries = model.embed(image)
     if folder.is_file():
         index = VectorFile.load(folder)
+        if index.dim < model.dim:
+            with contextlib.suppress(ValueError):  # the vectors are those of another model
+                model = model.cut_to(index.dim, warn=False)
         if index.model != model.fingerprint():
             raise ValueError(
                 f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
@@ -115,6 +128,7 @@ def query(
             )
     else:
         index = _index(model, folder, terminal)
+    queries = model.embed(image)
     class_of = dict(zip(index.names, index.classes, strict=True))
     found = index.search(queries, k, own=[str(path) for path in image])
     results = [

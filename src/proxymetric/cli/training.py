@@ -135,6 +135,12 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Images in a forward pass.")] = None,
     size: Size = None,
     dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
+    nested: Annotated[
+        str | None,
+        typer.Option(
+            help="Dimensions that the vectors can be cut to afterwards, such as 64,128,256,512; the last is --dim."
+        ),
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate of the encoder; the proxies have 100 times this rate.")
     ] = None,
@@ -185,6 +191,7 @@ def train(
         batch=batch,
         size=size,
         dim=dim,
+        nested=nested,
         lr=lr,
         seed=seed,
         cache=cache,
@@ -211,6 +218,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     from proxymetric.cli.tables import score_table
     from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
+    from proxymetric.runs.score import size_rows
     from proxymetric.training import Interrupted
 
     try:
@@ -227,6 +235,8 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         terminal.close()
     if any(run.result.rows.values()):
         terminal.show(score_table(score_heading(run.result), run.result.rows))
+    if run.result.sizes:
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
     terminal.say(result_lines(run.result))
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")

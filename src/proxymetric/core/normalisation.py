@@ -39,6 +39,26 @@ NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": unit, "ball": bal
 """the normalisations by name"""
 
 
+def cut(vectors: Tensor, size: int, name: str = "l2") -> Tensor:
+    """The first numbers of normalised vectors, normalised again; 16-bit vectors are divided in float32.
+
+    Args:
+        vectors: (..., D), normalised.
+        size: numbers that stay; D returns the vectors themselves.
+        name: "l2" or "ball". With "ball", the first numbers are inside the ball and stay as they are.
+
+    Example:
+        >>> cut(torch.tensor([[0.6, 0.0, 0.8]]), 2)
+        tensor([[1., 0.]])
+    """
+    if size == vectors.shape[-1]:
+        return vectors
+    first = vectors[..., :size]
+    if first.dtype in (torch.half, torch.bfloat16):
+        return NORMALISATIONS[name](first.float()).to(first.dtype)
+    return NORMALISATIONS[name](first)
+
+
 class Normalised(NamedTuple):
     """Normalised rows, and what their gradient needs; made outside of autograd."""
 

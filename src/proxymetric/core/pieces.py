@@ -243,7 +243,7 @@ class Energy(NamedTuple):
                 f"newton_steps: got a loss without closed-form curvature ({type(self.loss).__name__}), expected "
                 "ProxyAnchor or another loss that has it, or newton_steps=0, which trains mu and sigma by gradient"
             )
-        of_normalised = self.loss.closed_forms(self.queries, self.labels, refs)
+        of_normalised = self.loss.closed_forms(self.queries, self.labels, refs._replace(normalise=self.normalise))
         min_length = MIN_DIVISORS[self.normalise]
 
         def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:

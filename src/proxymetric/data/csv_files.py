@@ -28,14 +28,16 @@ class _Row(NamedTuple):
     file: str
     class_name: str
     part: str | None
+    others: dict[str, str]
 
 
 def from_csv(file: Path) -> ImageSet:
     """Read a CSV with a header line and the columns `file` (or path, image) and `class` (or label).
 
     Files are relative to the folder of the CSV. Columns are separated by commas, semicolons or tabs. A column `split`
-    with train, val, test, query or gallery divides the images (see `data.parts`); other columns are ignored. Files that
-    do not exist are treated like images that cannot be read: they stay in the set, and feeds leave them out.
+    with train, val, test, query, gallery or distractor divides the images (see `data.parts`). Other columns, such as
+    the camera, are kept as text in `ImageSet.columns`. Files that do not exist are treated like images that cannot be
+    read: they stay in the set, and feeds leave them out.
 
     Raises:
         ValueError: the file is not text in UTF-8 or UTF-16, a column or a cell is missing, none of the image files
@@ -51,7 +53,8 @@ def from_csv(file: Path) -> ImageSet:
         raise ValueError(f"{file}: got one class only ({classes[0]!r}), expected at least two classes")
     index = {name: label for label, name in enumerate(classes)}
     labels = np.array([index[row.class_name] for row in rows])
-    images = ImageSet(printable(file.stem), labels, classes, paths=paths, root=root)
+    columns = {name: np.array([row.others[name] for row in rows]) for name in rows[0].others}
+    images = ImageSet(printable(file.stem), labels, classes, paths=paths, root=root, columns=columns)
     missing = missing_files(paths, root)
     if missing:
         note = f"{file}: {len(missing)} of {len(paths)} files do not exist and are left out: {first_names(missing)}"
@@ -77,6 +80,7 @@ def _rows(file: Path) -> list[_Row]:
             "with the columns file and class (or path/image and label)"
         )
     rows = []
+    known_columns = (file_column, class_column, split_column)
     reader = csv.reader(lines, delimiter=separator)
     try:
         for cells in reader:
@@ -91,7 +95,8 @@ def _rows(file: Path) -> list[_Row]:
                     f"{line}: got {separator.join(cells)!r} without a {missing}, expected a file and a class"
                 )
             part = None if split_column is None else _part(cells[split_column], line)
-            rows.append(_Row(cells[file_column], cells[class_column], part))
+            others = {name: cells[number] for number, name in enumerate(names) if name and number not in known_columns}
+            rows.append(_Row(cells[file_column], cells[class_column], part, others))
     except csv.Error as error:
         raise ValueError(
             f"{file}, line {reader.line_num + 1}: got a row that cannot be read ({error}), expected a file and a "

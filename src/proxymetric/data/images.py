@@ -34,6 +34,8 @@ class ImageSet:
             other test images are queries. None: each test image is a query against all others.
         validation_images: (N,) bool, True for the images that choose the epoch, if the data comes with such images (a
             folder val/); None otherwise.
+        distractors: (N,) bool, True for test images that are found but are never queries; None: there are none.
+        columns: other columns of a CSV, by name: (N,) texts, such as the camera of each image.
         notes: sentences about what was found and left out when the set was opened.
         unlisted: folders that could not be listed, with the reason.
 
@@ -61,6 +63,8 @@ class ImageSet:
     test_images: np.ndarray | None = None
     gallery: np.ndarray | None = None
     validation_images: np.ndarray | None = None
+    distractors: np.ndarray | None = None
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unlisted: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +75,7 @@ class ImageSet:
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
-        for mask in (self.test_images, self.gallery, self.validation_images):
+        for mask in (self.test_images, self.gallery, self.validation_images, self.distractors):
             assert mask is None or (mask.dtype == bool and mask.shape == (count,)), (
                 "a mask with one bool per image is expected"
             )
@@ -151,7 +155,7 @@ class ImageSet:
         """Return the set with only the images `indices`; labels and classes do not change.
 
         `test_images` and `validation_images` are kept if they are True for some but not all of the chosen images,
-        `gallery` if any gallery image remains.
+        `gallery` and `distractors` if any such image remains.
 
         Args:
             indices: image indices in any order, or one bool per image.
@@ -178,6 +182,7 @@ class ImageSet:
             for mask in (self.test_images, self.validation_images)
         )
         gallery = None if self.gallery is None else self.gallery[rows]
+        distractors = None if self.distractors is None else self.distractors[rows]
         return replace(
             self,
             labels=self.labels[rows],
@@ -186,6 +191,8 @@ class ImageSet:
             test_images=test,
             validation_images=validation,
             gallery=gallery if gallery is not None and gallery.any() else None,
+            distractors=distractors if distractors is not None and distractors.any() else None,
+            columns={name: values[rows] for name, values in self.columns.items()},
         )
 
     def identity(self) -> str:
@@ -198,6 +205,7 @@ class ImageSet:
         digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(self.labels.astype("<i8").tobytes())
         masks = {"test": self.test_images, "gallery": self.gallery, "validation": self.validation_images}
+        masks["distractors"] = self.distractors
         for name, mask in masks.items():
             if mask is not None:
                 digest.update(name.encode() + mask.tobytes())

@@ -20,6 +20,8 @@ PART_NAMES = {
     "query": "query",
     "queries": "query",
     "gallery": "gallery",
+    "distractor": "distractor",
+    "distractors": "distractor",
 }
 """names of folders, or values of the column `split`, in lower case -> the part that they stand for"""
 _PURPOSES = {
@@ -43,6 +45,8 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
     """Record which part each image belongs to.
 
     A class may be in several parts. A set without training images is not divided: all its images are for the test.
+    Distractors are test images that are found but are never queries; beside queries and a gallery they belong to the
+    gallery.
 
     Args:
         images: the images.
@@ -51,7 +55,8 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
         way_out: how to open the images without the division, for messages.
 
     Returns:
-        The images with `test_images`, `validation_images` and `gallery`, and a note that says what was done.
+        The images with `test_images`, `validation_images`, `gallery` and `distractors`, and a note that says what was
+        done.
 
     Raises:
         ValueError: there are queries without a gallery, or a part has fewer than two classes.
@@ -65,8 +70,16 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
         >>> print(divided.notes[0])
         train, test: a split, 2 images of 2 classes to train on, 2 images of 2 classes for the test (to ignore ...)
     """
-    gallery, queries = parts == "gallery", parts == "query"
-    test_mask = np.isin(parts, ("test", "query", "gallery"))
+    distractors, queries = parts == "distractor", parts == "query"
+    if queries.any():
+        parts, distractors = np.where(distractors, "gallery", parts), np.zeros(len(parts), dtype=bool)
+    gallery = parts == "gallery"
+    if distractors.any() and not (parts == "test").any():
+        raise ValueError(
+            f"{source}: got distractors without test images, expected images of the part test, or queries and a "
+            f"gallery; to ignore the split: {way_out}"
+        )
+    test_mask = np.isin(parts, ("test", "query", "gallery", "distractor"))
     masks = {"train": parts == "train", "validation": parts == "validation", "test": test_mask}
     if gallery.any() != queries.any() or (gallery.any() and (parts == "test").any()):
         present_parts = ", ".join(part for part in ("test", "query", "gallery") if (parts == part).any())
@@ -102,5 +115,6 @@ def divide(images: ImageSet, parts: np.ndarray, source: str, way_out: str) -> Im
         validation_images=masks["validation"] if masks["validation"].any() else None,
         test_images=masks["test"] if masks["test"].any() else None,
         gallery=gallery if gallery.any() else None,
+        distractors=distractors if distractors.any() else None,
         notes=(*images.notes, *notes),
     )

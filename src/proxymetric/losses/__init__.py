@@ -12,6 +12,7 @@ from proxymetric.losses.mpa import MPA as MPA
 from proxymetric.losses.mpa import MPAAP as MPAAP
 from proxymetric.losses.mpa import MPADW as MPADW
 from proxymetric.losses.multi_similarity import MultiSimilarity as MultiSimilarity
+from proxymetric.losses.nested import Nested as Nested
 from proxymetric.losses.proxy_anchor import ProxyAnchor as ProxyAnchor
 from proxymetric.losses.proxy_nca import ProxyNCA as ProxyNCA
 from proxymetric.losses.proxy_nca import ProxyNCAPlusPlus as ProxyNCAPlusPlus

@@ -114,6 +114,8 @@ def breakdown(
     distance: str = "cosine",
     block: int | None = None,
     device: torch.device | str | None = None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
 ) -> Breakdown:
     """Compute the scores of each class and each query, the worst queries, and the most confused pairs of classes.
 
@@ -129,6 +131,8 @@ def breakdown(
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
+        differs: (N,); items with the value of a query, such as its camera, are left out of its results; see `rank`.
+        gallery_differs: (G,) the same for the gallery.
 
     Returns:
         The breakdown.
@@ -148,7 +152,7 @@ def breakdown(
     for name, number in (("worst", worst), ("pairs", pairs)):
         if number < 0:
             raise ValueError(f"{name}: got {number}, expected a number of at least 0")
-    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device, differs, gallery_differs)
     confusions: Counter[tuple[int, int]] = Counter()
     all_labels = torch.cat([task.labels, task.item_labels]).unique()
     first_results = torch.full((len(task.labels), min(RESULTS_SHOWN, task.candidates)), -1)

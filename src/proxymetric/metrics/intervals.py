@@ -99,6 +99,8 @@ def estimate(
     distance: str = "cosine",
     block: int | None = None,
     device: torch.device | str | None = None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
 ) -> dict[str, Estimate]:
     """Compute metrics with bootstrap intervals: `evaluate` for metrics that are means over queries.
 
@@ -115,6 +117,8 @@ def estimate(
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
+        differs: (N,); items with the value of a query, such as its camera, are left out of its results; see `rank`.
+        gallery_differs: (G,) the same for the gallery.
 
     Returns:
         Metric -> value with its interval.
@@ -131,7 +135,7 @@ def estimate(
             raise ValueError(
                 f"metrics: got {metric.name}, expected means over queries; `evaluate` computes {metric.name}"
             )
-    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device, differs, gallery_differs)
     scored = of_queries(task, parsed)
     groups = task.labels.cpu()[scored.queries] if by == "class" else None
     return {

@@ -1,7 +1,7 @@
 """Rank the items of a gallery for every query, exactly and in bounded memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -65,6 +65,7 @@ class Search:
         leave_one_out: whether there is no gallery, so that each query is compared with all other queries.
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.
+        differs: (N,) and (G,) numbers; items with the number of a query are left out of its ranking. None: all count.
     """
 
     vectors: Tensor
@@ -75,6 +76,7 @@ class Search:
     leave_one_out: bool
     distance: str
     block: int | None
+    differs: tuple[Tensor, Tensor] | None = None
 
     @property
     def candidates(self) -> int:
@@ -89,6 +91,9 @@ class Search:
             only_hits: whether only `hits` must be exact. Adjacent neighbours that are all hits, or all misses, may then
                 be in another order.
         """
+        if self.differs is not None:
+            yield from self._run_among_others(depths, self.differs, only_hits)
+            return
         depths = torch.where(self.relevant > 0, depths.clamp(max=self.candidates), 0)
         if not depths.any():
             return
@@ -101,6 +106,26 @@ class Search:
             if top_items is None:
                 return
             yield from self._tables(top_items)
+
+    def _run_among_others(
+        self, depths: Tensor, differs: tuple[Tensor, Tensor], only_hits: bool
+    ) -> Iterator[ResultTable]:
+        """The same as `run`, without the items that have a query's number.
+
+        A ranking that is longer by the number of those items holds the first results without them: it is ranked by the
+        same exact search, and the items are taken out.
+        """
+        own, of_items = differs
+        excluded = count_relevant(own, of_items) - int(self.leave_one_out)
+        depths = torch.minimum(depths, self.candidates - excluded).clamp(min=0)
+        longer = torch.where(depths > 0, depths + excluded, 0)
+        for table in replace(self, differs=None).run(longer, only_hits=only_hits):
+            counts = depths[table.queries, None]
+            stays = (table.neighbours >= 0) & (of_items[table.neighbours] != own[table.queries, None])
+            order = (~stays).long().sort(dim=1, stable=True).indices[:, : int(counts.max())]
+            is_result = torch.arange(order.shape[1], device=order.device) < counts
+            neighbours = torch.where(is_result, table.neighbours.gather(1, order), -1)
+            yield table._replace(hits=table.hits.gather(1, order) & is_result, neighbours=neighbours)
 
     def _searcher(self, deepest: int, only_hits: bool = False) -> Searcher:
         groups = self._groups()
@@ -162,8 +187,14 @@ def search(
     distance: str,
     block: int | None,
     device: torch.device | str | None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
 ) -> Search:
     """Check the arguments of `rank` and `evaluate`."""
+    if differs is None and gallery_differs is not None:
+        raise ValueError("differs: got None with gallery_differs, expected both, or neither")
+    if differs is not None and (gallery is None) != (gallery_differs is None):
+        raise ValueError("gallery_differs: got a value for only one of queries and gallery, expected both")
     check_distance(distance)
     if block is not None and (not isinstance(block, int) or block < 1):
         raise ValueError(f"block: got {block!r}, expected a whole number of at least 1, or None")
@@ -176,13 +207,32 @@ def search(
     query_labels = as_labels("labels", labels, "embeddings", vectors)
     if gallery is None or gallery_labels is None:
         relevant = count_relevant(query_labels, query_labels) - 1
-        return Search(vectors, vectors, query_labels, query_labels, relevant, True, distance, block)
+        numbers = None
+        if differs is not None:
+            own = as_labels("differs", differs, "embeddings", vectors)
+            numbers = own, own
+            relevant = relevant + 1 - count_relevant(*_joined(query_labels, own, query_labels, own))
+        return Search(vectors, vectors, query_labels, query_labels, relevant, True, distance, block, numbers)
     items = as_vectors("gallery", gallery, vectors.device)
     item_labels = as_labels("gallery_labels", gallery_labels, "gallery", items)
     if items.shape[1] != vectors.shape[1]:
         raise ValueError(f"gallery: got {items.shape[1]} dimensions, expected the {vectors.shape[1]} of the embeddings")
     relevant = count_relevant(query_labels, item_labels)
-    return Search(vectors, items, query_labels, item_labels, relevant, False, distance, block)
+    numbers = None
+    if differs is not None:
+        differs, gallery_differs = number_texts(differs, gallery_differs)
+        own = as_labels("differs", differs, "embeddings", vectors)
+        of_items = as_labels("gallery_differs", gallery_differs, "gallery", items)
+        numbers = own, of_items
+        relevant = relevant - count_relevant(*_joined(query_labels, own, item_labels, of_items))
+    return Search(vectors, items, query_labels, item_labels, relevant, False, distance, block, numbers)
+
+
+def _joined(labels: Tensor, numbers: Tensor, item_labels: Tensor, item_numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """One number for each pair of label and number, the same for queries and items."""
+    pairs = torch.stack([torch.cat([labels, item_labels]), torch.cat([numbers, item_numbers])], 1)
+    codes = pairs.unique(dim=0, return_inverse=True)[1]
+    return codes[: len(labels)], codes[len(labels) :]
 
 
 def rank(
@@ -195,6 +245,8 @@ def rank(
     distance: str = "cosine",
     block: int | None = None,
     device: torch.device | str | None = None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
 ) -> Ranking:
     """Find the k nearest items of every query, nearest first. Items of equal similarity keep the order of the gallery.
 
@@ -214,6 +266,9 @@ def rank(
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; fewer need less memory and more time. The result does not depend on it.
         device: where to compute; by default where the embeddings are.
+        differs: (N,) whole numbers or text, such as the camera of each image: items with the value of a query are left
+            out of its results, neither right nor wrong.
+        gallery_differs: (G,) the same for the gallery.
 
     Returns:
         The ranking.
@@ -231,7 +286,7 @@ def rank(
     """
     if k is not None and (not isinstance(k, int) or k < 1):
         raise ValueError(f"k: got {k!r}, expected a whole number of at least 1, or None")
-    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device, differs, gallery_differs)
     queries = (task.relevant > 0).nonzero().flatten().cpu()
     width = k or max(1, int(task.relevant.max()))
     neighbours = torch.full((len(queries), width), -1)
@@ -244,12 +299,19 @@ def rank(
     return Ranking(hits, task.relevant.cpu()[queries], neighbours, queries, left_out_count)
 
 
-def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
+def left_out(
+    labels: Labels,
+    gallery_labels: Labels | None = None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
+) -> int:
     """Count the queries without a relevant item: no metric includes them.
 
     Args:
         labels: (N,) of the queries.
         gallery_labels: (G,); None: each query is compared with all other queries.
+        differs: (N,); see `rank`.
+        gallery_differs: (G,).
 
     Example:
         >>> left_out([0, 0, 1, 2, 2])
@@ -261,4 +323,10 @@ def left_out(labels: Labels, gallery_labels: Labels | None = None) -> int:
         labels, gallery_labels = number_texts(labels, gallery_labels)
     queries = as_labels("labels", labels)
     items = queries if gallery_labels is None else as_labels("gallery_labels", gallery_labels)
-    return int((count_relevant(queries, items) - int(gallery_labels is None) < 1).sum())
+    relevant = count_relevant(queries, items) - int(gallery_labels is None)
+    if differs is not None:
+        others = differs if gallery_differs is None else gallery_differs
+        own, of_items = (as_labels("differs", each) for each in number_texts(differs, others))
+        same = count_relevant(*_joined(queries, own, items, of_items)) - int(gallery_labels is None)
+        relevant = relevant - same
+    return int((relevant < 1).sum())

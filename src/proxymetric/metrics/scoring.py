@@ -117,6 +117,8 @@ def evaluate(
     distance: str = "cosine",
     block: int | None = None,
     device: torch.device | str | None = None,
+    differs: Labels | None = None,
+    gallery_differs: Labels | None = None,
 ) -> dict[str, float]:
     """Compute metrics of embeddings, as fractions.
 
@@ -133,6 +135,8 @@ def evaluate(
         distance: "cosine" or "euclidean".
         block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
+        differs: (N,); items with the value of a query, such as its camera, are left out of its results; see `rank`.
+        gallery_differs: (G,) the same for the gallery.
 
     Returns:
         Metric -> value.
@@ -146,7 +150,7 @@ def evaluate(
         {'R@1': 0.75, 'MAP@R': 0.75, 'R@2': 0.75}
     """
     parsed = [parse(name) for name in names(metrics)]
-    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device)
+    task = search(embeddings, labels, gallery, gallery_labels, distance, block, device, differs, gallery_differs)
     query_metrics = [metric for metric in parsed if not metric.whole]
     values = (
         {name: float(query_values.mean()) for name, query_values in of_queries(task, query_metrics).scores.items()}

@@ -71,7 +71,11 @@ def load(
     if weights is not None:
         load_weights(encoder, weights)
     return Model(
-        encoder.to(target_device), normalise=description["normalise"], classes=description["classes"], view=view
+        encoder.to(target_device),
+        normalise=description["normalise"],
+        classes=description["classes"],
+        view=view,
+        nested=description["recipe"]["loss"].get("nested"),
     )
 
 

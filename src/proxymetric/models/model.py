@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from proxymetric.core.normalisation import NORMALISATIONS
+from proxymetric.core.normalisation import NORMALISATIONS, cut
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,6 +33,7 @@ class Model:
         normalise: how vectors are normalised, a key of `core.pieces.NORMALISATIONS`.
         classes: the names of the training classes, by label.
         view: the arguments of `EvalView`, which resizes and crops the images.
+        nested: dimensions that the vectors were trained to be cut to (`losses.Nested`); None: they were not.
 
     Example:
         >>> from proxymetric.encoders import build
@@ -42,22 +45,76 @@ class Model:
         torch.Size([2, 128])
     """
 
-    def __init__(self, encoder: Encoder, *, normalise: str, classes: Sequence[str], view: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        normalise: str,
+        classes: Sequence[str],
+        view: dict[str, Any],
+        nested: Sequence[int] | None = None,
+    ) -> None:
         from proxymetric.data.views import EvalView
 
         self.encoder = encoder.eval()
         self.normalise = normalise
         self.classes = list(classes)
         self.view = EvalView(**view)
+        self.nested = None if nested is None else list(nested)
+        self._cut_dim: int | None = None
+        """dimensions that vectors are cut to; None: they are not cut"""
 
     @property
     def dim(self) -> int:
         """The number of dimensions of the vectors."""
-        return self.encoder.dim
+        return self.encoder.dim if self._cut_dim is None else self._cut_dim
+
+    def cut_to(self, dim: int, *, warn: bool = True) -> Model:
+        """The same model with its vectors cut to their first dimensions and normalised again; it shares the encoder.
+
+        Args:
+            dim: dimensions that stay.
+            warn: whether a warning says that the vectors were not trained to be cut.
+
+        Returns:
+            The model. Its fingerprint differs from that of the whole model.
+
+        Raises:
+            ValueError: the model is nested and was not trained for this dimension, or has fewer dimensions.
+
+        Example:
+            >>> from proxymetric.encoders import build
+            >>> view = {"size": 16, "resize": 16}
+            >>> model = Model(build("small", dim=8), normalise="l2", classes=[], view=view, nested=[2, 8])
+            >>> model.cut_to(2).dim
+            2
+            >>> model.cut_to(4)
+            Traceback (most recent call last):
+            ValueError: dim: got 4, expected one of 2, 8, the dimensions that this model was trained for
+        """
+        if self.nested is not None:
+            if dim not in self.nested or dim > self.dim:
+                sizes = ", ".join(str(size) for size in self.nested if size <= self.dim)
+                raise ValueError(
+                    f"dim: got {dim!r}, expected one of {sizes}, the dimensions that this model was trained for"
+                )
+        elif not isinstance(dim, int) or isinstance(dim, bool) or not 1 <= dim <= self.dim:
+            raise ValueError(f"dim: got {dim!r}, expected a whole number from 1 to {self.dim}")
+        elif dim < self.dim and warn:
+            warnings.warn(
+                f"dim: got {dim} for a model whose vectors were not trained to be cut; expected a model that was "
+                "trained with nested=[...] (train --nested), whose cut vectors find more",
+                stacklevel=2,
+            )
+        twin = copy.copy(self)
+        twin._cut_dim = None if dim == self.encoder.dim else dim
+        return twin
 
     def fingerprint(self) -> str:
-        """Return the sha256 of everything that determines the vectors: weights, normalisation, view."""
+        """Return the sha256 of everything that determines the vectors: weights, normalisation, view, cut."""
         digest = hashlib.sha256(repr((self.normalise, vars(self.view))).encode())
+        if self._cut_dim is not None:
+            digest.update(f"cut to {self._cut_dim}".encode())
         for name, value in self.encoder.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
@@ -82,6 +139,7 @@ class Model:
         *,
         batch: int = ...,
         errors: Literal["raise"] = ...,
+        dim: int | None = ...,
         progress: Callable[[int, int], None] | None = ...,
         on_bad: Callable[[str, str], None] | None = ...,
     ) -> Tensor: ...
@@ -92,6 +150,7 @@ class Model:
         *,
         batch: int = ...,
         errors: str,
+        dim: int | None = ...,
         progress: Callable[[int, int], None] | None = ...,
         on_bad: Callable[[str, str], None] | None = ...,
     ) -> Any: ...
@@ -103,6 +162,7 @@ class Model:
         *,
         batch: int = 64,
         errors: str = "raise",
+        dim: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         on_bad: Callable[[str, str], None] | None = None,
     ) -> Tensor | tuple[Tensor, list[int]]:
@@ -113,6 +173,7 @@ class Model:
                 neither resized nor cropped.
             batch: number of images in a forward pass.
             errors: "raise" raises an error for a file that cannot be read as an image; "skip" leaves the file out.
+            dim: the first dimensions that stay, see `cut_to`; None: all.
             progress: called with the number of images that are done and the total number of images.
             on_bad: called for each file that errors="skip" leaves out, with its path and the reason.
 
@@ -123,6 +184,8 @@ class Model:
         Raises:
             ValueError: an argument is wrong, an image cannot be read (`BadImage`), or a vector is not finite.
         """
+        if dim is not None:
+            return self.cut_to(dim).embed(images, batch=batch, errors=errors, progress=progress, on_bad=on_bad)
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors: got {errors!r}, expected 'raise' or 'skip'")
         if batch < 1:
@@ -152,7 +215,7 @@ class Model:
 
     def _encode(self, pixels: Tensor) -> Tensor:
         raw = self.encoder(pixels.to(self.device)).float()
-        vectors = NORMALISATIONS[self.normalise](raw).cpu()
+        vectors = cut(NORMALISATIONS[self.normalise](raw), self.dim, self.normalise).cpu()
         if not vectors.isfinite().all():
             raise ValueError(
                 "model: got vectors that are not finite (NaN or infinite), expected finite numbers; its weights are "

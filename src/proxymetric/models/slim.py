@@ -52,6 +52,7 @@ def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
         "normalise": model.normalise,
         "view": vars(model.view),
         "classes": model.classes,
+        "nested": model.nested,
         "held": frozen,
         "weights": Path(options["weights"]).name if options["weights"] else None,
         "backbone_sha256": _hash(state, stored),
@@ -109,7 +110,13 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
         raise ValueError(f"weights: got {weights}, but {file} holds the whole encoder; expected no weights")
     checkpoint = Checkpoint({**encoder.state_dict(), **slim.tensors}, {}, file)
     checkpoint.load_into(encoder, "", what=f"the encoder that its header describes ({config['backbone']})")
-    return Model(encoder.to(device), normalise=header["normalise"], classes=header["classes"], view=header["view"])
+    return Model(
+        encoder.to(device),
+        normalise=header["normalise"],
+        classes=header["classes"],
+        view=header["view"],
+        nested=header.get("nested"),
+    )
 
 
 def _with_backbone(

@@ -6,10 +6,11 @@ To add a method, write its file in this folder and add its line to `CATALOGUE`: 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxymetric.criterion import Criterion
+from proxymetric.losses.nested import check_sizes, nest
 from proxymetric.papers.about import About, Method
 from proxymetric.papers.base import base_of
 from proxymetric.registry import load_registry
@@ -132,7 +133,15 @@ def needs(name: str, arguments: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(need for row in rows(name, arguments) for need in row.needs)
 
 
-def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = None, **arguments: object) -> Criterion:
+def method(
+    name: str,
+    *,
+    classes: int,
+    dim: int,
+    steps_per_epoch: int | None = None,
+    nested: Sequence[int] | None = None,
+    **arguments: object,
+) -> Criterion:
     """Build a method of the catalogue as a criterion for your own training loop.
 
     `pm.methods()` lists the names. `proxymetric methods NAME` explains a method and its arguments; so does
@@ -143,6 +152,8 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         steps_per_epoch: optimiser steps in an epoch, for methods with a schedule that counts in epochs.
+        nested: sizes that the vectors can be cut to after training, ascending, such as [64, 128, 256, 512]; the last
+            one is `dim`. The loss is the mean over the sizes (`losses.Nested`).
         **arguments: the arguments of the method itself; `proxymetric.papers.options(name)` has their defaults.
 
     Returns:
@@ -157,6 +168,8 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
         Criterion('proxy-anchor', classes=100, dim=64, margin=0.2)
         >>> [group["name"] for group in criterion.param_groups(lr=1e-2)]
         ['proxies']
+        >>> method("proxy-anchor", classes=100, dim=64, nested=[16, 64])
+        Criterion('proxy-anchor', classes=100, dim=64, nested=[16, 64])
     """
     build = lookup(name)
     parameters = options(name)
@@ -167,10 +180,14 @@ def method(name: str, *, classes: int, dim: int, steps_per_epoch: int | None = N
                 f"{did_you_mean(key, parameters)}"
             )
     epochs = {} if steps_per_epoch is None else {"steps_per_epoch": steps_per_epoch}
+    if nested is not None:
+        check_sizes(nested, dim)
+    sizes = {} if nested is None else {"nested": list(nested)}
+    objective = build(classes, dim, **arguments)
     return Criterion(
-        build(classes, dim, **arguments),
+        objective if nested is None else nest(objective, nested, dim),
         needs=needs(name, arguments),
         steps_per_epoch=steps_per_epoch,
         name=name,
-        arguments={"classes": classes, "dim": dim, **epochs, **arguments},
+        arguments={"classes": classes, "dim": dim, **epochs, **sizes, **arguments},
     )

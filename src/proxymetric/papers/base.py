@@ -24,7 +24,7 @@ def split_base(base: Base) -> tuple[str, dict[str, Any]]:
         The name, and the other keys of the table.
 
     Raises:
-        ValueError: the table does not name a method, or sets classes or dim.
+        ValueError: the table does not name a method, or sets classes, dim or nested.
 
     Example:
         >>> split_base({"method": "mpa", "per_class": 4})
@@ -34,6 +34,11 @@ def split_base(base: Base) -> tuple[str, dict[str, Any]]:
     if "method" not in arguments or {"classes", "dim"} & set(arguments):
         raise ValueError(
             f"base: got {base!r}, expected a method's name, or a table with the key method and without classes and dim"
+        )
+    if "nested" in arguments:
+        raise ValueError(
+            f"base: got nested={arguments['nested']!r} in its table, expected nested as an argument of the method that "
+            "is built around it"
         )
     return arguments.pop("method"), arguments
 

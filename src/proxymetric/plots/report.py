@@ -1,6 +1,6 @@
 """The report of a run: one self-contained HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from proxymetric.plots.curve import curve_svg, metric_columns
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
+from proxymetric.plots.small_vectors import small_vectors_svg
 from proxymetric.plots.style import CSS
 
 PICKED_NOTE = (
@@ -18,6 +19,10 @@ PICKED_NOTE = (
     "So the rows run from the best to the worst, and failures appear as often as they happen."
 )
 UNSEEN_NOTE = "Retrieval on classes never seen in training, in per cent."
+SIZES_NOTE = (
+    "The vectors of the trained encoder, cut to their first dimensions and stored as 32-bit numbers, as 8-bit numbers "
+    "or as signs (bits, without re-ranking), in per cent."
+)
 PAGE_MARK = '<meta name="generator" content="proxymetric">'
 """what every page holds near its beginning, so that a page is recognised before it is replaced"""
 
@@ -45,6 +50,7 @@ def write_report(
     results_note: str = UNSEEN_NOTE,
     remarks: Sequence[str] = (),
     map_heading: str = "Map of the unseen classes",
+    sizes: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
@@ -68,6 +74,7 @@ def write_report(
         results_note: what the classes in the table are.
         remarks: sentences above the table that say what it means.
         map_heading: heading of the map.
+        sizes: scores of the same vectors cut and made smaller, see `small_vectors_svg`.
 
     Returns:
         The path.
@@ -85,7 +92,19 @@ def write_report(
     path = Path(path)
     results = Results(table, results_note, remarks)
     page = _page(
-        title, facts, results, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty, map_heading
+        title,
+        facts,
+        results,
+        curve,
+        gallery,
+        scatter,
+        notes,
+        gallery_note,
+        confused,
+        hardest,
+        certainty,
+        map_heading,
+        sizes,
     )
     with replacing(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -122,8 +141,11 @@ def _page(
     hardest: Sequence[GalleryRow],
     certainty: Certainty | None,
     map_heading: str,
+    sizes: Sequence[Mapping[str, Any]],
 ) -> str:
     parts = [results.html()] if results.table else []
+    if sizes:
+        parts.append(_section("Smaller vectors", SIZES_NOTE, _sizes_html(sizes)))
     if gallery:
         hint = f"Each query on the left, its nearest images on the right, nearest first. {gallery_note}"
         parts.append(_section("What it finds", hint, _KEY + gallery_html(gallery)))
@@ -179,6 +201,15 @@ _KEY = (
 def _section(heading: str, hint: str, body: str) -> str:
     lead = f'<p class="hint">{escaped(hint)}</p>' if hint else ""
     return f"<section><h2>{heading}</h2>{lead}{body}</section>"
+
+
+def _sizes_html(sizes: Sequence[Mapping[str, Any]]) -> str:
+    metric = "MAP@R" if "MAP@R" in sizes[0]["scores"] else next(iter(sizes[0]["scores"]))
+    table = [
+        {"name": f"{each['dim']} dimensions, {each['vectors']}", "bytes": f"{each['bytes']:,}", **each["scores"]}
+        for each in sizes
+    ]
+    return f'<div class="chart">{small_vectors_svg(sizes, metric)}</div>{_SWIPE}{_table(table)}'
 
 
 def _columns(table: Sequence[dict[str, Any]]) -> list[str]:

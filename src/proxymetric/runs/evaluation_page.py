@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,14 @@ def check_target(page: Path) -> None:
 
 
 def draw_evaluation(
-    page: Path, *, run: str, embedded: EmbeddedSet, comparison: Comparison, note: str, remarks: Sequence[str]
+    page: Path,
+    *,
+    run: str,
+    embedded: EmbeddedSet,
+    comparison: Comparison,
+    note: str,
+    remarks: Sequence[str],
+    sizes: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write the page of an evaluation.
 
@@ -48,6 +55,7 @@ def draw_evaluation(
         comparison: the scores.
         note: which classes the model was trained on; may be empty.
         remarks: sentences that say what the scores mean.
+        sizes: of a nested model: the scores of smaller vectors, see `score.score_sizes`.
 
     Returns:
         The file.
@@ -72,6 +80,7 @@ def draw_evaluation(
         table=table,
         results_note=f"Retrieval on these classes, in per cent.{explanation}",
         remarks=[remark for remark in remarks if remark != UNTRAINED_MEANS],
+        sizes=sizes,
         curve=[],
         notes=[],
         map_heading="Map of the classes",

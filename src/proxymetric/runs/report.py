@@ -64,6 +64,7 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
         table=table,
         results_note=_results_note(result),
         remarks=remarks(result),
+        sizes=result.sizes or [],
         curve=_curve(result),
         certainty=certainty,
         notes=_notes(result),

@@ -33,8 +33,8 @@ TRAINED, UNTRAINED, PIXELS, LAST_EPOCH = "trained encoder", "untrained encoder",
 class Result:
     """The content of `result.json`.
 
-    Every attribute is a key of the file with the same name. The keys `auto`, `refit` and `uncertainty` are left out of
-    the file where they are None.
+    Every attribute is a key of the file with the same name. The keys of `OPTIONAL` are left out of the file where they
+    are None.
 
     Attributes:
         schema: version of this layout.
@@ -65,6 +65,8 @@ class Result:
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
         rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in
             protocol `papers`, "last epoch".
+        sizes: of a nested run: the metrics of the trained encoder with its vectors cut to each size and stored as
+            floats, bytes and bits; see `runs.score.score_sizes`. None for other runs.
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
         queries_left_out: queries that had nothing of their class to find.
         uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
@@ -105,6 +107,7 @@ class Result:
     auto: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
+    sizes: list[Any] | None = None
     evaluated_on: str | None = None
     queries_left_out: int = 0
     uncertainty: dict[str, Any] | None = None
@@ -179,7 +182,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"auto", "refit", "uncertainty", "waiting_seconds"}
+OPTIONAL = {"auto", "refit", "sizes", "uncertainty", "waiting_seconds"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

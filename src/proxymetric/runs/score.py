@@ -7,15 +7,19 @@ scored leave-one-out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
+from proxymetric.metrics.names import parse
+from proxymetric.signatures import did_you_mean
 
 
 class EmbeddedSet(NamedTuple):
@@ -25,11 +29,13 @@ class EmbeddedSet(NamedTuple):
         images: the whole set.
         vectors: (N, D) embeddings.
         kept: (N,) the index of each embedding's image in `images`.
+        differs: a column of `images` whose value must differ between a query and its results; None: none.
     """
 
     images: ImageSet
     vectors: Tensor
     kept: np.ndarray
+    differs: str | None = None
 
     @property
     def labels(self) -> Tensor:
@@ -39,22 +45,71 @@ class EmbeddedSet(NamedTuple):
     @property
     def gallery(self) -> Tensor | None:
         """(N,) bool, the embeddings that are searched; None for leave-one-out."""
-        if self.images.gallery is None or self.images.test_classes or self.images.test_images is not None:
+        if self.images.gallery is None or self.is_divided:
             return None
         return torch.from_numpy(self.images.gallery[self.kept])
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether the set still holds training images, and with them classes that are not only for the test."""
+        return bool(self.images.test_classes) or self.images.test_images is not None
+
+    @property
+    def distractors(self) -> Tensor | None:
+        """(N,) bool, the embeddings that are found but are never queries; None: every embedding is a query."""
+        if self.images.distractors is None or self.is_divided or self.gallery is not None:
+            return None
+        mask = torch.from_numpy(self.images.distractors[self.kept])
+        return mask if mask.any() else None
+
+    @property
+    def query_rows(self) -> Tensor:
+        """The rows of `vectors` that are queries."""
+        gallery, distractors = self.gallery, self.distractors
+        mask = gallery if gallery is not None else distractors
+        return torch.arange(len(self.kept)) if mask is None else (~mask).nonzero().flatten()
+
+    @property
+    def item_rows(self) -> Tensor:
+        """The rows of `vectors` that are searched."""
+        gallery = self.gallery
+        return torch.arange(len(self.kept)) if gallery is None else gallery.nonzero().flatten()
+
     def sides(self) -> dict[str, Any]:
         """The arguments of `metrics.evaluate`, `rank` and `breakdown` that say what is compared with what."""
-        gallery = self.gallery
-        if gallery is None:
-            return {"embeddings": self.vectors, "labels": self.labels}
-        rows = gallery.to(self.vectors.device)
-        return {
-            "embeddings": self.vectors[~rows],
-            "labels": self.labels[~gallery],
-            "gallery": self.vectors[rows],
-            "gallery_labels": self.labels[gallery],
+        numbers = self._numbers()
+        if self.gallery is None and self.distractors is None:
+            alone = {"embeddings": self.vectors, "labels": self.labels}
+            return alone if self.differs is None else {**alone, "differs": numbers}
+        queries, items, device = self.query_rows, self.item_rows, self.vectors.device
+        sides = {
+            "embeddings": self.vectors[queries.to(device)],
+            "labels": self.labels[queries],
+            "gallery": self.vectors[items.to(device)],
+            "gallery_labels": self.labels[items],
         }
+        if self.differs is None and self.gallery is not None:
+            return sides
+        return {**sides, "differs": numbers[queries], "gallery_differs": numbers[items]}
+
+    def _numbers(self) -> Tensor:
+        """(N,) equal numbers for embeddings that may not find each other: themselves, and those of one value.
+
+        An image without a value differs from all others.
+        """
+        own = torch.arange(len(self.kept))
+        if self.differs is None:
+            return own
+        known = self.images.columns
+        if self.differs not in known:
+            what = f"the columns {', '.join(known)}" if known else "no columns"
+            raise ValueError(
+                f"differs: got {self.differs!r}, but {self.images.name} has {what}; expected a column of a CSV file"
+                f"{did_you_mean(self.differs, known)}"
+            )
+        values = known[self.differs][self.kept]
+        numbers = torch.from_numpy(np.unique(values, return_inverse=True)[1].reshape(-1))
+        return torch.where(torch.from_numpy(values == ""), len(values) + own, numbers)
 
 
 def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine") -> dict[str, float]:
@@ -74,22 +129,69 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
         >>> score(EmbeddedSet(images, vectors, np.arange(4)), ["R@1"])
         {'R@1': 0.75}
     """
-    return evaluate(**embedded.sides(), metrics=metrics, distance=distance)
+    if embedded.distractors is None:
+        return evaluate(**embedded.sides(), metrics=metrics, distance=distance)
+    # Queries are in their own gallery: metrics of the whole set must not count them twice.
+    whole = [name for name in metrics if parse(name).whole]
+    of_queries = [name for name in metrics if name not in whole]
+    found = evaluate(**embedded.sides(), metrics=of_queries, distance=distance) if of_queries else {}
+    if whole:
+        found |= evaluate(embedded.vectors, embedded.labels, metrics=whole, distance=distance)
+    return {name: found[name] for name in metrics}
+
+
+def score_sizes(
+    embedded: EmbeddedSet, sizes: Sequence[int], metrics: Sequence[str], normalise: str, distance: str = "cosine"
+) -> list[dict[str, Any]]:
+    """Compute metrics of an embedded set whose vectors are cut to several sizes and stored as floats, bytes and bits.
+
+    Args:
+        embedded: the set with its normalised vectors.
+        sizes: the dimensions.
+        metrics: names, as for `metrics.evaluate`.
+        normalise: how the cut vectors are normalised, a key of `core.normalisation.NORMALISATIONS`.
+        distance: "cosine" or "euclidean".
+
+    Returns:
+        Records of `dim`, `vectors` (a kind of `core.quantisation`), `bytes` of a vector, and `scores`. Bits are scored
+        alone, without re-ranking.
+
+    Example:
+        >>> images = ImageSet("dots", np.array([0, 0, 1, 1]), ["a", "b"], arrays=np.zeros((4, 8, 8), np.uint8))
+        >>> vectors = torch.tensor([[0.1, 1.0, 0.0], [0.1, 0.9, 0.1], [0.1, 0.0, 1.0], [0.2, 0.6, 0.9]])
+        >>> records = score_sizes(EmbeddedSet(images, vectors, np.arange(4)), [1, 3], ["R@1"], "l2")
+        >>> [(each["dim"], each["vectors"], each["scores"]["R@1"]) for each in records][::3]
+        [(1, 'float32', 0.5), (3, 'float32', 1.0)]
+    """
+    records = []
+    for size in sizes:
+        vectors = cut(embedded.vectors, size, normalise)
+        for kind in KINDS:
+            scores = score(embedded._replace(vectors=rounded(vectors, kind)), metrics, distance)
+            records.append({"dim": size, "vectors": kind, "bytes": bytes_per_vector(kind, size), "scores": scores})
+    return records
+
+
+def size_rows(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The records of `score_sizes` as rows of a table.
+
+    Example:
+        >>> size_rows([{"dim": 64, "vectors": "int8", "bytes": 64, "scores": {"R@1": 0.5}}])
+        {'64 dimensions, int8, 64 bytes': {'R@1': 0.5}}
+    """
+    return {f"{each['dim']} dimensions, {each['vectors']}, {each['bytes']} bytes": each["scores"] for each in records}
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:
     """Count the queries that have nothing of their class to find; no metric includes them."""
     sides = embedded.sides()
-    return left_out(sides["labels"], sides.get("gallery_labels"))
+    return left_out(sides["labels"], sides.get("gallery_labels"), sides.get("differs"), sides.get("gallery_differs"))
 
 
 def rank_set(embedded: EmbeddedSet, k: int) -> Ranking:
     """Rank an embedded set; queries and neighbours of the result are rows of `embedded.vectors`."""
     ranking = rank(**embedded.sides(), k=k)
-    gallery = embedded.gallery
-    if gallery is None:
-        return ranking
-    queries, items = (side.nonzero().flatten() for side in (~gallery, gallery))
+    queries, items = embedded.query_rows, embedded.item_rows
     is_result = ranking.neighbours >= 0
     neighbours = torch.where(is_result, items[ranking.neighbours.clamp(min=0)], ranking.neighbours)
     return ranking._replace(queries=queries[ranking.queries], neighbours=neighbours)
@@ -104,10 +206,7 @@ def break_down(embedded: EmbeddedSet, worst: int, pairs: int) -> Breakdown:
         pairs: how many pairs of confused classes are listed.
     """
     parts = breakdown(**embedded.sides(), worst=worst, pairs=pairs)
-    gallery = embedded.gallery
-    if gallery is None:
-        return parts
-    queries, items = (side.nonzero().flatten() for side in (~gallery, gallery))
+    queries, items = embedded.query_rows, embedded.item_rows
     bad_queries = [
         query._replace(
             query=int(queries[query.query]), neighbours=[int(items[i]) if i >= 0 else i for i in query.neighbours]
@@ -120,10 +219,13 @@ def break_down(embedded: EmbeddedSet, worst: int, pairs: int) -> Breakdown:
 def describe(embedded: EmbeddedSet) -> str:
     """Say how many images of how many classes are scored, and how."""
     classes = len(np.unique(embedded.images.labels[embedded.kept]))
-    gallery = embedded.gallery
-    if gallery is None:
-        return f"{len(embedded.kept)} images of {classes} classes"
-    return f"{int((~gallery).sum())} queries against a gallery of {int(gallery.sum())} images, {classes} classes"
+    other = "" if embedded.differs is None else f", results of another {embedded.differs}"
+    queries, items = len(embedded.query_rows), len(embedded.item_rows)
+    if embedded.gallery is not None:
+        return f"{queries} queries against a gallery of {items} images, {classes} classes{other}"
+    if embedded.distractors is not None:
+        return f"{queries} queries among {items} images, {classes} classes{other}"
+    return f"{len(embedded.kept)} images of {classes} classes{other}"
 
 
 def images_per_class(embedded: EmbeddedSet) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
-from proxymetric.runs.score import EmbeddedSet, queries_left_out, score
+from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
 from proxymetric.runs.training_part import Training
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
@@ -68,6 +68,7 @@ FLAGS = {
     "batch": "train.batch",
     "size": "view.size",
     "dim": "encoder.dim",
+    "nested": "loss.nested",
     "lr": "train.lr",
     "seed": "seed",
     "cache": "data.cache",
@@ -114,6 +115,7 @@ def train(
     batch: int | None = None,
     size: int | None = None,
     dim: int | None = None,
+    nested: Sequence[int] | None = None,
     lr: float | None = None,
     seed: int | None = None,
     cache: str | None = None,
@@ -145,6 +147,8 @@ def train(
         batch: images in a forward pass.
         size: side of the images in pixels.
         dim: dimensions of the embedding.
+        nested: dimensions that the vectors can be cut to afterwards, such as [64, 128, 256, 512]; the last one is the
+            dimension of the embedding (`losses.Nested`).
         lr: learning rate of the encoder.
         seed: seed of all random numbers.
         cache: where decoded images are kept: "auto", "none", "memory" or "device".
@@ -181,6 +185,7 @@ def train(
         batch=batch,
         size=size,
         dim=dim,
+        nested=nested,
         lr=lr,
         seed=seed,
         cache=cache,
@@ -294,7 +299,8 @@ class RunSession:
         needs = needs_of(recipe.method, recipe.loss)
         self._check_needs(needs)
         parallel.check(recipe.train, needs, world, self.context.device)
-        make_method(recipe.method, classes=2, dim=2, **recipe.loss)  # refuses wrong values before the data is opened
+        width = 2 if recipe.loss["nested"] is None else recipe.loss["nested"][-1]
+        make_method(recipe.method, classes=2, dim=width, **recipe.loss)  # refuses wrong values before data is opened
         if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
             check_weights_file(recipe.encoder["weights"])
         images, parts = open_split(recipe, self.watcher)
@@ -568,6 +574,8 @@ class RunSession:
             embedded = self._normalised(learner, embedder(self.context, encoder, unseen, "unseen classes")("vectors"))
             result.rows[results.TRAINED] = score(embedded, metrics)
             result.queries_left_out = queries_left_out(embedded)
+            if (sizes := self.recipe.loss["nested"]) is not None:
+                result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
         if self.recipe.protocol == "papers":
             result.rows[results.LAST_EPOCH] = {name: training.trainer.curve[-1][name] for name in metrics}
         if has_uncertainty(criterion):

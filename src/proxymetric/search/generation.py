@@ -9,21 +9,28 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.lib.format import open_memmap
 
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
-from proxymetric.search.engines import build_engine, clean_engine, open_engine
+from proxymetric.search.engines import build_engine, clean_engine
 from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
+from proxymetric.search.measuring import measure_loss
 from proxymetric.search.rows import Row, Rows, write_rows
+from proxymetric.search.stored_vectors import (
+    FILES,
+    StoredVectors,
+    VectorRows,
+    check_engine,
+    mapped,
+    stored_bytes,
+    write_vectors,
+)
 
 GENERATIONS, THUMBNAILS = "generations", "thumbnails"
-VECTORS, ITEMS, POINTS = "vectors.npy", "items.sqlite", "map.npy"
-COPY_ROWS = 8_192
-"""vectors that are copied at once"""
+ITEMS, POINTS = "items.sqlite", "map.npy"
 LIVE_SHARE = 0.5
 """a file of thumbnails of which less than this share is used is not kept"""
 
@@ -49,11 +56,10 @@ class Generation:
                     "written; `proxymetric index --rebuild` makes it anew"
                 )
         self.manifest = manifest
-        self.array = _mapped(place / VECTORS, (manifest.count, manifest.dim))
-        self.vectors = torch.from_numpy(self.array)
-        self.points = _mapped(place / POINTS, (manifest.count, 2)) if POINTS in manifest.files else None
+        self.stored = StoredVectors(place, manifest.vectors["kind"], manifest.count, manifest.dim)
+        self.points = mapped(place / POINTS, (manifest.count, 2)) if POINTS in manifest.files else None
         self.rows = Rows(place / ITEMS)
-        self.engine = open_engine(manifest.engine, self.vectors, place)
+        self.engine = self.stored.engine(manifest.engine)
         self._packs = {int(number): _mapped_bytes(_pack(folder, int(number))) for number in manifest.packs}
 
     def thumbnail(self, row: Row) -> bytes | None:
@@ -99,24 +105,27 @@ def commit(
     old_ids = {} if before is None else {item: row for item, (row, _) in before.rows.stamps().items()}
     staying = [item for item in old_ids if item not in new_ids and (kept is None or item in kept)]
     order = sorted([*staying, *new_ids])
-    sources = [np.empty((0, manifest.dim), np.float32) if before is None else before.array]
+    sources: list[VectorRows] = [np.empty((0, manifest.dim), np.float32) if before is None else before.stored]
     sources += [batch.vectors for batch in batches]
     places = np.array(
         [(new_ids[item][0] + 1, new_ids[item][1]) if item in new_ids else (0, old_ids[item]) for item in order],
         dtype=np.int64,
     ).reshape(len(order), 2)
-    _write_vectors(partial / VECTORS, sources, places, manifest.dim)
+    kind = manifest.vectors["kind"]
+    check_engine(kind, manifest.engine)
+    write_vectors(partial, kind, sources, places, manifest.dim)
     columns: set[str] = set()
     packs = _write_items(folder, partial, number, manifest, before, batches, edits, places, columns)
-    array = _mapped(partial / VECTORS, (len(order), manifest.dim))
+    stored = StoredVectors(partial, kind, len(order), manifest.dim)
     old_rows = np.where(places[:, 0] == 0, places[:, 1], -1)
     is_same_map = before is not None and before.manifest.map["method"] == manifest.map["method"]
     old_points = before.points if before is not None and is_same_map else None
+    array = stored.floats if manifest.map["method"] != "none" or kind == "float32" else np.empty((0, manifest.dim))
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
     engine, engine_files = build_engine(manifest.engine, array, partial)
-    names = [VECTORS, ITEMS, *([POINTS] if points is not None else []), *engine_files]
+    names = [*FILES[kind], ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:
         sync_file(partial / name)
     written = replace(
@@ -124,6 +133,7 @@ def commit(
         generation=number,
         count=len(order),
         engine=engine,
+        vectors=_vector_facts(manifest, before, stored, sources, places, partial),
         map=map_facts,
         columns=sorted(columns),
         files={name: facts_of(partial / name) for name in names},
@@ -136,6 +146,26 @@ def commit(
     clean(folder, written)
     clean_engine(written.engine)
     return written
+
+
+def _vector_facts(
+    manifest: Manifest,
+    before: Generation | None,
+    stored: StoredVectors,
+    sources: Sequence[VectorRows],
+    places: np.ndarray,
+    partial: Path,
+) -> dict[str, Any]:
+    """What the manifest says about the vectors: kind, bytes, and what is lost, measured while the 32-bit ones exist."""
+    facts: dict[str, Any] = {"kind": stored.kind, "bytes": stored_bytes(stored.kind, stored.dim)}
+    if stored.kind == "float32" or not len(places):
+        return facts
+    if (places[:, 0] > 0).all() or (before is not None and before.manifest.vectors["kind"] == "float32"):
+        facts["lost"] = measure_loss(stored, sources, places, Rows(partial / ITEMS).labels())
+    elif "lost" in manifest.vectors:
+        # Some vectors were read back from their codes: what was measured when the index was made still counts.
+        facts["lost"] = manifest.vectors["lost"]
+    return facts
 
 
 def clean(folder: Path, manifest: Manifest) -> None:
@@ -177,20 +207,6 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, list[int]]]
 
 def _pack(folder: Path, number: int) -> Path:
     return folder / THUMBNAILS / f"{number:08d}.pack"
-
-
-def _write_vectors(file: Path, sources: list[np.ndarray], places: np.ndarray, dim: int) -> None:
-    """Write the vectors of an index in their order; `places` are the numbers of source and row."""
-    if not len(places):
-        np.save(file, np.empty((0, dim), np.float32))
-        return
-    array = open_memmap(file, mode="w+", dtype=np.float32, shape=(len(places), dim))
-    for start in range(0, len(places), COPY_ROWS):
-        part = places[start : start + COPY_ROWS]
-        for source in np.unique(part[:, 0]):
-            chosen = np.flatnonzero(part[:, 0] == source)
-            array[start + chosen] = sources[source][part[chosen, 1]]
-    array.flush()
 
 
 def _write_items(
@@ -256,19 +272,6 @@ def _write_items(
     else:
         pack_file.unlink()
     return {str(pack): facts for pack, facts in sorted(used.items())}
-
-
-def _mapped(file: Path, shape: tuple[int, int]) -> np.ndarray:
-    """Map an array of floats into memory; pages are shared between processes as long as nobody writes to them."""
-    if shape[0] == 0:
-        return np.empty(shape, np.float32)
-    try:
-        array = np.load(file, mmap_mode="c")
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"index: got {file}, which cannot be read ({error}), expected an array") from None
-    if array.shape != shape or array.dtype != np.float32:
-        raise ValueError(f"index: got {file} of shape {array.shape} and {array.dtype}, expected {shape} and float32")
-    return array
 
 
 def _mapped_bytes(file: Path) -> mmap.mmap:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from proxymetric.core.quantisation import check_kind
 from proxymetric.core.visible import visible
 from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
@@ -21,6 +22,7 @@ from proxymetric.search.engines import ENGINES, Engine
 from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns
+from proxymetric.search.stored_vectors import check_engine
 from proxymetric.signatures import one_of
 
 OPEN_ATTEMPTS = 20
@@ -106,6 +108,7 @@ class Index:
         map: str = "pca",
         run: Mapping[str, str] | None = None,
         photos: str | None = None,
+        vectors: str = "float32",
     ) -> Index:
         """Make an empty index.
 
@@ -118,6 +121,9 @@ class Index:
             map: how the map of the index is made: `tsne`, `pca` or `none`.
             run: where the model lies: `run` and, where needed, `which` and `weights`.
             photos: the folder that will be indexed.
+            vectors: how vectors are stored: `float32`; `int8`, a quarter of the bytes; or `binary`, bits that are
+                searched first, and 8-bit numbers with which the first results are ranked again. The last two need the
+                engine `exact`.
 
         Returns:
             The index, opened.
@@ -130,13 +136,25 @@ class Index:
         one_of("map", map, METHODS)
         chosen_engine = {"name": engine} if isinstance(engine, str) else dict(engine)
         one_of("engine", chosen_engine.get("name"), ENGINES)
+        check_kind(vectors)
+        check_engine(vectors, chosen_engine)
         folder = Path(folder)
         check_place(folder)
         fingerprint = model if isinstance(model, str) else model.fingerprint()
         with locked(folder):
             if is_index(folder):
                 raise ValueError(f"folder: got {folder}, which is an index already; expected a new folder")
-            manifest = Manifest(0, 0, dim, fingerprint, dict(run or {}), photos, chosen_engine, {"method": map})
+            manifest = Manifest(
+                0,
+                0,
+                dim,
+                fingerprint,
+                dict(run or {}),
+                photos,
+                chosen_engine,
+                {"method": map},
+                vectors={"kind": vectors},
+            )
             try:
                 empty(folder, manifest)
             except BaseException:
@@ -207,8 +225,11 @@ class Index:
 
     @property
     def vectors(self) -> Tensor:
-        """(N, dim) of unit length, in the order of the ids; mapped from the file, do not write to it."""
-        return self._generation.vectors
+        """(N, dim) of unit length, in the order of the ids; do not write to it.
+
+        32-bit vectors are mapped from the file. Small vectors are read back into memory when this is first asked for.
+        """
+        return self._generation.stored.tensor
 
     @property
     def points(self) -> Tensor | None:
@@ -281,7 +302,7 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return self.vectors[self._number(item)].clone()
+        return torch.from_numpy(self._generation.stored[[self._number(item)]][0].copy())
 
     def thumbnail(self, item: str) -> bytes | None:
         """Return the thumbnail of an item (JPEG); None without one.
@@ -306,6 +327,7 @@ class Index:
         k: int = 10,
         where: Mapping[str, str] | None = None,
         without: Sequence[str | None] | None = None,
+        differs: Mapping[str, str | Sequence[str | None] | None] | None = None,
     ) -> list[list[Hit]]:
         """Find the items that are most similar to each query.
 
@@ -314,6 +336,8 @@ class Index:
             k: results for each query, at least 1; fewer come back if fewer items match.
             where: only items with these values: `class` is the label, other names are metadata columns.
             without: Q ids, one for each query, that are left out of its results; None leaves nothing out.
+            differs: column -> the value of the queries, one for all or a list of Q. Items with the value of a query,
+                such as its camera, are left out of its results; a query with the value None leaves nothing out.
 
         Returns:
             For each query its results, most similar first; equal ones are in the order of their ids.
@@ -332,23 +356,53 @@ class Index:
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
         if without is not None and len(without) != len(queries):
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
-        rows = None
-        if where:
-            check_columns(where, self.manifest.columns)
-            rows = torch.tensor(self._generation.rows.matching(where), dtype=torch.long)
+        check_columns(where or {}, self.manifest.columns)
         unit_queries = torch.from_numpy(unit_rows(queries))
-        similarities, found = self.engine.search(unit_queries, k + (without is not None), rows)
-        items = {row: _item(content, row) for row, content in self._contents(found)}
-        return [
-            [
-                Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
-                for row, similarity in zip(rows_found, values, strict=True)
-                if left_out is None or items[row].id != left_out
-            ][:k]
-            for rows_found, values, left_out in zip(
-                found.tolist(), similarities.tolist(), without or [None] * len(queries), strict=True
-            )
-        ]
+        own_ids = without or [None] * len(queries)
+        hits: list[list[Hit]] = [[] for _ in queries]
+        for values, members in self._alike(len(queries), differs or {}).items():
+            rows = None
+            if where or values:
+                rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
+            similarities, found = self.engine.search(unit_queries[members], k + (without is not None), rows)
+            items = {row: _item(content, row) for row, content in self._contents(found)}
+            for member, numbers, scores in zip(members, found.tolist(), similarities.tolist(), strict=True):
+                hits[member] = [
+                    Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
+                    for row, similarity in zip(numbers, scores, strict=True)
+                    if own_ids[member] is None or items[row].id != own_ids[member]
+                ][:k]
+        return hits
+
+    def _alike(
+        self, count: int, differs: Mapping[str, str | Sequence[str | None] | None]
+    ) -> dict[tuple[tuple[str, str], ...], list[int]]:
+        """The queries by what must differ from their results, so that those with equal values are searched at once."""
+        check_columns(differs, self.manifest.columns, "differs")
+        lists = {
+            column: [values] * count if values is None or isinstance(values, str) else list(values)
+            for column, values in differs.items()
+        }
+        for column, values in lists.items():
+            if len(values) != count:
+                raise ValueError(
+                    f"differs: got {len(values)} values of {column} for {count} queries, expected one for each"
+                )
+        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for query in range(count):
+            pairs = [(column, values[query]) for column, values in lists.items()]
+            groups.setdefault(tuple((column, value) for column, value in pairs if value is not None), []).append(query)
+        return groups
+
+    def value_of(self, item: str, column: str) -> str | None:
+        """Return the value of an item in a column, as text: `class` is the label; None if it has none.
+
+        Raises:
+            KeyError: there is no such item.
+            ValueError: no item has this column.
+        """
+        check_columns({column: ""}, self.manifest.columns, "column")
+        return self._generation.rows.value_of(self._number(item), column)
 
     def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
         numbers = found.unique().tolist()
@@ -411,7 +465,7 @@ class Index:
             batch = new_items(
                 self.dim,
                 ids,
-                self.vectors[numbers] if vectors is None else vectors,
+                torch.from_numpy(self._generation.stored[numbers]) if vectors is None else vectors,
                 [row.label for row in rows] if labels is None else labels,
                 [json.loads(row.metadata) for row in rows] if metadata is None else metadata,
                 [self._generation.thumbnail(row) for row in rows] if thumbnails is None else thumbnails,
@@ -461,6 +515,12 @@ class Index:
         kept: set[str] | None,
         manifest: Manifest,
     ) -> None:
+        kinds = self.manifest.vectors["kind"], manifest.vectors["kind"]
+        if kinds[0] != kinds[1] and kinds[0] != "float32" and kinds[1] == "float32" and kept != set() and len(self):
+            raise ValueError(
+                f"vectors: got 'float32' for {self.folder}, whose vectors are {kinds[0]}; the other bits are gone; "
+                "expected `proxymetric index --rebuild`"
+            )
         before = None if manifest.dim != self.dim else self._generation
         commit(self.folder, manifest, before, batches, edits, kept)
         self._load()

@@ -10,7 +10,8 @@ from typing import Any
 
 from proxymetric.files import read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
+"""1: without `vectors`, whose numbers all had 32 bits. 2: with it"""
 FILE = "manifest.json"
 
 
@@ -30,6 +31,7 @@ class Manifest:
         columns: the metadata columns.
         files: size and CRC-32 of each file of the generation.
         packs: size and CRC-32 of each file of thumbnails.
+        vectors: kind of the vectors' numbers (`float32`, `int8` or `binary`), bytes of a vector, and what was lost.
     """
 
     generation: int
@@ -43,6 +45,7 @@ class Manifest:
     columns: list[str] = field(default_factory=list)
     files: dict[str, list[int]] = field(default_factory=dict)
     packs: dict[str, list[int]] = field(default_factory=dict)
+    vectors: dict[str, Any] = field(default_factory=lambda: {"kind": "float32"})
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:

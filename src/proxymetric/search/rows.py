@@ -126,33 +126,50 @@ class Rows:
         """Return the label of each row."""
         return [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
 
-    def matching(self, where: Mapping[str, str]) -> list[int]:
-        """Return the sorted numbers of the rows with these values; `class` stands for the label."""
-        conditions, values = [], []
-        for column, value in where.items():
-            if column == CLASS_COLUMN:
-                conditions.append("label = ?")
-                values.append(value)
-            else:
-                conditions.append("CAST(json_extract(metadata, ?) AS TEXT) = ?")
-                values += [f'$."{column}"', value]
-        if not all(map(_is_text, values)):
-            return []
+    def matching(self, where: Mapping[str, str], differs: Mapping[str, str] | None = None) -> list[int]:
+        """Return the sorted numbers of the rows with some values and without others; `class` stands for the label.
+
+        Args:
+            where: values that the rows must have.
+            differs: values that they must not have; a row without a value in the column stays.
+        """
+        conditions, values = ["1"], []
+        for wanted, pairs in ((True, where), (False, differs or {})):
+            for column, value in pairs.items():
+                if not _is_text(value) or not _is_text(column):
+                    if wanted:
+                        return []
+                    continue
+                text = "label" if column == CLASS_COLUMN else "CAST(json_extract(metadata, ?) AS TEXT)"
+                conditions.append(f"{text} IS ?" if wanted else f"{text} IS NOT ?")
+                values += [value] if column == CLASS_COLUMN else [f'$."{column}"', value]
         return [row for (row,) in self._ask(f"SELECT row FROM items WHERE {' AND '.join(conditions)}", *values)]
+
+    def value_of(self, number: int, column: str) -> str | None:
+        """Return the value of a row in a column, as text; None if it has none."""
+        text = "label" if column == CLASS_COLUMN else "CAST(json_extract(metadata, ?) AS TEXT)"
+        values = [] if column == CLASS_COLUMN else [f'$."{column}"']
+        found = self._ask(f"SELECT {text} FROM items WHERE row = ?", *values, number)
+        return found[0][0] if found else None
 
     def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._connection.execute(statement, values).fetchall()
 
 
-def check_columns(where: Mapping[str, str], columns: Sequence[str]) -> None:
+def check_columns(where: Mapping[str, Any], columns: Sequence[str], argument: str = "where") -> None:
     """Refuse a column that no item has.
+
+    Args:
+        where: columns and values.
+        columns: the metadata columns of the index.
+        argument: name of the argument, for the error.
 
     Raises:
         ValueError: the column is unknown; the message names the columns.
     """
     for column in where:
-        one_of("where", column, [CLASS_COLUMN, *columns])
+        one_of(argument, column, [CLASS_COLUMN, *columns])
 
 
 def as_metadata(content: Mapping[str, Any] | None) -> str:

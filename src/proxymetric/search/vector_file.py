@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import unit
+from proxymetric.core.quantisation import bit_codes, check_kind, from_int8, int8_codes
 from proxymetric.files import replacing
-from proxymetric.search.engines.exact import top_k
+from proxymetric.search.engines.binary import Binary
+from proxymetric.search.engines.exact import Exact
+from proxymetric.search.engines.int8 import Int8
 from proxymetric.tensor_files import read_header, read_tensors, write_tensors
 
 
@@ -23,6 +25,8 @@ class VectorFile:
         names: N file names.
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
         classes: N class names; None: each file's folder directly under the common folder of all files.
+        kind: how the vectors are stored and searched: "float32", "int8" or "binary" (`core.quantisation`). Bits are
+            searched first, and the first results are ranked again by 8-bit numbers.
 
     Raises:
         ValueError: the lengths or shapes do not match, or a number is not finite.
@@ -34,8 +38,14 @@ class VectorFile:
     """
 
     def __init__(
-        self, vectors: Tensor, names: Sequence[str], model: str = "", classes: Sequence[str] | None = None
+        self,
+        vectors: Tensor,
+        names: Sequence[str],
+        model: str = "",
+        classes: Sequence[str] | None = None,
+        kind: str = "float32",
     ) -> None:
+        check_kind(kind)
         if vectors.ndim != 2:
             raise ValueError(f"vectors: got a tensor of shape {tuple(vectors.shape)}, expected (N, D)")
         if len(vectors) != len(names):
@@ -44,11 +54,16 @@ class VectorFile:
             raise ValueError("vectors: got numbers that are not finite (NaN or infinite), expected finite numbers")
         if classes is not None and len(classes) != len(names):
             raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
-        self.vectors, self.names, self.model = vectors, list(names), model
+        self.vectors, self.names, self.model, self.kind = vectors, list(names), model, kind
         self.classes = _folders(self.names) if classes is None else list(classes)
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of the vectors."""
+        return int(self.vectors.shape[1])
 
     def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
         """Find the names that are nearest to each query.
@@ -79,17 +94,22 @@ class VectorFile:
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
         if own is not None and len(own) != len(queries):
             raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
-        scores = unit(queries) @ unit(self.vectors).T
+        left_out: list[set[int]] = [set() for _ in queries]
         if own is not None:
             paths = [str(Path(name).resolve()) for name in self.names]
-            for row, name in zip(scores, own, strict=True):
-                query_path = str(Path(name).resolve())
-                row[torch.tensor([path == query_path for path in paths], dtype=torch.bool)] = -torch.inf
-        values, columns = top_k(scores, k)
+            query_paths = [str(Path(name).resolve()) for name in own]
+            left_out = [{row for row, path in enumerate(paths) if path == query} for query in query_paths]
+        values, columns = self._engine().search(unit(queries), k + max(map(len, left_out), default=0))
         return [
-            [(self.names[i], score) for i, score in zip(rows, similarities, strict=True) if score > -torch.inf]
-            for rows, similarities in zip(columns.tolist(), values.tolist(), strict=True)
+            [(self.names[row], score) for row, score in zip(rows, scores, strict=True) if row not in without][:k]
+            for rows, scores, without in zip(columns.tolist(), values.tolist(), left_out, strict=True)
         ]
+
+    def _engine(self) -> Exact | Int8 | Binary:
+        if self.kind == "float32":
+            return Exact(unit(self.vectors))
+        codes = int8_codes(self.vectors)
+        return Int8(codes) if self.kind == "int8" else Binary(bit_codes(self.vectors), codes)
 
     @staticmethod
     def model_of(file: str | Path) -> str | None:
@@ -98,10 +118,20 @@ class VectorFile:
         return header.get("model", "") if "names" in header else None
 
     def save(self, file: str | Path) -> None:
-        """Write a safetensors file: `vectors`, with names, classes and model in its header."""
+        """Write a safetensors file: `vectors`, with names, classes and model in its header.
+
+        Instead of `vectors`, a file of the kind "int8" holds `codes` (N, D), and one of the kind "binary" holds `codes`
+        and `bits` (N, bytes).
+        """
         header = {"names": json.dumps(self.names), "model": self.model, "classes": json.dumps(self.classes)}
+        tensors = {"vectors": self.vectors}
+        if self.kind != "float32":
+            header["vectors"] = self.kind
+            tensors = {"codes": int8_codes(self.vectors)}
+        if self.kind == "binary":
+            tensors["bits"] = bit_codes(self.vectors)
         with replacing(file) as temporary:
-            write_tensors(temporary, {"vectors": self.vectors}, header)
+            write_tensors(temporary, tensors, header)
 
     @classmethod
     def load(cls, file: str | Path) -> VectorFile:
@@ -113,7 +143,9 @@ class VectorFile:
         try:
             tensors, header = read_tensors(file)
             classes = json.loads(header["classes"]) if "classes" in header else None
-            return cls(tensors["vectors"], json.loads(header["names"]), header.get("model", ""), classes)
+            kind = header.get("vectors", "float32")
+            vectors = tensors["vectors"] if kind == "float32" else from_int8(tensors["codes"])
+            return cls(vectors, json.loads(header["names"]), header.get("model", ""), classes, kind)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
 

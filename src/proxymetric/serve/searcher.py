@@ -143,5 +143,7 @@ def model_of(index: Index, run: Path | None, device: str | None) -> Model:
         raise ValueError(f"--run: {place}, which made {index.folder}, is missing; expected its new place with --run")
     weights = source.get("weights") if place.is_file() else None
     model = load(place, source.get("which", "best") if place.is_dir() else "best", device, weights)
+    if index.dim < model.dim:
+        model = model.cut_to(index.dim, warn=False)
     index.check_model(model)
     return model
