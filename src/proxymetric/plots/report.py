@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxymetric.files import replacing
+from proxymetric.metrics.names import lower_is_better
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
@@ -188,7 +189,10 @@ def _columns(table: Sequence[dict[str, Any]]) -> list[str]:
 def _table(table: Sequence[dict[str, Any]]) -> str:
     columns = _columns(table)
     numbers = [key for key in columns if any(isinstance(row.get(key), float) for row in table)]
-    best_values = {key: max(row[key] for row in table if isinstance(row.get(key), float)) for key in numbers}
+    best_values = {
+        key: (min if lower_is_better(key) else max)(row[key] for row in table if isinstance(row.get(key), float))
+        for key in numbers
+    }
     head = "".join(f'<th scope="col">{escaped(key)}</th>' for key in columns)
     body = []
     has_best_row = False

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
+from proxymetric.metrics.ranking import Search, search
 
 
 class EmbeddedSet(NamedTuple):
@@ -75,6 +76,14 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
         {'R@1': 0.75}
     """
     return evaluate(**embedded.sides(), metrics=metrics, distance=distance)
+
+
+def search_task(embedded: EmbeddedSet) -> Search:
+    """What is compared with what in an embedded set, for metrics of pairs."""
+    sides = embedded.sides()
+    return search(
+        sides["embeddings"], sides["labels"], sides.get("gallery"), sides.get("gallery_labels"), "cosine", None, None
+    )
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:
