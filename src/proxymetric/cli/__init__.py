@@ -9,7 +9,18 @@ from typing import TextIO
 
 import typer
 
-from proxymetric.cli import catalogue, evaluating, faults, planning, searching, serving, studying, trained, training
+from proxymetric.cli import (
+    catalogue,
+    evaluating,
+    faults,
+    identifying,
+    planning,
+    searching,
+    serving,
+    studying,
+    trained,
+    training,
+)
 from proxymetric.cli.root import app
 from proxymetric.core.visible import visible
 
@@ -21,6 +32,8 @@ VERBS = (
     evaluating.evaluate,
     searching.index,
     searching.search,
+    identifying.identify,
+    identifying.add_class,
     serving.serve,
     trained.embed,
     trained.query,

@@ -9,6 +9,7 @@ from proxymetric.metrics.names import lower_is_better
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
+from proxymetric.plots.error_rates import error_rates_svg, thresholds_html
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
@@ -46,6 +47,7 @@ def write_report(
     results_note: str = UNSEEN_NOTE,
     remarks: Sequence[str] = (),
     map_heading: str = "Map of the unseen classes",
+    thresholds: dict[str, Any] | None = None,
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
@@ -69,6 +71,7 @@ def write_report(
         results_note: what the classes in the table are.
         remarks: sentences above the table that say what it means.
         map_heading: heading of the map.
+        thresholds: thresholds of similarity, see `runs.thresholds`.
 
     Returns:
         The path.
@@ -86,8 +89,9 @@ def write_report(
     path = Path(path)
     results = Results(table, results_note, remarks)
     page = _page(
-        title, facts, results, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty, map_heading
-    )
+        title, facts, results, curve, gallery, scatter, notes, gallery_note, confused, hardest, certainty, map_heading,
+        thresholds,
+    )  # fmt: skip
     with replacing(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     return path
@@ -123,6 +127,7 @@ def _page(
     hardest: Sequence[GalleryRow],
     certainty: Certainty | None,
     map_heading: str,
+    thresholds: dict[str, Any] | None,
 ) -> str:
     parts = [results.html()] if results.table else []
     if gallery:
@@ -144,6 +149,14 @@ def _page(
             f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
         )
         parts.append(_section("Certainty about classes", hint, certainty_html(certainty)))
+    if thresholds is not None:
+        hint = (
+            f"All pairs of {thresholds['images']} images of {thresholds['classes']} held-out classes: a pair with a "
+            "similarity above the threshold is taken for one class. Each threshold was chosen on these classes, at the "
+            f"rate of false matches beside it. Equal error rate {100 * thresholds['eer'][0]:.1f} %."
+        )
+        picture = f'<div class="chart">{error_rates_svg(thresholds)}</div>'
+        parts.append(_section("Same class or not", hint, picture + thresholds_html(thresholds)))
     if scatter is not None:
         hint = f"{scatter.caption}. Points that are close are images with similar embeddings (t-SNE)."
         picture = f'{_SWIPE}<div class="wide">{scatter_svg(scatter)}</div>'

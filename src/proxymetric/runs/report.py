@@ -65,6 +65,7 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
         remarks=remarks(result),
         curve=_curve(result),
         certainty=certainty,
+        thresholds=result.thresholds,
         notes=_notes(result),
         seed=result.recipe["seed"],
     )

@@ -33,8 +33,8 @@ TRAINED, UNTRAINED, PIXELS, LAST_EPOCH = "trained encoder", "untrained encoder",
 class Result:
     """The content of `result.json`.
 
-    Every attribute is a key of the file with the same name. The keys `refit` and `uncertainty` are left out of the file
-    where they are None.
+    Every attribute is a key of the file with the same name. The keys `refit`, `uncertainty` and `thresholds` are left
+    out of the file where they are None.
 
     Attributes:
         schema: version of this layout.
@@ -67,6 +67,7 @@ class Result:
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
         queries_left_out: queries that had nothing of their class to find.
         uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
+        thresholds: of similarity, chosen on the held-out classes: see `runs.thresholds`; None without such classes.
         bad_images: images that could not be read, with the reason.
         seconds: time of the whole run, from opening the images to the scores.
 
@@ -106,6 +107,7 @@ class Result:
     evaluated_on: str | None = None
     queries_left_out: int = 0
     uncertainty: dict[str, Any] | None = None
+    thresholds: dict[str, Any] | None = None
     bad_images: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -177,7 +179,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"refit", "uncertainty", "waiting_seconds"}
+OPTIONAL = {"refit", "uncertainty", "thresholds", "waiting_seconds"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""
