@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "data": {"core", "files"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
-    "search": {"core", "data", "files", "lock", "metrics", "plots", "tensor_files"},
+    "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},
     "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
     "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
@@ -56,7 +56,7 @@ LAYERS: dict[str, set[str]] = {
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
-        "training", "models", "checkpoint", "device", "lock", "cli",
+        "training", "models", "checkpoint", "device", "lock", "cli", "search",
     },
     "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {

@@ -212,6 +212,13 @@ class TrainOptions:
                 f"{did_you_mean(self.monitor, self.metrics)}"
             )
 
+    @property
+    def monitors_error(self) -> bool:
+        """Whether the metric that chooses the epoch is an error rate, where lower is better."""
+        from proxymetric.metrics.names import lower_is_better
+
+        return lower_is_better(self.monitor)
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -31,8 +31,8 @@ from proxymetric.search import VectorFile
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
-    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "query", "export", "mlrc", "study",
-    "report", "methods", "plan",
+    "demo", "train", "evaluate", "inspect", "index", "search", "identify", "add-class", "serve", "embed", "query",
+    "export", "mlrc", "study", "report", "methods", "plan",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from proxymetric.search import Index
 from terminal import finished_run, proxymetric, refused
 
 
@@ -142,3 +143,39 @@ def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
     assert "80 added" in answer.out
     first, *_ = lines(proxymetric("search", copy, photos / "class0" / "0.png", "-k", 1))
     assert first[1] == "1"
+
+
+def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    new = []
+    for number in range(3):
+        file = tmp_path / f"new{number}.png"
+        Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4 + number / 10, 1.0), 30).convert("RGB").save(file)
+        new.append(file)
+    answer = proxymetric("add-class", copy, "shape", *new[:2])
+    assert answer.code == 0, answer
+    assert "2 images of shape, a new class: shape/new0.png, shape/new1.png" in answer.out
+    assert "82 images of 11 classes" in answer.out
+    refused(proxymetric("add-class", copy, "shape", *new), "PHOTO: got 'shape/new0.png', 'shape/new1.png', which the")
+    refused(proxymetric("add-class", copy, " ", new[2]), "NAME: got ' ', expected the name of a class")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    assert proxymetric("add-class", copy, "shape", new[2], tmp_path / "bad.png").code == 1
+    assert len(Index(copy)) == 82, "all photos are added, or none"
+    assert Index(copy).thumbnail("shape/new0.png") is not None
+    images = [new[2], photos / "class5" / "3.png"]
+    found = proxymetric("identify", copy, *images, "--far", "0.2")
+    rows = [line.split("\t") for line in found.out.splitlines() if line.startswith(tuple(map(str, images)))]
+    content = json.loads(proxymetric("identify", copy, *images, "--far", "0.2", "--json").out)
+    assert [Path(each["image"]) for each in content] == images
+    for row, each in zip(rows, content, strict=True):
+        assert (each["class"] is None) == (each["score"] <= each["threshold"])
+        assert row[1] == (each["class"] or "none of these")
+        assert each["class"] in (None, each["best"])
+        assert each["runner_up"] not in (None, each["best"])
+        assert each["uncertainty"] is None
+    assert content[0]["best"] == "shape"
+    assert "classes were trained on" in found.out + found.err
+    refused(proxymetric("identify", copy, images[0], "--far", "2"), "far: got 2, expected a false-accept rate between")
+    again = proxymetric("index", run, photos, "--out", copy)
+    assert "0 deleted" in again.out, "the class that was added stays"
+    assert len(Index(copy)) == 82

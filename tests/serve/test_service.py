@@ -29,7 +29,7 @@ import proxymetric as pm
 from proxymetric.search import Index
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.searcher import Searcher
-from service import Client, jpeg, serving
+from service import Client, form, jpeg, serving
 
 
 def test_an_upload_finds_what_the_library_finds(client, index_folder, photos):
@@ -435,3 +435,34 @@ def test_ids_of_any_alphabet(settings, tmp_path):
             assert client.get(f"/items/{quote(item, safe='')}").json["id"] == item
         for hit in client.ask(id=ids[0], k=10).json["results"]:
             assert client.get(hit["thumbnail"]).body == b"jpeg" + hit["id"].encode()
+
+
+def test_identify_says_what_the_library_says(client, index_folder, photos):
+    image = photos / "class5" / "3.png"
+    kind = {"content-type": "multipart/form-data; boundary=a-boundary-of-the-tests"}
+    answer = client("POST", "/identify", form(image.read_bytes(), far="0.2"), kind)
+    assert answer.status == 200, answer
+    index = Index.open(index_folder)
+    model = pm.load(index.manifest.run["run"], device="cpu")
+    (expected,) = index.identify(model.embed([image]), far=0.2)
+    found = answer.json
+    assert found.keys() == {
+        "class", "score", "threshold", "far", "best", "similarity", "runner_up", "runner_up_similarity", "uncertainty",
+        "generation",
+    }  # fmt: skip
+    assert (found["class"], found["best"], found["runner_up"]) == (expected.label, expected.best, expected.runner_up)
+    assert found["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert found["threshold"] == pytest.approx(expected.threshold, abs=1e-6)
+    as_json = {"content-type": "application/json"}
+    by_item = client("POST", "/identify", json.dumps({"id": "class5/3.png", "far": 0.2}), as_json)
+    assert by_item.json["best"] == expected.best
+    for content, status in (
+        ({"id": "class5/3.png", "far": 2}, 422),
+        ({"id": "nothing"}, 404),
+        ({"id": "class5/3.png", "k": 3}, 422),
+        ({}, 422),
+    ):
+        refused = client("POST", "/identify", json.dumps(content), as_json)
+        assert refused.status == status, refused
+        assert refused.code
+    assert client("POST", "/identify", b"x" * 2_000_000, as_json).status == 413

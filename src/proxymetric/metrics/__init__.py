@@ -7,11 +7,15 @@ from proxymetric.metrics.intervals import Estimate, estimate, interval
 from proxymetric.metrics.names import names
 from proxymetric.metrics.ranking import Ranking, left_out, rank
 from proxymetric.metrics.scoring import evaluate, per_query, scores
+from proxymetric.metrics.verification import OperatingPoint, Roc, Verification, verification
 
 __all__ = [
     "Breakdown",
     "Estimate",
+    "OperatingPoint",
     "Ranking",
+    "Roc",
+    "Verification",
     "breakdown",
     "covering_radius",
     "estimate",
@@ -26,4 +30,5 @@ __all__ = [
     "per_query",
     "rank",
     "scores",
+    "verification",
 ]

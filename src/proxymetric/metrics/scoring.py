@@ -16,7 +16,7 @@ R, even if R > K (pytorch-metric-learning's mean_average_precision), or by the n
 first K (torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
 Each metric is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe
-a whole set: see `clustering` and `geometry`.
+a whole set: see `clustering` and `geometry`. EER and FNMR@FMR=F are error rates of all pairs: see `verification`.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +30,7 @@ from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric, names, parse
 from proxymetric.metrics.ranking import Ranking, ResultTable, Search, search
+from proxymetric.metrics.verification import verification_scores
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
 SET_METRICS: dict[str, Callable[..., float]] = {
@@ -129,7 +130,8 @@ def evaluate(
         embeddings: (N, D); see `rank`.
         labels: (N,) whole numbers or text.
         metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "nDCG@8", with any cutoff from 1; also
-            "NMI", "covering_radius" and "inter_class_distance", which describe embeddings and gallery together.
+            "NMI", "covering_radius" and "inter_class_distance", which describe embeddings and gallery together, and the
+            error rates of pairs "EER" and "FNMR@FMR=0.001", with any false-match rate.
         gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
@@ -157,14 +159,16 @@ def evaluate(
         if query_metrics
         else {}
     )
+    if pair_metrics := [metric for metric in parsed if metric.of_pairs]:
+        values |= verification_scores(task, pair_metrics)
+    set_metrics = [metric for metric in parsed if metric.kind in SET_METRICS]
     vectors, groups = task.vectors, task.labels
-    if len(query_metrics) < len(parsed) and not task.leave_one_out:
+    if set_metrics and not task.leave_one_out:
         common_dtype = torch.promote_types(task.vectors.dtype, task.items.dtype)
         vectors = torch.cat([task.vectors.to(common_dtype), task.items.to(common_dtype)])
         groups = torch.cat([task.labels, task.item_labels])
-    for metric in parsed:
-        if metric.whole:
-            values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
+    for metric in set_metrics:
+        values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
     return {metric.name: values[metric.name] for metric in parsed}
 
 

@@ -4,7 +4,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Placeholder colours: `_inline` replaces them with the page's, so that the figure follows light and dark mode.
@@ -44,35 +44,53 @@ def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _panel(curve: Sequence[dict[str, Any]], title: str, series: dict[str, tuple[str, int]]) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "proxymetric", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-        axes = figure.add_subplot()
+    def draw(axes: Any, colours: Sequence[str], ink: str) -> None:
         for key, (colour, factor) in series.items():
             _line(axes, curve, key, colour, factor)
-        axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
-        axes.set_xlabel("epoch", color=_INK, fontsize=9)
         epochs = [record["epoch"] for record in curve]
         # A short run with evaluations inside its epochs needs fractional ticks; whole ones would leave the axis empty.
         integer_ticks = max(epochs) - min(epochs) >= 4 or all(epoch == int(epoch) for epoch in epochs)
         axes.xaxis.set_major_locator(MaxNLocator(integer=integer_ticks, nbins=8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.tick_params(colors=_INK, labelsize=9, length=0)
+        for record in curve:
+            if record.get("chosen"):
+                axes.axvline(record["epoch"], color=ink, linewidth=1, linestyle=(0, (3, 3)))
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=9, labelcolor=ink)
+
+    return panel_svg(title, "epoch", draw, f"{title} over the epochs")
+
+
+def panel_svg(
+    title: str, x_label: str, draw: Callable[[Any, Sequence[str], str], None], description: str | None = None
+) -> str:
+    """Draw a small chart as an inline SVG in the colours of the page.
+
+    Args:
+        title: text above the chart.
+        x_label: text under its horizontal axis.
+        draw: draws into the axes; it receives them, the colours of the series, and the colour of text.
+        description: what a screen reader says; None: the title.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "proxymetric", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
+        axes.set_xlabel(x_label, color=_INK, fontsize=9)
+        draw(axes, _METRICS, _INK)
+        axes.tick_params(which="both", colors=_INK, labelsize=9, length=0)
         axes.grid(color=_GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         for side in axes.spines.values():
             side.set_visible(False)
-        for record in curve:
-            if record.get("chosen"):
-                axes.axvline(record["epoch"], color=_INK, linewidth=1, linestyle=(0, (3, 3)))
-        if len(series) > 1:
-            axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), re.sub(r"\W+", "-", title).strip("-"), title)
+    return _inline(buffer.getvalue(), re.sub(r"\W+", "-", title).strip("-"), description or title)
 
 
 def _points(curve: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
@@ -91,7 +109,7 @@ def _line(axes: Any, curve: Sequence[dict[str, Any]], key: str, colour: str, fac
     axes.plot(chosen_epochs, chosen_scaled, color=colour, linestyle="none", marker="o", markersize=7)
 
 
-def _inline(svg: str, prefix: str, title: str) -> str:
+def _inline(svg: str, prefix: str, description: str) -> str:
     """A matplotlib SVG as an element of a page: without prologue, with unique ids, in the page's colours and font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -104,7 +122,7 @@ def _inline(svg: str, prefix: str, title: str) -> str:
     svg = re.sub(r'<svg ([^>]*?)\bheight="[^"]*"', r"<svg \1", svg, count=1)
     svg = re.sub(
         r'<svg ([^>]*?)\bwidth="[^"]*"',
-        rf'<svg role="img" aria-label="{html.escape(title)} over the epochs" \1',
+        rf'<svg role="img" aria-label="{html.escape(description)}" \1',
         svg,
         count=1,
     )

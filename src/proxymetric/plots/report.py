@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxymetric.files import replacing
+from proxymetric.metrics.names import lower_is_better
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
+from proxymetric.plots.error_rates import error_rates_svg, thresholds_html
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
@@ -51,6 +53,7 @@ def write_report(
     remarks: Sequence[str] = (),
     map_heading: str = "Map of the unseen classes",
     sizes: Sequence[Mapping[str, Any]] = (),
+    thresholds: dict[str, Any] | None = None,
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
@@ -75,6 +78,7 @@ def write_report(
         remarks: sentences above the table that say what it means.
         map_heading: heading of the map.
         sizes: scores of the same vectors cut and made smaller, see `small_vectors_svg`.
+        thresholds: thresholds of similarity, see `runs.thresholds`.
 
     Returns:
         The path.
@@ -105,6 +109,7 @@ def write_report(
         certainty,
         map_heading,
         sizes,
+        thresholds,
     )
     with replacing(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -142,6 +147,7 @@ def _page(
     certainty: Certainty | None,
     map_heading: str,
     sizes: Sequence[Mapping[str, Any]],
+    thresholds: dict[str, Any] | None,
 ) -> str:
     parts = [results.html()] if results.table else []
     if sizes:
@@ -165,6 +171,14 @@ def _page(
             f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
         )
         parts.append(_section("Certainty about classes", hint, certainty_html(certainty)))
+    if thresholds is not None:
+        hint = (
+            f"All pairs of {thresholds['images']} images of {thresholds['classes']} held-out classes: a pair with a "
+            "similarity above the threshold is taken for one class. Each threshold was chosen on these classes, at the "
+            f"rate of false matches beside it. Equal error rate {100 * thresholds['eer'][0]:.1f} %."
+        )
+        picture = f'<div class="chart">{error_rates_svg(thresholds)}</div>'
+        parts.append(_section("Same class or not", hint, picture + thresholds_html(thresholds)))
     if scatter is not None:
         hint = f"{scatter.caption}. Points that are close are images with similar embeddings (t-SNE)."
         picture = f'{_SWIPE}<div class="wide">{scatter_svg(scatter)}</div>'
@@ -219,7 +233,10 @@ def _columns(table: Sequence[dict[str, Any]]) -> list[str]:
 def _table(table: Sequence[dict[str, Any]]) -> str:
     columns = _columns(table)
     numbers = [key for key in columns if any(isinstance(row.get(key), float) for row in table)]
-    best_values = {key: max(row[key] for row in table if isinstance(row.get(key), float)) for key in numbers}
+    best_values = {
+        key: (min if lower_is_better(key) else max)(row[key] for row in table if isinstance(row.get(key), float))
+        for key in numbers
+    }
     head = "".join(f'<th scope="col">{escaped(key)}</th>' for key in columns)
     body = []
     has_best_row = False

@@ -10,10 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from proxymetric.metrics import breakdown, interval
-from proxymetric.metrics.names import parse
+from proxymetric.metrics.names import lower_is_better, parse
+from proxymetric.metrics.verification_intervals import Resamples, ends, resample
 from proxymetric.recipe import TrainOptions
 from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
-from proxymetric.runs.score import EmbeddedSet, score
+from proxymetric.runs.score import EmbeddedSet, score, search_task
 from proxymetric.training.optim import base_rates
 
 MIN_CLASSES = 5
@@ -49,9 +50,9 @@ class Comparison:
     Attributes:
         metrics: names, in the order in which they were asked for.
         rows: by encoder, the metrics as fractions.
-        intervals: by encoder and metric, the ends of the 95 % interval over classes; none for a metric that is not a
-            mean over queries, or with fewer than `MIN_CLASSES` classes.
-        differences: by metric, trained minus untrained, paired by query; empty with one encoder.
+        intervals: by encoder and metric, the ends of the 95 % interval over classes; none for a metric that is neither
+            a mean over queries nor an error rate of pairs, or with fewer than `MIN_CLASSES` classes.
+        differences: by metric, trained minus untrained, paired by query or by class; empty with one encoder.
         classes: the number of classes.
     """
 
@@ -69,7 +70,7 @@ class Comparison:
     def verdict(self) -> list[str]:
         """Sentences that say whether training helped; empty without the untrained encoder."""
         names = [name for name in FIRST_METRICS if name in self.differences]
-        names = names or [name for name in self.differences if not parse(name).whole][:1]
+        names = names or [name for name in self.differences if not parse(name).whole or parse(name).of_pairs][:1]
         sentences = [verdict(name, self.differences[name]) for name in names]
         if sentences and not self.has_intervals:
             sentences.append(f"no intervals: {self.classes} classes are too few, expected at least {MIN_CLASSES}")
@@ -92,12 +93,18 @@ def verdict(metric: str, difference: Difference) -> str:
         'the trained encoder is not clearly better than the untrained one: +0.4 R@1 (-1.2 to 2.0)'
         >>> verdict("R@1", Difference(-0.03, -0.05, -0.01))
         'the trained encoder is worse than the untrained one: -3.0 R@1 (-5.0 to -1.0)'
+        >>> verdict("EER", Difference(-0.03, -0.05, -0.01))
+        'training lowered the error: -3.0 EER (-5.0 to -1.0)'
     """
     value, low, high = difference
     span = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
     amount = f"{100 * value:+.1f} {metric}{span}"
+    gained = "training gained"
+    if lower_is_better(metric):
+        gained, value = "training lowered the error:", -value
+        low, high = (None, None) if low is None or high is None else (-high, -low)
     if value > 0 and (low is None or low > 0):
-        return f"training gained {amount}"
+        return f"{gained} {amount}"
     if value < 0 and (high is None or high < 0):
         return f"the trained encoder is worse than the untrained one: {amount}"
     clearly = "clearly " if value > 0 else ""
@@ -127,6 +134,8 @@ def compare(
         )
     means = [name for name in metrics if not parse(name).whole]
     set_metrics = [name for name in metrics if parse(name).whole]
+    of_pairs = [parse(name) for name in metrics if parse(name).of_pairs]
+    resamples: dict[str, Resamples] = {}
     classes = len(np.unique(trained.images.labels[trained.kept]))
     rows: dict[str, dict[str, float]] = {}
     queries: dict[str, dict[str, Tensor]] = {}
@@ -142,14 +151,20 @@ def compare(
         intervals[name] = {
             metric: interval(values, groups) for metric, values in queries[name].items() if classes >= MIN_CLASSES
         }
+        if of_pairs and classes >= MIN_CLASSES:
+            rates = [metric.fmr for metric in of_pairs if metric.fmr is not None]
+            resamples[name] = resample(search_task(embedded), rates)
+            intervals[name] |= {metric.name: ends(resamples[name].of(metric)) for metric in of_pairs}
     differences = {}
     if untrained is not None:
         for metric in metrics:
             value = rows[TRAINED][metric] - rows[UNTRAINED][metric]
-            ends: tuple[float, ...] = ()
+            span: tuple[float, ...] = ()
             if metric in means and classes >= MIN_CLASSES:
-                ends = interval(queries[TRAINED][metric] - queries[UNTRAINED][metric], groups)
-            differences[metric] = Difference(value, *ends)
+                span = interval(queries[TRAINED][metric] - queries[UNTRAINED][metric], groups)
+            elif parse(metric).of_pairs and resamples:
+                span = ends(resamples[TRAINED].of(parse(metric)) - resamples[UNTRAINED].of(parse(metric)))
+            differences[metric] = Difference(value, *span)
     return Comparison(tuple(metrics), rows, intervals, differences, classes)
 
 

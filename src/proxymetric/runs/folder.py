@@ -17,10 +17,13 @@ from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
 from proxymetric.recipe import Recipe, check
 from proxymetric.runs.report import check_page
+from proxymetric.search.run_knowledge import HELD_OUT
 from proxymetric.training.optim import steps_in
 from proxymetric.training.tensorboard import EVENTS_SUFFIX
 
-RUN_FILES = ("run.json", "last.safetensors", "best.safetensors", "log.jsonl", "result.json", "report.html")
+RUN_FILES = (
+    "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html"
+)  # fmt: skip
 """the files that a run writes"""
 FOLDERS = ("refit", "tensorboard")
 """the folders that a run writes"""

@@ -67,6 +67,7 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: Imag
         sizes=result.sizes or [],
         curve=_curve(result),
         certainty=certainty,
+        thresholds=result.thresholds,
         notes=_notes(result),
         seed=result.recipe["seed"],
     )

@@ -70,6 +70,7 @@ class Result:
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
         queries_left_out: queries that had nothing of their class to find.
         uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
+        thresholds: of similarity, chosen on the held-out classes: see `runs.thresholds`; None without such classes.
         bad_images: images that could not be read, with the reason.
         seconds: time of the whole run, from opening the images to the scores.
 
@@ -111,6 +112,7 @@ class Result:
     evaluated_on: str | None = None
     queries_left_out: int = 0
     uncertainty: dict[str, Any] | None = None
+    thresholds: dict[str, Any] | None = None
     bad_images: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -182,7 +184,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"auto", "refit", "sizes", "uncertainty", "waiting_seconds"}
+OPTIONAL = {"auto", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

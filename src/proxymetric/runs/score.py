@@ -19,6 +19,7 @@ from proxymetric.core.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 from proxymetric.metrics.names import parse
+from proxymetric.metrics.ranking import Search, search
 from proxymetric.signatures import did_you_mean
 
 
@@ -180,6 +181,14 @@ def size_rows(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
         {'64 dimensions, int8, 64 bytes': {'R@1': 0.5}}
     """
     return {f"{each['dim']} dimensions, {each['vectors']}, {each['bytes']} bytes": each["scores"] for each in records}
+
+
+def search_task(embedded: EmbeddedSet) -> Search:
+    """What is compared with what in an embedded set, for metrics of pairs."""
+    sides = embedded.sides()
+    return search(
+        sides["embeddings"], sides["labels"], sides.get("gallery"), sides.get("gallery_labels"), "cosine", None, None
+    )
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:

@@ -49,6 +49,7 @@ from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
+from proxymetric.runs.thresholds import store_thresholds
 from proxymetric.runs.training_part import Training
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
@@ -586,6 +587,12 @@ class RunSession:
                 return images.vectors, images.labels
 
             result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
+        if parts.validation is not None and result.refit is None:
+            held_out = embedded
+            if parts.test is not None or held_out is None:
+                embed_held_out = embedder(self.context, encoder, parts.validation, "held-out classes")
+                held_out = self._normalised(learner, embed_held_out("vectors"))
+            result.thresholds = store_thresholds(self.folder, held_out, criterion, seen.classes, self.recipe.seed)
         result.bad_images = dict(self.context.bad)
         # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
         # until their last checkpoint.

@@ -1,6 +1,7 @@
 """Search by similarity over embedded images."""
 
+from proxymetric.search.identify import Answer, Identifier
 from proxymetric.search.index import Hit, Index, Item
 from proxymetric.search.vector_file import VectorFile
 
-__all__ = ["Hit", "Index", "Item", "VectorFile"]
+__all__ = ["Answer", "Hit", "Identifier", "Index", "Item", "VectorFile"]

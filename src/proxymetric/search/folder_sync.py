@@ -94,8 +94,9 @@ def sync(
 ) -> Changed:
     """Bring an index up to date with a folder of images.
 
-    Only new and changed files are embedded; files that are gone drop out. The index changes in one step at the end.
-    Embedded images are kept on disk until then, so that a call that was killed is continued by the next one.
+    Only new and changed files are embedded; files that are gone drop out, but items that are no files stay. The index
+    changes in one step at the end. Embedded images are kept on disk until then, so that a call that was killed is
+    continued by the next one.
 
     Args:
         index: the index.
@@ -139,7 +140,9 @@ def sync(
         batches = _current(staging.batches, {(photo.id, photo.stamp) for photo in new})
         written = {item for part in batches for item in part.ids}
         # A changed file that cannot be read any more drops out: its old vector belongs to the old image.
-        kept = known.keys() & {photo.id for photo in found} - result.bad.keys()
+        # Items without a stamp are no files of the folder: `add-class` or Python code added them.
+        added_by_hand = {item for item, stamp in known.items() if not stamp}
+        kept = (known.keys() & {photo.id for photo in found} - result.bad.keys()) | added_by_hand
         if metadata is not None:
             batches = [_with_metadata(part, metadata) for part in batches]
         else:

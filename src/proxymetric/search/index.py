@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.engines import ENGINES, Engine
 from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
+from proxymetric.search.identify import Answer, Identifier
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns
 from proxymetric.search.stored_vectors import check_engine
@@ -80,6 +82,8 @@ class Index:
         [('b', 0.8, 'wolf'), ('a', 0.6, 'cat')]
         >>> [hit.id for hit in index.search(torch.tensor([[3.0, 4.0]]), where={"shop": "Ulm"})[0]]
         ['a']
+        >>> index.classes
+        {'cat': 1, 'wolf': 1}
         >>> index.delete(["a"])
         >>> len(index), "a" in index
         (1, False)
@@ -88,6 +92,7 @@ class Index:
     def __init__(self, folder: str | Path, model: HasFingerprint | str | None = None) -> None:
         self.folder = Path(folder)
         self._is_writing = False
+        self._identifier: Identifier | None = None
         self._load()
         if model is not None:
             self.check_model(model)
@@ -247,6 +252,11 @@ class Index:
         """The labels of all items, in the order of the ids."""
         return self._generation.rows.labels()
 
+    @property
+    def classes(self) -> dict[str, int]:
+        """The classes of the index, sorted, and the number of items of each."""
+        return dict(sorted(Counter(label for label in self.labels if label is not None).items()))
+
     def __len__(self) -> int:
         return self.manifest.count
 
@@ -347,13 +357,7 @@ class Index:
         """
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
-        if queries.ndim != 2 or queries.shape[1] != self.dim:
-            raise ValueError(
-                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.dim}) as in the index, "
-                "embedded by the same model"
-            )
-        if not queries.isfinite().all():
-            raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
+        self._check_queries(queries)
         if without is not None and len(without) != len(queries):
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
         check_columns(where or {}, self.manifest.columns)
@@ -403,6 +407,24 @@ class Index:
         """
         check_columns({column: ""}, self.manifest.columns, "column")
         return self._generation.rows.value_of(self._number(item), column)
+
+    def identify(self, queries: Tensor, far: float = 0.01) -> list[Answer]:
+        """Say for each query which class of the index it is, or none of them.
+
+        Args:
+            queries: (Q, dim).
+            far: the false-accept rate: the share of images of other classes that are taken for one of these.
+
+        Returns:
+            For each query the class, or None, with its score and the runner-up; see `search.identify`.
+
+        Raises:
+            ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
+        """
+        self._check_queries(queries)
+        if self._identifier is None or self._identifier.generation != self.manifest.generation:
+            self._identifier = Identifier(self)
+        return self._identifier(queries, far)
 
     def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
         numbers = found.unique().tolist()
@@ -536,6 +558,15 @@ class Index:
                 f"index: got {self.folder}, where {', '.join(damaged)} was damaged after it was written; expected the "
                 "files as they were; `proxymetric index --rebuild` makes them anew"
             )
+
+    def _check_queries(self, queries: Tensor) -> None:
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise ValueError(
+                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.dim}) as in the index, "
+                "embedded by the same model"
+            )
+        if not queries.isfinite().all():
+            raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
 
     def _check_known(self, ids: Sequence[str]) -> None:
         unknown = next((item for item in ids if item not in self), None)

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -47,6 +47,7 @@ PAGE_FILES = {
 """path -> file of the page and its type"""
 DECODERS = min(4, os.cpu_count() or 1)
 """images that are decoded at the same time: each may need four bytes for each of `max_pixels`"""
+Body = TypeVar("Body", schemas.SearchBody, schemas.IdentifyBody)
 ItemId = Annotated[str, Path(description="The id of an item, as in results; slashes are part of it.")]
 
 
@@ -109,7 +110,7 @@ def create_app(settings: Settings) -> App:
     )
     async def post_search(request: Request) -> schemas.Results:
         """Find the items most similar to an image (a form, or base64 in JSON) or to an item of the index."""
-        content, body = await _read(request, settings)
+        content, body = await _read(request, settings, schemas.SearchBody)
         if body.k > settings.max_results:
             raise Refused(422, f"k: got {body.k}, expected at most {settings.max_results}")
         image = None if content is None else await pixels(content)
@@ -120,6 +121,19 @@ def create_app(settings: Settings) -> App:
             schemas.Hit(**_item(hit), rank=rank, similarity=hit.similarity) for rank, hit in enumerate(found.hits, 1)
         ]
         return schemas.Results(results=hits, generation=found.generation)
+
+    @app.post(
+        "/identify",
+        openapi_extra=_identify_body(),
+        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
+    )
+    async def post_identify(request: Request) -> schemas.Identified:
+        """Say which class of the index is on an image (a form, or base64 in JSON) or an item, or none of them."""
+        content, body = await _read(request, settings, schemas.IdentifyBody)
+        image = None if content is None else await pixels(content)
+        found = await search(Question(image, None if content is not None else body.id, 1, (), body.far))
+        assert found.answer is not None
+        return schemas.Identified(**found.answer._asdict(), far=body.far, generation=found.generation)
 
     @app.get("/items/{id:path}", responses=_errors(404, 422))
     async def get_item(id: ItemId) -> schemas.Item:
@@ -203,8 +217,8 @@ def create_app(settings: Settings) -> App:
     return Guard(app, settings, counters)
 
 
-async def _read(request: Request, settings: Settings) -> tuple[bytes | None, schemas.SearchBody]:
-    """Read the image, if there is one, and the rest of a search, from a form or from JSON."""
+async def _read(request: Request, settings: Settings, form: type[Body]) -> tuple[bytes | None, Body]:
+    """Read the image, if there is one, and the rest of a question, from a form or from JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
         content, values = await _read_form(request)
@@ -213,7 +227,7 @@ async def _read(request: Request, settings: Settings) -> tuple[bytes | None, sch
     else:
         raise Refused(415, f"content-type: got {kind[:100]!r}, expected multipart/form-data or application/json")
     try:
-        body = schemas.SearchBody.model_validate(values, strict=kind == "application/json")
+        body = form.model_validate(values, strict=kind == "application/json")
     except ValidationError as error:
         raise Refused(422, _sentence(error.errors())) from None
     if "image" in body.model_fields_set:
@@ -357,6 +371,25 @@ def _search_body(settings: Settings, columns: list[str]) -> dict[str, Any]:
             "k": k,
             "where": {"type": "array", "maxItems": 8, "items": pairs, "description": "COLUMN=VALUE, repeatable."},
         },
+    }
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": {"oneOf": as_json}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _identify_body() -> dict[str, Any]:
+    """The forms of the body of a question for the class, for OpenAPI."""
+    properties = schemas.IdentifyBody.model_json_schema()["properties"]
+    as_json = []
+    for name in ("image", "id"):
+        text = {"type": "string", "description": properties[name]["description"]}
+        fields = {name: text, "far": properties["far"]}
+        as_json.append({"type": "object", "required": [name], "additionalProperties": False, "properties": fields})
+    image = {"type": "string", "format": "binary", "description": "An image file."}
+    form = {
+        "type": "object",
+        "required": ["image"],
+        "additionalProperties": False,
+        "properties": {"image": image, "far": properties["far"]},
     }
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": {"oneOf": as_json}}}
     return {"requestBody": {"required": True, "content": content}}

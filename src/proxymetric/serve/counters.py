@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-ROUTES = ("search", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics", "openapi", "other")
+ROUTES = (
+    "search", "identify", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics", "openapi", "other"
+)  # fmt: skip
 STATUSES = (200, 304, 400, 401, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504)
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """upper bounds of the histogram of the duration of searches, in seconds"""

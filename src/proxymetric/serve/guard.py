@@ -24,6 +24,8 @@ FORM_BYTES = 65_536
 """bytes that a request may have besides its image"""
 DRAIN_SECONDS, DRAIN_BYTES = 10.0, 2**29
 """how long and how much of a refused upload is read and thrown away, so that the client can read the refusal"""
+SEARCH_PATHS = ("/search", "/identify")
+"""paths that take an image, and for which the model computes"""
 OPEN_PATHS = {"/", "/app.js", "/style.css", "/map.js", "/icon.svg", "/healthz"}
 """paths without secrets, which need no token: the page must load before it can ask for one"""
 SECURITY_HEADERS = {
@@ -58,7 +60,7 @@ class Guard:
         body = _Body(receive, self._max_body(scope), self.settings.receive_seconds)
         answer = _Answer(send, body)
         started = time.monotonic()
-        is_search = scope["path"] == "/search" and scope["method"] == "POST"
+        is_search = scope["path"] in SEARCH_PATHS and scope["method"] == "POST"
         counted = False
         try:
             self._check(scope)
@@ -110,7 +112,7 @@ class Guard:
 
     def _max_body(self, scope: MutableMapping[str, Any]) -> int:
         """The limit on the bytes of a body; base64 has four letters for three bytes."""
-        if scope["path"] != "/search":
+        if scope["path"] not in SEARCH_PATHS:
             return FORM_BYTES
         return self.settings.max_bytes * 4 // 3 + FORM_BYTES
 

@@ -43,6 +43,35 @@ class SearchBody(BaseModel):
     )
 
 
+class IdentifyBody(BaseModel):
+    """A question for the class of an image, or of an item of the index, exactly one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    image: str = Field(default="", description="The bytes of an image file in base64.")
+    id: str = Field(default="", description="The id of an item.")
+    far: float = Field(
+        default=0.01,
+        ge=1e-6,
+        le=0.5,
+        description="False-accept rate: the share of images of other classes that are taken for one of these.",
+    )
+
+
+class Identified(BaseModel):
+    """Which class of the index is on an image, or none of them."""
+
+    label: str | None = Field(serialization_alias="class", description="The class; null: none of these.")
+    score: float = Field(description="Similarity to the best class, less a part of that to the runner-up.")
+    threshold: float = Field(description="Scores above it are accepted.")
+    far: float
+    best: str = Field(description="The best class, whether it is accepted or not.")
+    similarity: float
+    runner_up: str | None
+    runner_up_similarity: float | None
+    uncertainty: float | None = Field(description="Of the method about the best class; null: there is no estimate.")
+    generation: int = Field(description="Number of the state of the index.")
+
+
 class MapInfo(BaseModel):
     """The map of the index; `/map/points` has its points."""
 

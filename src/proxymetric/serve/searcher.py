@@ -13,7 +13,7 @@ from torch import Tensor
 from proxymetric.data.image_bytes import decode_image
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
-from proxymetric.search import Hit, Index
+from proxymetric.search import Answer, Hit, Index
 from proxymetric.search.manifest import FILE
 
 LOOK_SECONDS = 1.0
@@ -27,6 +27,8 @@ class Question(NamedTuple):
     item: str | None
     k: int
     where: tuple[tuple[str, str], ...]
+    far: float | None = None
+    """the false-accept rate of a question for the class; None: a search"""
 
 
 class UnknownItem(ValueError):
@@ -38,6 +40,8 @@ class Found(NamedTuple):
 
     hits: list[Hit]
     generation: int
+    answer: Answer | None = None
+    """which class it is, where this was asked"""
 
 
 class Searcher:
@@ -87,7 +91,13 @@ class Searcher:
                     answers[row] = UnknownItem(f"id: got {question.item!r}, expected the id of an item of the index")
         groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
         for row, question in enumerate(questions):
-            if answers[row] is None:
+            if (vector := vectors[row]) is not None and question.far is not None:
+                try:
+                    answer = index.identify(vector[None], question.far)[0]
+                    answers[row] = Found([], index.manifest.generation, answer)
+                except ValueError as error:  # too few classes
+                    answers[row] = error
+            elif answers[row] is None:
                 groups.setdefault(question.where, []).append(row)
         for where, rows in groups.items():
             queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])

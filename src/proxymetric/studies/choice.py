@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from proxymetric.metrics.names import lower_is_better
 from proxymetric.studies.folder import RunStatus
 from proxymetric.studies.spec import Cell, Study, Task
 
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def selection_score(result: Result) -> float | None:
-    """The score by which a run's epoch was chosen; None if the run uses its last epoch."""
+    """The score by which a run's epoch was chosen, negative for an error rate; None if the run uses its last epoch."""
     if result.protocol == "last" or result.chosen_by == "last":
         return None
-    value = result.validation.get(result.recipe["train"]["monitor"])
-    return None if value is None else float(value)
+    monitor = result.recipe["train"]["monitor"]
+    value = result.validation.get(monitor)
+    return None if value is None else -float(value) if lower_is_better(monitor) else float(value)
 
 
 def best_run(study: Study, cell: Cell, statuses: dict[str, RunStatus]) -> Task | None:
@@ -27,4 +30,4 @@ def best_run(study: Study, cell: Cell, statuses: dict[str, RunStatus]) -> Task |
     scored = [(task, selection_score(result)) for task, result in pairs if result is not None]
     if not scored:
         return None
-    return max(scored, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]
+    return max(scored, key=lambda pair: -math.inf if pair[1] is None else pair[1])[0]

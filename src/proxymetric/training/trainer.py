@@ -364,6 +364,8 @@ class Trainer:
             with gathered_parameters(self.learner.encoder):
                 scores = self.world.from_first(self.score)
         value = scores.get(self.options.monitor)
+        if value is not None and self.options.monitors_error:
+            value = -value  # the method, too, takes a higher score for a better one
         # The untrained model is a candidate too, because training does not always help.
         is_best = value is not None and (self.best is None or value > self.best[0])
         if is_best:

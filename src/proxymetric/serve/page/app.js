@@ -84,7 +84,7 @@ async function search() {
     const right = query.item && query.item.class ? results.filter((hit) => hit.class === query.item.class).length : null;
     say(`${plural(results.length, "result")} for ${query.name}${right === null ? "" : `, ${right} of class ${query.item.class}`}` +
       ` (${Math.round(performance.now() - started)} ms)`);
-    await markOnMap(results);
+    await Promise.all([markOnMap(results), identify(query, mine)]);
   } catch (error) {
     if (mine !== turn) return;
     say("");
@@ -92,6 +92,23 @@ async function search() {
   } finally {
     if (mine === turn) document.body.classList.remove("busy");
   }
+}
+
+/** Say above the results which class the image is, or none; an index without classes says nothing. */
+async function identify(query, mine) {
+  const line = $("answer");
+  if (!query.file) { line.hidden = true; return; }
+  try {
+    const form = new FormData();
+    form.set("image", query.file);
+    const answer = await (await ask("/identify", { method: "POST", body: form })).json();
+    if (mine !== turn) return;
+    const doubt = answer.uncertainty === null ? "" : `, uncertainty ${answer.uncertainty.toPrecision(2)}`;
+    line.textContent = answer.class === null
+      ? `This is: none of these (closest: ${answer.best}, score ${answer.score.toFixed(2)} of ${answer.threshold.toFixed(2)})`
+      : `This is: ${answer.class} (score ${answer.score.toFixed(2)}${doubt}${answer.runner_up ? `, then ${answer.runner_up}` : ""})`;
+    line.hidden = false;
+  } catch { line.hidden = true; }
 }
 
 function list(items, queryClass) {

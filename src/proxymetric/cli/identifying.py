@@ -1,0 +1,123 @@
+"""Verbs for the classes of an index: add-class, identify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxymetric.cli.results import AsJson
+from proxymetric.cli.root import Device, app, example
+from proxymetric.cli.searching import IndexFolder, OtherRun
+from proxymetric.core.visible import visible
+
+if TYPE_CHECKING:
+    from proxymetric.search import Answer
+
+
+@app.command(
+    "add-class",
+    short_help="Add photos of a class to an index, without training.",
+    epilog=example("proxymetric add-class birds.index wren wren1.jpg wren2.jpg"),
+)
+def add_class(
+    folder: IndexFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The class; a new one, or one of the index.")],
+    photo: Annotated[list[Path], typer.Argument(metavar="PHOTO", help="Images of the class.")],
+    run: OtherRun = None,
+    device: Device = None,
+) -> None:
+    """Add photos of a class to an index: `search` and `identify` know them at once, and nothing is trained.
+
+    All photos are added in one step, or none if one of them cannot be read or is in the index already.
+    """
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.search import Index
+    from proxymetric.search.class_photos import add_class as add
+    from proxymetric.serve.searcher import model_of
+
+    opened = Index(folder)
+    before = opened.classes.get(name, 0)
+    ids = add(opened, model_of(opened, run, device), name, photo)
+    terminal = Terminal()
+    known = f"which had {before}" if before else "a new class"
+    terminal.say(
+        f"{len(ids)} images of {visible(name)}, {known}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
+    )
+    terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
+
+
+@app.command(
+    short_help="Say which class of an index is on an image, or none of them.",
+    epilog=example(
+        "proxymetric identify birds.index unknown.jpg",
+        "proxymetric identify birds.index unknown.jpg --far 0.001 --json",
+    ),
+)
+def identify(
+    folder: IndexFolder,
+    image: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to identify.")],
+    far: Annotated[
+        float,
+        typer.Option(help="False-accept rate: the share of images of other classes that are taken for one of these."),
+    ] = 0.01,
+    as_json: AsJson = False,
+    run: OtherRun = None,
+    device: Device = None,
+) -> None:
+    """Say which class of an index is on an image, or that it is none of these.
+
+    Each image is a line of file, class, score and runner-up, separated by tabs. The threshold is chosen so that images
+    of classes that the index does not have are refused, all but the share --far; a message says by which images.
+    """
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.search import Identifier, Index
+    from proxymetric.serve.searcher import model_of
+
+    opened = Index(folder)
+    model = model_of(opened, run, device)
+    identifier = Identifier(opened, None if run is None else str(run))
+    threshold = identifier.threshold(far)
+    answers = identifier(model.embed(image), far)
+    if as_json:
+        typer.echo(json.dumps([{"image": str(file)} | as_dict(a, far) for file, a in zip(image, answers)], indent=1))
+        return
+    for file, answer in zip(image, answers, strict=True):
+        typer.echo("\t".join([visible(str(file)), *_cells(answer, bool(identifier.facts["uncertainty"]))]))
+    terminal = Terminal()
+    if len(answers):
+        rare = ", which is extrapolated: there are too few images to count so rare an event"
+        terminal.say(
+            f"false-accept rate {100 * far:g} %: scores above {threshold.value:.3f} ({threshold.low:.3f} to "
+            f"{threshold.high:.3f}){rare if threshold.is_extrapolated else ''}; of the images of these classes, "
+            f"{100 * identifier.recognised(far):.0f} % are named"
+        )
+        terminal.say(identifier.note)
+
+
+def as_dict(answer: Answer, far: float) -> dict[str, Any]:
+    """The answer for one image as JSON; `class` is null for none of these."""
+    return {
+        "class": answer.label,
+        "score": answer.score,
+        "threshold": answer.threshold,
+        "far": far,
+        "best": answer.best,
+        "similarity": answer.similarity,
+        "runner_up": answer.runner_up,
+        "runner_up_similarity": answer.runner_up_similarity,
+        "uncertainty": answer.uncertainty,
+    }
+
+
+def _cells(answer: Answer, has_uncertainty: bool) -> list[str]:
+    if answer.label is None:
+        cells = ["none of these", f"{answer.score:.3f}", f"closest {visible(answer.best)}"]
+    else:
+        cells = [visible(answer.label), f"{answer.score:.3f}", f"runner-up {visible(answer.runner_up or 'none')}"]
+    if has_uncertainty:
+        value = answer.uncertainty
+        cells.append("no uncertainty: a new class" if value is None else f"uncertainty {value:.3g}")
+    return cells

@@ -1,0 +1,96 @@
+"""Thresholds of similarity, chosen on the held-out classes of a run, never on its test classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxymetric.criterion import Criterion
+from proxymetric.metrics.verification_intervals import verification_estimate
+from proxymetric.runs.class_uncertainty import has_uncertainty
+from proxymetric.runs.score import EmbeddedSet, search_task
+from proxymetric.search.run_knowledge import RunKnowledge, write_knowledge
+
+FALSE_MATCH_RATES = (0.1, 0.01, 0.001)
+"""the rates for which a run stores thresholds"""
+MIN_CLASSES = 5
+"""fewest held-out classes: with fewer, a threshold says nothing about new classes"""
+MAX_IMAGES = 8_000
+"""images of held-out classes that are compared and stored; whole classes are drawn if there are more"""
+ROC_POINTS = 200
+
+
+def some_classes(embedded: EmbeddedSet, seed: int = 0) -> EmbeddedSet:
+    """Return whole classes of a set, by chance, with about `MAX_IMAGES` images; all of them if there are no more."""
+    labels = embedded.labels.numpy()
+    if len(labels) <= MAX_IMAGES:
+        return embedded
+    classes, counts = np.unique(labels, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(classes))
+    chosen = classes[order[: max(MIN_CLASSES, int(np.searchsorted(counts[order].cumsum(), MAX_IMAGES)))]]
+    rows = np.flatnonzero(np.isin(labels, chosen))
+    return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
+
+
+def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
+    """Choose thresholds on held-out classes.
+
+    Args:
+        embedded: the held-out classes, embedded by the trained encoder; at most about `MAX_IMAGES` images.
+
+    Returns:
+        `classes` and `images` that were compared, numbers of `genuine` and `impostor` pairs; `eer`, its value with the
+        ends of its 95 % interval over classes; `points`, for each of `FALSE_MATCH_RATES` the `asked` rate, the
+        `threshold` and `fnmr` with their intervals, and the `fmr` of the threshold; and `roc`, points of the curve as
+        lists of threshold, FMR and FNMR. None if there are too few classes or no pairs.
+    """
+    counts = np.unique(embedded.labels.numpy(), return_counts=True)[1]
+    if len(counts) < MIN_CLASSES or (counts > 1).sum() < MIN_CLASSES:
+        return None
+    found = verification_estimate(search_task(embedded), FALSE_MATCH_RATES)
+    genuine, impostor = found.verification.pairs
+    roc = found.verification.roc
+    # Points that are even in the threshold show both curves; the first and the last one are kept.
+    shown = np.unique(np.searchsorted(roc.thresholds, np.linspace(roc.thresholds[0], roc.thresholds[-1], ROC_POINTS)))
+    return {
+        "classes": len(counts),
+        "images": int(counts.sum()),
+        "genuine": genuine,
+        "impostor": impostor,
+        "eer": list(found.eer),
+        "points": [
+            {"asked": asked, "threshold": list(point.threshold), "fmr": point.fmr, "fnmr": list(point.fnmr)}
+            for asked, point in found.points.items()
+        ],
+        "roc": [[round(float(value), 6) for value in values[shown]] for values in roc],
+    }
+
+
+def store_thresholds(
+    folder: Path, embedded: EmbeddedSet, criterion: Criterion, trained: list[str], seed: int = 0
+) -> dict[str, Any] | None:
+    """Choose thresholds on the held-out classes of a run, and write what `identify` needs of it.
+
+    The file holds the vectors of the held-out classes, the names of the training classes, and how certain the method is
+    of each of them if it has an estimate (VCPA).
+
+    Args:
+        folder: the folder of the run.
+        embedded: the held-out classes, embedded by the trained encoder.
+        criterion: the trained method.
+        trained: the names of the training classes.
+        seed: seed of the choice of classes, if there are too many.
+
+    Returns:
+        See `held_out_thresholds`.
+    """
+    held_out = some_classes(embedded, seed)
+    uncertainty: dict[str, float] = {}
+    if has_uncertainty(criterion):
+        uncertainty = dict(zip(trained, criterion.uncertainty().double().cpu().tolist(), strict=True))
+    labels = [held_out.images.classes[label] for label in held_out.labels.tolist()]
+    write_knowledge(folder, RunKnowledge(trained, held_out.vectors, labels, uncertainty))
+    return held_out_thresholds(held_out)

@@ -1,0 +1,64 @@
+"""Add a class to an index from a few photos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from proxymetric.core.visible import visible
+from proxymetric.data.decoding import read_image
+from proxymetric.files import printable
+from proxymetric.search.folder_sync import Embedder, photo_id, thumbnail_of
+from proxymetric.search.index import Index
+
+
+def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) -> list[str]:
+    """Add photos of a class to an index: all of them in one step, or none if there is a mistake.
+
+    The id of a photo is its path in the folder that was indexed; for a photo that lies elsewhere, the class and the
+    name of the file.
+
+    Args:
+        index: the index; the class may be new, or get more photos.
+        model: the model that made its vectors.
+        name: the class.
+        photos: image files.
+
+    Returns:
+        The ids.
+
+    Raises:
+        ValueError: the name is empty or cannot be printed, the index has one of the ids already, or another model made
+            its vectors.
+        BadImage: a photo cannot be read.
+    """
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"NAME: got {visible(name)!r}, expected the name of a class, of printable characters")
+    if not photos:
+        raise ValueError("PHOTO: got none, expected at least one image of the class")
+    index.check_model(model)
+    ids = [_id(index, name, photo) for photo in photos]
+    for item, photo in zip(ids, photos, strict=True):
+        if ids.count(item) > 1:
+            raise ValueError(f"PHOTO: got {visible(str(photo))} and another file for the id {item!r}, expected one")
+    if known := [item for item in ids if item in index]:
+        raise ValueError(
+            f"PHOTO: got {', '.join(repr(item) for item in known[:5])}{', ...' if len(known) > 5 else ''}, which the "
+            "index has already; expected new photos"
+        )
+    images = [read_image(photo, str(photo)) for photo in photos]
+    vectors = model.embed(torch.stack([model.view(image) for image in images]))
+    index.add(ids, vectors, labels=[name] * len(ids), thumbnails=[thumbnail_of(image) for image in images])
+    return ids
+
+
+def _id(index: Index, name: str, photo: Path) -> str:
+    folder = index.manifest.photos
+    if folder is not None:
+        try:
+            return photo_id(photo.resolve(), Path(folder))
+        except ValueError:
+            pass  # outside of the indexed folder
+    return visible(printable(f"{name}/{photo.name}"))

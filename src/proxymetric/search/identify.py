@@ -1,0 +1,282 @@
+"""Which class of an index is on an image, or none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.files import replacing
+from proxymetric.search.batches import unit_rows
+from proxymetric.search.calibration import Impostors, Threshold, decide
+from proxymetric.search.class_centres import ClassCentres
+from proxymetric.search.run_knowledge import run_knowledge
+from proxymetric.tensor_files import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from proxymetric.search.index import Index
+
+FILE = "identify.safetensors"
+"""the classes of an index and their calibration, made again when the index has changed"""
+FORMAT = 1
+MAX_ITEMS = 5_000
+"""labelled items that calibrate; of more, as many are taken at equal distances"""
+MIN_HELD_OUT_CLASSES = 5
+ROWS_AT_ONCE = 512
+MAX_THRESHOLDS = 64
+"""thresholds that are kept in memory"""
+
+
+class Answer(NamedTuple):
+    """The answer for one image."""
+
+    label: str | None
+    """the class; None: none of these"""
+    score: float
+    """of the best class: its similarity, less a part of that of the runner-up"""
+    threshold: float
+    """scores above it are accepted"""
+    best: str
+    """the best class, whether it is accepted or not"""
+    similarity: float
+    """of the image to the closest centre of the best class"""
+    runner_up: str | None
+    """the second best class; None in an index of one class"""
+    runner_up_similarity: float | None
+    uncertainty: float | None
+    """of the method about the best class; None for a class without an estimate, such as every new class"""
+
+
+class Identifier:
+    """The classes of an index, calibrated so that images of other classes are refused at a stated rate.
+
+    Args:
+        index: the index; at least one item has a label.
+        run: the run that made it; None: as the index says.
+
+    Raises:
+        ValueError: no item of the index has a label.
+
+    Example:
+        >>> import tempfile
+        >>> from proxymetric.search import Index
+        >>> index = Index.create(Path(tempfile.mkdtemp()) / "shop.index", dim=4)
+        >>> vectors = torch.eye(4)[:3].repeat_interleave(4, 0) + 0.1 * torch.arange(12).view(-1, 1) / 12
+        >>> index.add([f"{i:02}" for i in range(12)], vectors, labels=[*"aaaabbbbcccc"])
+        >>> identifier = Identifier(index)
+        >>> [answer.label for answer in identifier(torch.eye(4)[[0, 3]], far=0.1)]
+        ['a', None]
+    """
+
+    def __init__(self, index: Index, run: str | Path | None = None) -> None:
+        self.generation = index.manifest.generation
+        place = run if run is not None else index.manifest.run.get("run")
+        stored = _read(index.folder / FILE, self.generation, str(place))
+        if stored is None:
+            stored = _calibrate(index, place)
+            # A folder that cannot be written is no error: the next process calibrates again.
+            with contextlib.suppress(OSError):
+                _write(index.folder / FILE, stored)
+        tensors, facts = stored
+        self.facts: dict[str, Any] = facts
+        self.classes: list[str] = facts["classes"]
+        self.centres = ClassCentres(
+            self.classes, tensors["sums"], tensors["counts"], tensors["owner"], torch.empty(0, dtype=torch.long)
+        )
+        self.offsets = tensors["offsets"]
+        self.genuine = tensors["genuine"].numpy()
+        self.impostors = Impostors(
+            tensors["groups"].numpy(), tensors["values"].double().numpy(), tensors["answers"].numpy(),
+            facts["candidates"], len(self.classes),
+        )  # fmt: skip
+        self._thresholds: dict[float, Threshold] = {}
+
+    def threshold(self, far: float) -> Threshold:
+        """Return the threshold for a false-accept rate.
+
+        Raises:
+            ValueError: the rate is out of range, or there are too few classes to calibrate with.
+        """
+        if far not in self._thresholds:
+            if len(self._thresholds) >= MAX_THRESHOLDS:
+                self._thresholds.clear()
+            self._thresholds[far] = self.impostors.threshold(far)
+        return self._thresholds[far]
+
+    def recognised(self, far: float) -> float:
+        """Return the share of the labelled items that would be accepted and named rightly, were they new images."""
+        return float((self.genuine > self.threshold(far).value).mean())
+
+    @property
+    def note(self) -> str:
+        """Say by which images the threshold was chosen, and what that means."""
+        known, total = self.facts["trained_classes"], len(self.classes)
+        images, groups = len(self.impostors.groups), len(np.unique(self.impostors.groups))
+        if self.facts["source"] == "held-out":
+            return (
+                f"{known} of the {total} classes were trained on, so that their own scores are optimistic; the "
+                f"threshold was chosen with {images} images of {groups} held-out classes of the run"
+            )
+        chosen = (
+            f"the threshold was chosen with {images} images of {groups} classes of the index, each left out in turn"
+        )
+        if known:
+            return f"{known} of the {total} classes were trained on, so that the threshold is optimistic; {chosen}"
+        return chosen if self.facts["run_is_known"] else f"{chosen}; whether they were trained on is not known"
+
+    def __call__(self, queries: Tensor, far: float = 0.01) -> list[Answer]:
+        """Say for each image which class it is, or none.
+
+        Args:
+            queries: (Q, dim).
+            far: the false-accept rate: the share of images of other classes that are taken for one of these.
+
+        Raises:
+            ValueError: see `threshold`.
+        """
+        threshold = self.threshold(far)
+        values, codes = _closest(self.centres, self.offsets, torch.from_numpy(unit_rows(queries)), None, 2)
+        answers = []
+        for row, code, score in zip(values.tolist(), codes.tolist(), decide(values).tolist(), strict=True):
+            best, has_second = self.classes[code[0]], row[1] > -2
+            answers.append(
+                Answer(
+                    best if score > threshold.value else None,
+                    score,
+                    threshold.value,
+                    best,
+                    row[0],
+                    self.classes[code[1]] if has_second else None,
+                    row[1] if has_second else None,
+                    self.facts["uncertainty"].get(best),
+                )
+            )
+        return answers
+
+
+def _closest(
+    centres: ClassCentres, offsets: Tensor, queries: Tensor, own: Tensor | None, k: int, masked: Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k best classes of each query: values (Q, k), -2 where there is none, and classes (Q, k).
+
+    Args:
+        centres: the classes.
+        offsets: (C,) added to the similarities.
+        queries: (Q, D) of unit length.
+        own: (Q,) rows of the queries among the vectors of the centres; None: they are not among them.
+        k: classes for each query.
+        masked: (Q,) a class that is not an answer; None: all are.
+    """
+    values, codes = [], []
+    for start in range(0, len(queries), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        similarities = centres.scores(queries[part], None if own is None else own[part])
+        similarities = torch.where(similarities > -2, similarities + offsets, -2.0)
+        if masked is not None:
+            similarities[torch.arange(len(similarities)), masked[part]] = -2.0
+        missing = max(0, k - similarities.shape[1])
+        best = torch.nn.functional.pad(similarities, (0, missing), value=-2.0).topk(k, dim=1)
+        values.append(best.values.double().numpy())
+        codes.append(best.indices.numpy())
+    return np.concatenate(values), np.concatenate(codes)
+
+
+def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Make the centres of the classes, and score the images that calibrate."""
+    labels, vectors = index.labels, index.vectors
+    labelled = [row for row, label in enumerate(labels) if label is not None]
+    if not labelled:
+        raise ValueError(f"index: got {index.folder}, where no item has a class; expected labelled items: `add-class`")
+    centres = ClassCentres.of(vectors, labels)
+    code = {name: number for number, name in enumerate(centres.names)}
+    knowledge = run_knowledge(run)
+    rows = torch.tensor(labelled)
+    if len(rows) > MAX_ITEMS:
+        rows = rows[torch.linspace(0, len(rows) - 1, MAX_ITEMS).long()]
+    items, owners = vectors[rows], torch.tensor([code[str(labels[row])] for row in rows.tolist()])
+    offsets = _offsets(centres, knowledge.uncertainty, items, rows, owners)
+    values, answers = _closest(centres, offsets, items, rows, 2)
+    genuine = np.where(answers[:, 0] == owners.numpy(), decide(values), -2.0)
+    has_others = np.bincount(owners.numpy(), minlength=len(centres.names))[owners.numpy()] > 1
+    trained = [name for name in centres.names if name in set(knowledge.trained)]
+    new = [row for row, label in enumerate(knowledge.labels) if label not in code]
+    groups, candidates, source = owners.numpy(), len(centres.names) - 1, "index"
+    usable = len({knowledge.labels[row] for row in new}) >= MIN_HELD_OUT_CLASSES
+    if trained and usable and knowledge.vectors.shape[1] == index.dim:
+        unit = torch.from_numpy(unit_rows(knowledge.vectors[new]))
+        values, answers = _closest(centres, offsets, unit, None, 3)
+        held_out = np.unique([knowledge.labels[row] for row in new], return_inverse=True)[1]
+        groups, candidates, source = len(centres.names) + held_out, len(centres.names), "held-out"
+    else:
+        values, answers = _closest(centres, offsets, items, rows, 3, masked=owners)
+    tensors = {
+        "sums": centres.sums,
+        "counts": centres.counts,
+        "owner": centres.owner,
+        "offsets": offsets,
+        "genuine": torch.from_numpy(genuine[has_others] if has_others.any() else np.array([-2.0])),
+        "groups": torch.from_numpy(np.ascontiguousarray(groups)),
+        "values": torch.from_numpy(values),
+        "answers": torch.from_numpy(answers),
+    }
+    facts = {
+        "format": FORMAT,
+        "generation": index.manifest.generation,
+        "run": str(run),
+        "run_is_known": bool(knowledge.trained),
+        "classes": centres.names,
+        "candidates": candidates,
+        "source": source,
+        "trained_classes": len(trained),
+        "uncertainty": {name: knowledge.uncertainty[name] for name in centres.names if name in knowledge.uncertainty},
+    }
+    return tensors, facts
+
+
+def _offsets(
+    centres: ClassCentres, uncertainty: dict[str, float], items: Tensor, rows: Tensor, owners: Tensor
+) -> Tensor:
+    """What is added to the similarity to each class, (C,): images of uncertain classes are less similar to them.
+
+    The slope is that of the similarity of labelled images to their own class over its uncertainty, so that an uncertain
+    class is accepted as readily as the others. A class without an estimate gets nothing.
+    """
+    offsets = torch.zeros(len(centres.names))
+    known = torch.tensor([name in uncertainty for name in centres.names])
+    if known.sum() < MIN_HELD_OUT_CLASSES:
+        return offsets
+    doubt = torch.tensor([uncertainty.get(name, 0.0) for name in centres.names])
+    doubt = torch.where(known, doubt - doubt[known].mean(), 0.0)
+    use = known[owners]
+    own = torch.cat([
+        centres.scores(items[part], rows[part]).gather(1, owners[part, None]).flatten()
+        for part in torch.arange(len(items)).split(ROWS_AT_ONCE)
+    ])  # fmt: skip
+    x, y = doubt[owners[use & (own > -2)]].double(), own[use & (own > -2)].double()
+    spread = float((x - x.mean()).square().sum())
+    if spread <= 0:
+        return offsets
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    return (-min(slope, 0.0) * doubt).float()
+
+
+def _write(file: Path, stored: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in stored[0].items()}
+    with replacing(file) as temporary:
+        write_tensors(temporary, tensors, {"facts": json.dumps(stored[1])})
+
+
+def _read(file: Path, generation: int, run: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the file of this state of the index; None if there is none."""
+    try:
+        tensors, header = read_tensors(file)
+        facts = json.loads(header["facts"])
+    except (OSError, ValueError, KeyError):
+        return None
+    is_current = (facts.get("format"), facts.get("generation"), facts.get("run")) == (FORMAT, generation, run)
+    return (tensors, facts) if is_current else None
