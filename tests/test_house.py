@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "plots", "tensor_files"},
     "recipe": {"data", "encoders", "files", "metrics", "papers", "protocol"},
-    "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
+    "models": {"core", "data", "encoders", "checkpoint", "files", "papers", "tensor_files", "device"},
     "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
     "runs": {
