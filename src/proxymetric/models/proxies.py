@@ -54,23 +54,22 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     criterion = method(recipe["method"], classes=len(names), dim=dim, **recipe["loss"])
     stored = Checkpoint.read(model_file(run, which)).under("criterion.")
     found = [
-        proxies
-        for path, module in criterion.named_modules()
-        if isinstance(module, HasClassProxies) and (proxies := _read(module, path, stored)) is not None
+        proxies for path, module in criterion.named_modules() if (proxies := _read(module, path, stored)) is not None
     ]
     if len(found) != 1 or found[0].vectors.shape[1] != dim:
         return None
     vectors, labels, sigma = found[0]
-    return RunProxies([names[label] for label in labels.tolist()], vectors.float(), None if sigma is None else sigma)
+    return RunProxies([names[label] for label in labels.tolist()], vectors.float(), sigma)
 
 
 def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> ClassProxies | None:
-    """Load the tensors of a source; None if the checkpoint does not have all of its proxies."""
+    """Load the tensors of a source; None if it has no proxies, or the checkpoint does not have all of them."""
+    if not isinstance(module, HasClassProxies):
+        return None
     own = {name: stored[f"{path}.{name}"] for name in module.state_dict() if f"{path}.{name}" in stored}
     if any(value.shape != own.get(name, value).shape for name, value in module.state_dict().items()):
         return None
     if not own.keys() >= {name for name, _ in module.named_parameters()}:
         return None
     module.load_state_dict(own, strict=False)
-    assert isinstance(module, HasClassProxies)
     return module.class_proxies()

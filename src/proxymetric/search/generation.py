@@ -16,7 +16,7 @@ from numpy.lib.format import open_memmap
 
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
-from proxymetric.search.engines import build_engine, clean_engine, open_engine
+from proxymetric.search.engines import Earlier, build_engine, clean_engine, open_engine
 from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
 from proxymetric.search.rows import Row, Rows, write_rows
 
@@ -115,7 +115,11 @@ def commit(
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
-    engine, engine_files = build_engine(manifest.engine, array, partial)
+    earlier = None
+    if before is not None:
+        earlier_folder = generation_folder(folder, before.manifest.generation)
+        earlier = Earlier(before.manifest.engine, earlier_folder, old_rows)
+    engine, engine_files = build_engine(manifest.engine, array, partial, earlier)
     names = [VECTORS, ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:
         sync_file(partial / name)
