@@ -84,8 +84,8 @@ def by_faiss(kind: str) -> Callable[[np.ndarray], tuple[Search, int]]:
             index.add(vectors)
             return lambda queries: index.search(queries, K)[1], vectors.nbytes
         with tempfile.TemporaryDirectory() as folder:
-            faiss_engine.build({"kind": kind.lower()}, vectors, Path(folder))
-            engine = faiss_engine.Faiss.open(Path(folder), torch.from_numpy(vectors))
+            facts, _ = faiss_engine.build({"kind": kind.lower()}, vectors, Path(folder))
+            engine = faiss_engine.Faiss.open(facts, torch.from_numpy(vectors), Path(folder))
             size = (Path(folder) / faiss_engine.FILE).stat().st_size
         return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size
 

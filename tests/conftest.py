@@ -94,4 +94,4 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the report: it takes most of the time of a tiny run, and it has separate tests."""
-    monkeypatch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+    monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)

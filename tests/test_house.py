@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},
     "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol"},
-    "models": {"core", "data", "encoders", "checkpoint", "files", "tensor_files", "device"},
+    "models": {"core", "data", "encoders", "checkpoint", "files", "papers", "tensor_files", "device"},
     "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
     "serve": {"data", "models", "search"},
     "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},

@@ -33,7 +33,7 @@ KILLS = 24 if SHARE == 1 else 2
 def straight(request, photos, tmp_path_factory):
     """A run that was never interrupted, its kind, and how long it takes in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
         folder = run(photos, tmp_path_factory.mktemp("straight") / "run", **KINDS[request.param]).folder
     out = tmp_path_factory.mktemp("timed")
     began = time.monotonic()

@@ -132,7 +132,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+    monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
     namespace: dict[str, object] = {"__name__": "notebook"}
     for number, cell in enumerate(cells, 1):
         exec(compile("".join(cell["source"]), f"{NOTEBOOK.name}, cell {number}", "exec"), namespace)

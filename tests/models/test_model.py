@@ -18,7 +18,7 @@ from terminal import train
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run. Only read it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
         folder = tmp_path_factory.mktemp("runs") / "photos"
         answer = train(photos, folder)
     assert answer.code == 0, answer

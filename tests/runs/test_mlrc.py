@@ -30,7 +30,7 @@ ARGUMENTS = {"backbone": "small", "epochs": 2, "dim": 16, "settings": SETTINGS, 
 def study(tmp_path_factory):
     out = tmp_path_factory.mktemp("mlrc") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
         return out, mlrc("glyphs:40", out=out, **ARGUMENTS)
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+import proxymetric as pm
 from browser import browser, missing
+from proxymetric.checkpoint import Checkpoint, module_tensors
+from proxymetric.files import read_json, write_json
+from proxymetric.search import Index
 from service import jpeg, serving
 
 pytestmark = [
@@ -60,6 +67,14 @@ def ready(page):
 
 def status(page, text):
     page.locator("#status", has_text=text).wait_for()
+
+
+def until(page, expression):
+    """Wait until an expression is true; `wait_for_function` would need a page that allows `eval`."""
+    end = time.monotonic() + WAIT / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(20)
 
 
 def upload(page, photo):
@@ -122,6 +137,28 @@ def test_drop_and_paste(open_page):
         status(page, f"12 results for {kind}.jpg")
 
 
+def test_a_photo_by_the_camera(open_page):
+    page = ready(open_page())
+    tracks = "document.getElementById('video').srcObject.getTracks().map((track) => track.readyState)"
+    for button in ("#cancel", "#shoot"):
+        page.click("#photograph")
+        page.locator("#camera").wait_for(state="visible")
+        until(page, "document.getElementById('video').videoWidth > 0")
+        assert page.evaluate(tracks) == ["live"]
+        page.click(button)
+        page.locator("#camera").wait_for(state="hidden")
+        until(page, f"{tracks}[0] === 'ended'")  # the camera is off
+    status(page, "12 results for your photo")
+    until(page, "document.getElementById('preview').naturalWidth > 100")  # the photo is the query
+
+
+def test_without_a_camera_it_is_said(open_page):
+    page = ready(open_page())
+    page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => Promise.reject(new Error('no camera')); }")
+    page.click("#photograph")
+    page.locator("#error", has_text="The camera cannot be used. Choose an image instead.").wait_for()
+
+
 def test_the_map_by_mouse(open_page):
     page = ready(open_page())
     place = """(row) => {
@@ -160,6 +197,7 @@ def test_the_map_by_mouse(open_page):
 
 def test_all_points_are_one_draw_call_and_are_seen(open_page):
     page = ready(open_page())
+    page.locator("#proxies").wait_for()
     counted = page.evaluate("""async () => {
       const gl = searchMap.gl, original = gl.drawArrays.bind(gl), calls = [];
       gl.drawArrays = (mode, first, count) => { calls.push(count); original(mode, first, count); };
@@ -171,8 +209,67 @@ def test_all_points_are_one_draw_call_and_are_seen(open_page):
       for (let i = 3; i < pixels.length; i += 4) painted += pixels[i] > 0;
       return [calls, painted];
     }""")
-    assert counted[0] == [80]
+    assert counted[0] == [80, 6 * 8], "the points, and a square of two triangles for each proxy"
     assert counted[1] > 80 * 10
+
+
+@pytest.fixture
+def gaussian_run(settings, tmp_path):
+    """The run of the index, as if VCPA had trained it."""
+    run = tmp_path / "gaussian"
+    shutil.copytree(Index.open(settings.index).manifest.run["run"], run)
+    description = read_json(run / "run.json")
+    description["recipe"] |= {"method": "vcpa", "loss": {}}
+    write_json(run / "run.json", description)
+    criterion = pm.method("vcpa", classes=len(description["classes"]), dim=8)
+    criterion.objective.source.mu.copy_(torch.randn(len(description["classes"]), 8))
+    criterion.objective.source.sigma.fill_(0.2)
+    for file in run.glob("*.safetensors"):
+        checkpoint = Checkpoint.read(file)
+        kept = {name: value for name, value in checkpoint.tensors.items() if not name.startswith("criterion.")}
+        Checkpoint(kept | module_tensors(criterion, "criterion."), checkpoint.state).write(file)
+    return run
+
+
+def test_the_proxies_on_the_map(open_page, client, settings, gaussian_run):
+    """Points and Gaussians; the legend switches them, and so does a key; the mouse tells the name."""
+    page = ready(open_page())
+    page.locator("#proxies", has_text="8 proxies of the training classes").wait_for()
+    assert page.locator("#gaussian").is_hidden()
+    assert page.evaluate("searchMap.proxies.codes.every((code) => code >= 0)"), "the colours of their classes"
+    with serving(replace(settings, run=str(gaussian_run))) as other:
+        page = ready(open_page(port=other.port))
+        page.locator("#gaussian", has_text="one standard deviation of a Gaussian proxy").wait_for()
+        assert page.evaluate("searchMap.proxies.list.every((proxy) => proxy.radius > 0)")
+        painted = """(shown) => {
+          const view = searchMap, gl = view.gl, {x, y, radius} = view.proxies.list[4];
+          const ratio = view.canvas.width / view.scale[1];
+          view.proxies.toggle(shown); view._draw();
+          const pixels = new Uint8Array(4), values = [];
+          for (const dx of [0, radius * view.scale[0]]) {
+            const [left, top] = view.screenOf(x, y);
+            const place = [(left + dx) * ratio, view.canvas.height - top * ratio];
+            gl.readPixels(...place, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
+            values.push([...pixels].join());
+          }
+          return values;
+        }"""
+        page.evaluate("view = searchMap; view.states.fill(-1); view.zoom = 1")
+        with_proxies, without = page.evaluate(painted, True), page.evaluate(painted, False)
+        assert with_proxies[0] != without[0], "a diamond in the middle"
+        assert with_proxies[1] != without[1], "a circle of that radius"
+        page.focus("#show-proxies")
+        page.keyboard.press("Space")
+        assert not page.evaluate("searchMap.proxies.shown")
+        page.focus("#map")
+        page.keyboard.press("p")
+        assert page.evaluate("searchMap.proxies.shown")
+        assert page.is_checked("#show-proxies")
+        box, proxy = page.locator("#map").bounding_box(), page.evaluate("searchMap.proxies.list[4]")
+        left, top = page.evaluate("({x, y}) => searchMap.screenOf(x, y)", proxy)
+        page.mouse.move(box["x"] + left, box["y"] + top)
+        hovered = page.evaluate("searchMap.proxies.list[searchMap.hoveredProxy].class")
+        assert page.inner_text("#proxy-name") == f"proxy of class {hovered}"
 
 
 def test_by_keyboard_alone(open_page, photos):
@@ -263,13 +360,9 @@ def test_a_token_is_asked_for(open_page, settings):
 
 
 def test_nothing_in_names_is_taken_as_html(open_page, settings, tmp_path):
-    import torch
-
-    import proxymetric as pm
-
-    index = pm.Index.open(settings.index)
+    index = Index.open(settings.index)
     name = '<img src=x onerror="document.title=1">'
-    other = pm.Index.create(tmp_path / "x.index", index.dim, index.model, run=index.manifest.run)
+    other = Index.create(tmp_path / "x.index", index.dim, index.model, run=index.manifest.run)
     other.add([name, "b"], torch.eye(index.dim)[:2], labels=[name, name], thumbnails=[jpeg(), jpeg()])
     with serving(replace(settings, index=str(other.folder))) as service:
         page = ready(open_page(port=service.port))

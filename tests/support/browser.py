@@ -13,6 +13,8 @@ CHROMIUM = next(
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--use-gl=angle", "--use-angle=swiftshader",
              "--enable-unsafe-swiftshader"]  # fmt: skip
 """WebGL without a graphics card"""
+CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+"""a camera that shows a moving pattern, and that every page may use"""
 
 
 def missing() -> str:
@@ -30,7 +32,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, *CAMERA])
         try:
             yield started
         finally:

@@ -45,7 +45,7 @@ def train(data: Path | str, out: Path, *words: object) -> Answer:
 
 def finished_run(data: Path, folder: Path, *words: object) -> Path:
     """A tiny finished run without a report."""
-    with mock.patch("proxymetric.runs.train.draw_report", return_value=None):
+    with mock.patch("proxymetric.runs.session.draw_report", return_value=None):
         answer = train(data, folder, *words)
     assert answer.code == 0, answer
     return folder

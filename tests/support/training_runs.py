@@ -155,7 +155,7 @@ def _main(words: list[str], output: str, environment: dict[str, str]) -> None:
     sys.argv = ["proxymetric", *words]
     from proxymetric.cli import main
 
-    runs = importlib.import_module("proxymetric.runs.train")
+    runs = importlib.import_module("proxymetric.runs.session")
     runs.draw_report = lambda *args, **kwargs: None  # type: ignore[attr-defined]
     try:
         main()

@@ -30,7 +30,7 @@ KINDS = {
 def straight(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Proxy-Anchor with AdamW, never interrupted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.train.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
         return run(photos, tmp_path_factory.mktemp("straight") / "run").folder
 
 

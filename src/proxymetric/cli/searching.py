@@ -88,7 +88,7 @@ def index(
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import Index
     from proxymetric.search.folder_sync import sync
-    from proxymetric.search.index import check_place
+    from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
     from proxymetric.search.metadata_file import read_metadata
 

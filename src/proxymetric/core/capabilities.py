@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -64,3 +64,22 @@ class EstimatesUncertainty(Protocol):
         Args:
             draws: random vectors drawn for each proxy, at least 2.
         """
+
+
+class ClassProxies(NamedTuple):
+    """The proxies of all classes, as points or as Gaussians."""
+
+    vectors: Tensor
+    """(P, D), not normalised; of Gaussian proxies, the means"""
+    labels: Tensor
+    """(P,) the class of each proxy"""
+    sigma: Tensor | None = None
+    """(P, D) standard deviations of Gaussian proxies; None for points"""
+
+
+@runtime_checkable
+class HasClassProxies(Protocol):
+    """A source that can show the proxies of its classes, such as on the map of an index."""
+
+    def class_proxies(self) -> ClassProxies:
+        """The proxies of all classes, without gradient."""

@@ -121,9 +121,10 @@ def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
         >>> without_auto({"method": "auto", "seed": 1})
         {'method': 'proxy-anchor', 'seed': 1}
     """
-    if raw.get("loss"):
+    settings = [key for key in raw.get("loss", {}) if key != "nested"]
+    if settings:
         raise ValueError(
-            f"loss.{next(iter(raw['loss']))}: got a setting of one method together with method 'auto', which tries "
+            f"loss.{settings[0]}: got a setting of one method together with method 'auto', which tries "
             "several; expected no settings of [loss], or a method by name"
         )
     return raw | {"method": DEFAULT_METHOD}

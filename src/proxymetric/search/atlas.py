@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from proxymetric.core.normalisation import unit
 from proxymetric.plots.scatter import tsne
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import one_of
@@ -18,6 +20,10 @@ NEIGHBOURS = 3
 MAX_PLACED_SHARE = 0.2
 """a map is made anew when more than this share of its points was placed since it was made"""
 PLACED_AT_ONCE = 256
+DRAWS = 32
+"""random vectors by which the width of a Gaussian on the map is measured"""
+MAX_DRAWS, MIN_DRAWS = 8_192, 4
+"""limit on the random vectors of all Gaussians together, and the least for each of them"""
 MIN_TSNE = 10
 """with fewer items, t-SNE is not defined well: the map shows the principal axes"""
 
@@ -81,6 +87,47 @@ def place(vectors: np.ndarray, landmarks: np.ndarray, points: np.ndarray) -> np.
         weights = weights / weights.sum(dim=1, keepdim=True)
         placed.append(np.einsum("nk,nkc->nc", weights.numpy(), points[rows.numpy()]))
     return np.concatenate([np.empty((0, 2)), *placed]).astype(np.float32)
+
+
+def place_proxies(mean: Tensor, sigma: Tensor | None, vectors: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Place proxies on a map, as items are placed: at the mean of their nearest items, weighted by similarity.
+
+    A map of t-SNE has no formula by which a Gaussian could be projected. Its width is measured instead: random vectors
+    are drawn from it, normalised and placed like any vector. The radius is their standard deviation on the map: the
+    root of the mean squared distance from the place of the mean, divided by the root of 2, because the map has two
+    axes. The draws are always the same.
+
+    Args:
+        mean: (P, D) the proxies; of Gaussians, their means.
+        sigma: (P, D) the standard deviations of Gaussians; None for points.
+        vectors: (N, D) the items, of unit length.
+        points: (N, 2) the map.
+
+    Returns:
+        (P, 3): x, y and radius; 0 for points.
+
+    Example:
+        >>> axes, points = np.eye(2, dtype=np.float32), np.array([[5.0, 1.0], [0.0, 0.0]], np.float32)
+        >>> place_proxies(torch.tensor([[3.0, 0.0]]), None, axes, points).round(1)
+        array([[5., 1., 0.]], dtype=float32)
+    """
+    if not len(mean) or not len(points):
+        return np.empty((0, 3), np.float32)
+    known = _sample(np.arange(len(points)))
+    landmarks, known_points = np.array(vectors[known]), points[known]
+    placed = np.zeros((len(mean), 3), np.float32)
+    placed[:, :2] = place(unit(mean.float()).numpy(), landmarks, known_points)
+    if sigma is None:
+        return placed
+    draws = max(MIN_DRAWS, min(DRAWS, MAX_DRAWS // len(mean)))
+    random = torch.Generator().manual_seed(0)
+    squares = np.zeros(len(mean))
+    for _ in range(draws):
+        drawn = mean + sigma * torch.randn(mean.shape, generator=random)
+        there = place(unit(drawn.float()).numpy(), landmarks, known_points)
+        squares += ((there - placed[:, :2]) ** 2).sum(axis=1)
+    placed[:, 2] = np.sqrt(squares / draws / 2)
+    return placed
 
 
 def _make(vectors: np.ndarray, method: str) -> np.ndarray:

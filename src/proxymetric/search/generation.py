@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from proxymetric.core.visible import visible
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
-from proxymetric.search.engines import build_engine, clean_engine
-from proxymetric.search.manifest import FILE, Manifest, facts_of, sync_file, sync_folder
+from proxymetric.search.engines import Earlier, build_engine, clean_engine
+from proxymetric.search.manifest import FILE, Manifest, facts_of, is_index, sync_file, sync_folder
 from proxymetric.search.measuring import measure_loss
 from proxymetric.search.rows import Row, Rows, write_rows
 from proxymetric.search.stored_vectors import (
@@ -124,7 +125,11 @@ def commit(
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
-    engine, engine_files = build_engine(manifest.engine, array, partial)
+    earlier = None
+    if before is not None:
+        earlier_folder = generation_folder(folder, before.manifest.generation)
+        earlier = Earlier(before.manifest.engine, earlier_folder, old_rows)
+    engine, engine_files = build_engine(manifest.engine, array, partial, earlier)
     names = [*FILES[kind], ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:
         sync_file(partial / name)
@@ -277,3 +282,26 @@ def _write_items(
 def _mapped_bytes(file: Path) -> mmap.mmap:
     with open(file, "rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def check_place(folder: Path, argument: str = "folder") -> None:
+    """Refuse a place for an index that holds something else.
+
+    Args:
+        folder: the place.
+        argument: name of the argument, for the error.
+
+    Raises:
+        ValueError: it is a file, or a folder that is neither empty nor an index.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{argument}: got {folder}, which is a file; expected a new folder or an index")
+    if folder.is_dir() and not is_index(folder):
+        names = [place.name for place in folder.iterdir()]
+        unfinished = (".lock", f".{FILE}", GENERATIONS, THUMBNAILS)  # what a process that was killed may have left
+        other = next((name for name in names if not name.startswith(unfinished)), None)
+        if other is not None:
+            raise ValueError(
+                f"{argument}: got {folder}, which is not an index and holds {visible(other)}; expected a new folder or "
+                "an index"
+            )

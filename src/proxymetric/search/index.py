@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxymetric.core.quantisation import check_kind
-from proxymetric.core.visible import visible
 from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.engines import ENGINES, Engine
-from proxymetric.search.generation import GENERATIONS, THUMBNAILS, Generation, clean, commit, damaged_files, empty
+from proxymetric.search.generation import Generation, check_place, clean, commit, damaged_files, empty
 from proxymetric.search.identify import Answer, Identifier
+from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns
 from proxymetric.search.stored_vectors import check_engine
@@ -29,35 +29,6 @@ from proxymetric.signatures import one_of
 
 OPEN_ATTEMPTS = 20
 """a generation may be replaced between the reading of the manifest and the opening of its files"""
-
-
-class HasFingerprint(Protocol):
-    """A model, as far as an index needs it to compare it with the model that made its vectors."""
-
-    def fingerprint(self) -> str:
-        """Return the sha256 of everything that determines the vectors."""
-        ...
-
-
-class Item(NamedTuple):
-    """An item of an index."""
-
-    id: str
-    label: str | None
-    metadata: dict[str, Any]
-    row: int
-    """its row in `Index.vectors`, until the index changes"""
-
-
-class Hit(NamedTuple):
-    """A result of a search: an item, and its cosine similarity with the query."""
-
-    id: str
-    similarity: float
-    label: str | None
-    metadata: dict[str, Any]
-    row: int
-    """its row in `Index.vectors`, until the index changes"""
 
 
 class Index:
@@ -572,29 +543,6 @@ class Index:
         unknown = next((item for item in ids if item not in self), None)
         if unknown is not None:
             raise ValueError(f"ids: got {unknown!r}, which the index does not have; expected ids of {self.folder}")
-
-
-def check_place(folder: Path, argument: str = "folder") -> None:
-    """Refuse a place for an index that holds something else.
-
-    Args:
-        folder: the place.
-        argument: name of the argument, for the error.
-
-    Raises:
-        ValueError: it is a file, or a folder that is neither empty nor an index.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{argument}: got {folder}, which is a file; expected a new folder or an index")
-    if folder.is_dir() and not is_index(folder):
-        names = [place.name for place in folder.iterdir()]
-        unfinished = (".lock", f".{FILE}", GENERATIONS, THUMBNAILS)  # what a process that was killed may have left
-        other = next((name for name in names if not name.startswith(unfinished)), None)
-        if other is not None:
-            raise ValueError(
-                f"{argument}: got {folder}, which is not an index and holds {visible(other)}; expected a new folder or "
-                "an index"
-            )
 
 
 def _item(row: Row, number: int) -> Item:

@@ -16,7 +16,6 @@ from importlib import resources
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
-import numpy as np
 from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -34,6 +33,7 @@ from proxymetric.serve.batching import Batcher
 from proxymetric.serve.counters import FOLDER_VARIABLE, Counters
 from proxymetric.serve.errors import CODES, Refused
 from proxymetric.serve.guard import App, Guard
+from proxymetric.serve.map_data import MapData
 from proxymetric.serve.searcher import Found, Question, Searcher, UnknownItem
 from proxymetric.serve.settings import Settings
 
@@ -41,6 +41,7 @@ PAGE_FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "app.js": ("app.js", "text/javascript; charset=utf-8"),
     "map.js": ("map.js", "text/javascript; charset=utf-8"),
+    "proxies.js": ("proxies.js", "text/javascript; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> App:
     counters = Counters(os.environ.get(FOLDER_VARIABLE))
     batcher: Batcher[Question, Found] = Batcher(searcher.answer, settings.max_batch, counters.batched)
     decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+    placing, placed = asyncio.Lock(), dict[str, Any]()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -164,9 +166,7 @@ def create_app(settings: Settings) -> App:
     @app.get("/map", responses=_errors(404))
     async def get_map() -> schemas.MapInfo:
         """Describe the map of the index."""
-        index, classes, _ = points(searcher.index)
-        method = index.manifest.map["method"]
-        return schemas.MapInfo(method=method, count=len(index), classes=classes, generation=index.manifest.generation)
+        return map_data(searcher.index).info
 
     @app.get(
         "/map/points",
@@ -175,18 +175,23 @@ def create_app(settings: Settings) -> App:
     )
     async def get_points() -> Response:
         """Return the points of the map: for each, x, y and the number of its class (-1: none), as float32."""
-        return Response(points(searcher.index)[2], media_type="application/octet-stream")
+        return Response(map_data(searcher.index).table, media_type="application/octet-stream")
+
+    @app.get("/map/proxies", responses=_errors(404))
+    async def get_proxies() -> schemas.MapProxies:
+        """Return the proxies of the run that made the index, placed on the map; none if the run has none."""
+        data = map_data(searcher.index)
+        async with placing:  # the first request computes them, others wait for it
+            if data.index is not placed.get("index"):
+                found = await asyncio.to_thread(lambda: data.with_proxies(searcher.proxies))
+                placed.update(index=data.index, found=found)
+            return placed["found"]
 
     @functools.lru_cache(maxsize=1)
-    def points(index: Index) -> tuple[Index, list[str], bytes]:
+    def map_data(index: Index) -> MapData:
         if index.points is None:
             raise Refused(404, "map: the index has none; expected an index made with `--map tsne` or `--map pca`")
-        labels = index.labels
-        classes = sorted({label for label in labels if label is not None})
-        number = {label: float(code) for code, label in enumerate(classes)}
-        codes = np.array([-1.0 if label is None else number[label] for label in labels], np.float32)
-        table = np.column_stack([_centred(index.points.numpy()), codes]).astype("<f4")
-        return index, classes, table.tobytes()
+        return MapData(index)
 
     @app.get("/info")
     async def get_info() -> schemas.Info:
@@ -296,14 +301,6 @@ def _item(item: Any) -> dict[str, Any]:
         "thumbnail": f"/thumbnails/{quote(item.id)}",
         "row": item.row,
     }
-
-
-def _centred(points: np.ndarray) -> np.ndarray:
-    """Move and scale a map into the square from -1 to 1."""
-    if not len(points):
-        return points
-    low, high = points.min(axis=0), points.max(axis=0)
-    return (points - (low + high) / 2) / max(float((high - low).max()) / 2, 1e-9)
 
 
 def _file(name: str, kind: str) -> Callable[[], Any]:

@@ -81,6 +81,23 @@ class MapInfo(BaseModel):
     generation: int
 
 
+class Proxy(BaseModel):
+    """A proxy of the run that made the index, on the map."""
+
+    label: str = Field(serialization_alias="class", description="The training class that it stands for.")
+    x: float
+    y: float
+    radius: float = Field(description="One standard deviation of a Gaussian proxy, as a distance; 0 for a point.")
+
+
+class MapProxies(BaseModel):
+    """The proxies of the run that made the index, on the map."""
+
+    proxies: list[Proxy]
+    total: int = Field(description="How many the run has; of very many, only some are on the map.")
+    generation: int
+
+
 class Limits(BaseModel):
     """The limits of the service."""
 

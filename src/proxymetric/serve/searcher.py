@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from proxymetric.data.image_bytes import decode_image
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
+from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
 from proxymetric.search.manifest import FILE
 
@@ -63,6 +65,16 @@ class Searcher:
         self.max_pixels = max_pixels
         self._fingerprint = self.model.fingerprint()
         self._last_look, self._seen = time.monotonic(), self._stamp()
+        self._run = run
+
+    @functools.cached_property
+    def proxies(self) -> RunProxies | None:
+        """The proxies of the run; None if it has none, or none that can be read."""
+        try:
+            run = run_of(self.index, None if self._run is None else Path(self._run))
+            return load_proxies(run, self.index.dim, which_of(self.index, run))
+        except ValueError:
+            return None
 
     def pixels(self, content: bytes) -> Tensor:
         """Decode an uploaded image and cut it as the model needs it.
@@ -145,15 +157,34 @@ def model_of(index: Index, run: Path | None, device: str | None) -> Model:
     Raises:
         ValueError: the run is unknown or missing, or it is not the one that made the index.
     """
+    place = run_of(index, run)
+    weights = index.manifest.run.get("weights") if place.is_file() else None
+    model = load(place, which_of(index, place), device, weights)
+    if index.dim < model.dim:
+        model = model.cut_to(index.dim, warn=False)
+    index.check_model(model)
+    return model
+
+
+def run_of(index: Index, run: Path | None) -> Path:
+    """Return where the run that made an index is.
+
+    Args:
+        index: the index.
+        run: the run; None: as the index says.
+
+    Raises:
+        ValueError: the run is unknown or missing.
+    """
     source = index.manifest.run
     if run is None and not source.get("run"):
         raise ValueError(f"--run: got none, and {index.folder} does not say which run made it; expected a run")
     place = Path(source["run"]) if run is None else run
     if not place.exists():
         raise ValueError(f"--run: {place}, which made {index.folder}, is missing; expected its new place with --run")
-    weights = source.get("weights") if place.is_file() else None
-    model = load(place, source.get("which", "best") if place.is_dir() else "best", device, weights)
-    if index.dim < model.dim:
-        model = model.cut_to(index.dim, warn=False)
-    index.check_model(model)
-    return model
+    return place
+
+
+def which_of(index: Index, run: Path) -> str:
+    """Return which model of a run made an index; a slim file holds a single one."""
+    return index.manifest.run.get("which", "best") if run.is_dir() else "best"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import whole_number
+from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
@@ -97,3 +98,7 @@ class LearnedProxies(Source):
     @torch.no_grad()
     def reseed(self, vectors: Tensor) -> None:
         self.vectors.copy_(vectors)
+
+    def class_proxies(self) -> ClassProxies:
+        """The proxies (`HasClassProxies`)."""
+        return ClassProxies(self.seated(), self.labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.sources.learned_proxies import initial
 from proxymetric.sources.row_table import RowTable
@@ -58,3 +59,8 @@ class RowProxies(Source):
         assert self.classes is not None
         draws = (shared_random(round(self.others * self.classes), device=labels.device).double() * self.classes).long()
         return torch.cat([labels, draws.to(labels)]).unique()
+
+    def class_proxies(self) -> ClassProxies:
+        """The rows of the table (`HasClassProxies`)."""
+        labels = torch.arange(len(self.table.values)) // self.per_class
+        return ClassProxies(self.table.values.detach().clone(), labels)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import at_least_zero, whole_number
+from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
@@ -284,10 +285,16 @@ class SemanticProxies(Source):
                 self.stored[batch_classes] = detached_states
                 self.tally.add(**counts)
 
+        return References(self._mixture(states), self.labels, 1, all_classes=True), commit
+
+    def _mixture(self, states: Tensor) -> Tensor:
+        """The proxies (C, D): P, mixed with O (Eq. 8)."""
         vectors = states[:, : self.dim]
-        if self.a:
-            vectors = torch.lerp(vectors, self._free_in_mixture(), self.a)
-        return References(vectors, self.labels, 1, all_classes=True), commit
+        return torch.lerp(vectors, self._free_in_mixture(), self.a) if self.a else vectors
+
+    def class_proxies(self) -> ClassProxies:
+        """The proxies as they were stored last (`HasClassProxies`)."""
+        return ClassProxies(self._mixture(self.stored).detach().clone(), self.labels)
 
     def _free_in_mixture(self) -> Tensor:
         """O as it enters Eq. 8."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.checks import above_zero, at_least_zero, whole_number
+from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.precision import full_precision
@@ -244,6 +245,10 @@ class VariationalProxies(Source):
 
     def seated(self) -> Tensor:
         return self.mu.detach().clone()
+
+    def class_proxies(self) -> ClassProxies:
+        """The means and standard deviations of q (`HasClassProxies`)."""
+        return ClassProxies(self.seated(), self.labels, self.q().sigma.detach().clone())
 
     @torch.no_grad()
     def reseed(self, vectors: Tensor) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from proxymetric.search.engines import faiss, milvus
+from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import one_of
 
-__all__ = ["ENGINES", "Engine", "Exact", "build_engine", "clean_engine", "open_engine"]
+__all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "clean_engine", "open_engine"]
 
 
 class Engine(Protocol):
@@ -38,22 +39,25 @@ class Engine(Protocol):
 class EngineKind(NamedTuple):
     """How an engine is built and opened."""
 
-    build: Callable[[dict[str, Any], np.ndarray, Path], tuple[dict[str, Any], list[str]]]
-    """takes settings, vectors and a folder; returns the settings with facts, and the names of the files it wrote"""
+    build: Callable[[dict[str, Any], np.ndarray, Path, Earlier | None], tuple[dict[str, Any], list[str]]]
+    """takes settings, vectors, a folder, and the state before the change, if there is one; returns the settings with
+    facts, and the names of the files it wrote"""
     open: Callable[[dict[str, Any], Tensor, Path], Engine]
     """takes the settings with facts, the vectors and the folder"""
     clean: Callable[[dict[str, Any]], None] = lambda settings: None
     """takes the settings with facts after a change, and removes what earlier states left outside of the folder"""
 
 
-def _nothing(settings: dict[str, Any], vectors: np.ndarray, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _nothing(
+    settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None
+) -> tuple[dict[str, Any], list[str]]:
     """An engine that needs nothing but the vectors."""
     return settings, []
 
 
 ENGINES = {
     "exact": EngineKind(_nothing, lambda settings, vectors, folder: Exact(vectors)),
-    "faiss": EngineKind(faiss.build, lambda settings, vectors, folder: faiss.Faiss.open(folder, vectors)),
+    "faiss": EngineKind(faiss.build, faiss.Faiss.open),
     "milvus": EngineKind(
         milvus.build, lambda settings, vectors, folder: milvus.Milvus(settings, vectors), milvus.clean
     ),
@@ -61,13 +65,16 @@ ENGINES = {
 """name -> engine"""
 
 
-def build_engine(settings: dict[str, Any], vectors: np.ndarray, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def build_engine(
+    settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Build the engine of an index.
 
     Args:
         settings: `name`, and settings of that engine.
         vectors: (N, D) of unit length.
         folder: where it writes its files.
+        earlier: the state before the change, which an engine may extend; None: there is none.
 
     Returns:
         The settings with facts about the engine, and the names of its files.
@@ -76,7 +83,7 @@ def build_engine(settings: dict[str, Any], vectors: np.ndarray, folder: Path) ->
         ValueError: the name or a setting is unknown, or the extra that it needs is not installed.
     """
     one_of("engine", settings.get("name"), ENGINES)
-    return ENGINES[settings["name"]].build(settings, vectors, folder)
+    return ENGINES[settings["name"]].build(settings, vectors, folder, earlier)
 
 
 def open_engine(settings: dict[str, Any], vectors: Tensor, folder: Path) -> Engine:

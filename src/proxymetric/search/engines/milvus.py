@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import fit, one_of
 
@@ -58,13 +59,16 @@ def check_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {"name": "milvus", **chosen, **kept}
 
 
-def build(settings: dict[str, Any], vectors: np.ndarray, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def build(
+    settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Write vectors to a new collection.
 
     Args:
         settings: `uri` and other `DEFAULTS`.
         vectors: (N, D) of unit length.
         folder: not used; the vectors are in the database.
+        earlier: not used; each state is a collection of its own.
 
     Returns:
         The settings with the name of the collection, and no files.

@@ -1,6 +1,7 @@
 // The page: an image or an item of the index goes in, similar items come out.
 
 import { MapView, classColour } from "/map.js";
+import { Proxies } from "/proxies.js";
 
 const $ = (id) => document.getElementById(id);
 const state = { info: null, map: null, view: null, query: null, only: null, token: sessionStorage.getItem("token") || "" };
@@ -55,7 +56,8 @@ function fail(error) {
   $("error").hidden = !error;
 }
 
-const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+const PLURALS = { class: "classes", proxy: "proxies" };
+const plural = (number, word) => `${number.toLocaleString("en")} ${number === 1 ? word : PLURALS[word] || `${word}s`}`;
 
 /** Search by the current query, which is a file or an item. */
 async function search() {
@@ -237,8 +239,8 @@ async function startMap() {
       onHover: async (row) => {
         const mine = ++turnOfTip, tip = $("tip");
         if (row < 0) { tip.hidden = true; return; }
-        const item = await itemAt(row);
-        if (mine !== turnOfTip) return;
+        const item = await itemAt(row).catch(() => null); // the service has stopped, or has another state of the index
+        if (mine !== turnOfTip || !item) return;
         const [x, y] = state.view.toScreen(row), stage = $("stage").getBoundingClientRect();
         $("tip-text").textContent = item.class || item.id;
         $("map-status").textContent = `${item.class ? `class ${item.class}, ` : ""}${item.id}`;
@@ -247,14 +249,38 @@ async function startMap() {
         tip.style.transform = `translate(${Math.max(4, left)}px, ${top}px)`;
         tip.hidden = false;
       },
+      onProxy: (number) => {
+        const name = $("proxy-name"), proxy = number < 0 ? null : state.view.proxies.list[number];
+        name.hidden = !proxy;
+        if (!proxy) return;
+        const [x, y] = state.view.screenOf(proxy.x, proxy.y);
+        name.textContent = $("map-status").textContent = `proxy of class ${proxy.class}`;
+        name.style.transform = `translate(${Math.max(4, x - name.offsetWidth / 2)}px, ${Math.max(4, y - 40)}px)`;
+      },
     });
   } catch (error) { $("stage").textContent = error.message; return; }
   window.searchMap = state.view;
-  $("map").setAttribute("aria-label", `Map of the index: ${plural(info.count, "image")} of ${plural(info.classes.length, "class").replace("classs", "classes")}`);
+  $("map").setAttribute("aria-label", `Map of the index: ${plural(info.count, "image")} of ${plural(info.classes.length, "class")}`);
   $("zoom").addEventListener("click", (event) => {
     const kind = event.target.dataset.zoom;
     if (kind === "all") state.view.fit(); else if (kind) state.view.zoomBy(kind === "in" ? 1.6 : 1 / 1.6);
   });
+  showProxies(info).catch(fail); // they may take seconds the first time; nothing waits for them
+}
+
+/** Draw the proxies of the run, if it has some, with a legend that is also the switch. */
+async function showProxies(info) {
+  const { proxies, total, generation } = await (await ask("/map/proxies")).json();
+  if (!proxies.length || generation !== info.generation) return;
+  state.view.proxies = new Proxies(state.view, proxies, info.classes);
+  const box = $("show-proxies");
+  $("proxy-count").textContent = total > proxies.length ? `${proxies.length.toLocaleString("en")} of ${plural(total, "proxy")}` : plural(total, "proxy");
+  $("gaussian").hidden = !state.view.proxies.gaussian;
+  $("proxies").hidden = $("proxy-key").hidden = false;
+  box.addEventListener("change", () => state.view.proxies.toggle(box.checked));
+  state.view.onToggle = () => { box.checked = !box.checked; state.view.proxies.toggle(box.checked); };
+  mark();
+  state.view.redraw();
 }
 
 function listClasses(classes) {

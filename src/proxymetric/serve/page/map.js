@@ -38,11 +38,26 @@ export function classColour(code, dark) {
   return rgb[Math.floor(hue)].map((part) => Math.round(255 * (part + base)));
 }
 
+/** Compile and link shaders; their attributes get numbers from `first` on. */
+export function makeProgram(gl, vertex, fragment, attributes, first = 0) {
+  const program = gl.createProgram();
+  for (const [kind, text] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]]) {
+    const shader = gl.createShader(kind);
+    gl.shaderSource(shader, text); gl.compileShader(shader); gl.attachShader(program, shader);
+  }
+  attributes.forEach((name, number) => gl.bindAttribLocation(program, first + number, name));
+  gl.linkProgram(program);
+  if (!gl.getProgramParameter(program, gl.LINK_STATUS) && !gl.isContextLost()) throw new Error(`the map cannot be drawn: ${gl.getProgramInfoLog(program)}`);
+  return program;
+}
+
 export class MapView {
   /** points: Float32Array of x, y, class for each item, in the square from -1 to 1. */
-  constructor(canvas, points, { onHover, onPick }) {
+  constructor(canvas, points, { onHover, onPick, onProxy }) {
     this.canvas = canvas; this.points = points; this.count = points.length / 3;
-    this.onHover = onHover; this.onPick = onPick;
+    this.onToggle = () => {}; // of the proxies, by key
+    this.onHover = onHover; this.onPick = onPick; this.onProxy = onProxy;
+    this.proxies = null; this.hoveredProxy = -1; // drawn above the points, in a draw call of their own
     this.centre = [0, 0]; this.zoom = 1; this.hovered = -1;
     this.frames = []; this.spent = 0; // script time of each frame in ms: drawing, and the handlers of events before it
     this.dark = matchMedia("(prefers-color-scheme: dark)");
@@ -53,14 +68,9 @@ export class MapView {
   }
 
   _prepare() {
-    const gl = this.gl, program = gl.createProgram();
-    for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
-      const shader = gl.createShader(kind);
-      gl.shaderSource(shader, text); gl.compileShader(shader); gl.attachShader(program, shader);
-    }
-    ["place", "colour", "state"].forEach((name, number) => gl.bindAttribLocation(program, number, name));
-    gl.linkProgram(program); gl.useProgram(program);
-    this.uniforms = Object.fromEntries(["scale", "centre", "size", "faint", "ink"].map((name) => [name, gl.getUniformLocation(program, name)]));
+    const gl = this.gl;
+    this.program = makeProgram(gl, VERTEX, FRAGMENT, ["place", "colour", "state"]);
+    this.uniforms = Object.fromEntries(["scale", "centre", "size", "faint", "ink"].map((name) => [name, gl.getUniformLocation(this.program, name)]));
     const buffer = (number, data, width, type, normal, stride) => {
       const made = gl.createBuffer();
       gl.bindBuffer(gl.ARRAY_BUFFER, made); gl.bufferData(gl.ARRAY_BUFFER, data, gl.DYNAMIC_DRAW);
@@ -94,6 +104,7 @@ export class MapView {
     for (let i = 0; i < this.count; i++) this.states[i] = only !== null && this.points[3 * i + 2] !== only ? -1 : 0;
     for (const row of results) if (row >= 0) this.states[row] = 1;
     if (query >= 0) this.states[query] = 2;
+    if (this.proxies) this.proxies.mark(only);
     this.gl.bindBuffer(this.gl.ARRAY_BUFFER, this.stateBuffer);
     this.gl.bufferSubData(this.gl.ARRAY_BUFFER, 0, this.states);
     this.redraw();
@@ -121,9 +132,11 @@ export class MapView {
     return [this.centre[0] + (x - width / 2) / scale, this.centre[1] - (y - height / 2) / scale];
   }
 
-  toScreen(row) {
+  toScreen(row) { return this.screenOf(this.points[3 * row], this.points[3 * row + 1]); }
+
+  screenOf(x, y) {
     const [scale, width, height] = this.scale;
-    return [width / 2 + (this.points[3 * row] - this.centre[0]) * scale, height / 2 - (this.points[3 * row + 1] - this.centre[1]) * scale];
+    return [width / 2 + (x - this.centre[0]) * scale, height / 2 - (y - this.centre[1]) * scale];
   }
 
   /** The row of the point nearest to a place on the screen, within some pixels; -1 if there is none. */
@@ -173,13 +186,16 @@ export class MapView {
     if (this.canvas.width !== w || this.canvas.height !== h) { this.canvas.width = w; this.canvas.height = h; }
     gl.viewport(0, 0, w, h);
     gl.clearColor(0, 0, 0, 0); gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
+    gl.useProgram(this.program);
     gl.uniform2f(this.uniforms.scale, 2 * scale / width, 2 * scale / height);
     gl.uniform2f(this.uniforms.centre, this.centre[0], this.centre[1]);
     const crowd = Math.min(1, Math.sqrt(2500 / Math.max(1, this.count)));
     gl.uniform1f(this.uniforms.size, ratio * Math.min(13, (3 + 5 * crowd) * Math.pow(this.zoom, 0.25)));
     gl.uniform1f(this.uniforms.faint, 0.55 + 0.35 * crowd);
-    gl.uniform3f(this.uniforms.ink, ...(this.dark.matches ? [1, 1, 1] : [0.06, 0.07, 0.1]));
+    const ink = this.dark.matches ? [1, 1, 1] : [0.06, 0.07, 0.1];
+    gl.uniform3f(this.uniforms.ink, ...ink);
     gl.drawArrays(gl.POINTS, 0, this.count);
+    if (this.proxies) this.proxies.draw({ scale, width, height, ratio, centre: this.centre, ink });
     if (this.frames.length < MAX_FRAMES) this.frames.push(performance.now() - started + this.spent);
     this.spent = 0;
   }
@@ -216,7 +232,7 @@ export class MapView {
     };
     canvas.addEventListener("pointerup", end);
     canvas.addEventListener("pointercancel", end);
-    canvas.addEventListener("pointerleave", () => { this.hovered = -1; this.onHover(-1); });
+    canvas.addEventListener("pointerleave", () => { this.hovered = this.hoveredProxy = -1; this.onHover(-1); this.onProxy(-1); });
     canvas.addEventListener("wheel", timed((event) => {
       event.preventDefault();
       const [x, y] = place(event), lines = event.deltaMode ? 24 : 1;
@@ -226,7 +242,7 @@ export class MapView {
     canvas.addEventListener("keydown", (event) => {
       const step = 60, keys = {
         ArrowLeft: () => this.pan(step, 0), ArrowRight: () => this.pan(-step, 0), ArrowUp: () => this.pan(0, step), ArrowDown: () => this.pan(0, -step),
-        "+": () => this.zoomBy(1.4), "=": () => this.zoomBy(1.4), "-": () => this.zoomBy(1 / 1.4), 0: () => this.fit(),
+        "+": () => this.zoomBy(1.4), "=": () => this.zoomBy(1.4), "-": () => this.zoomBy(1 / 1.4), 0: () => this.fit(), p: () => this.onToggle(),
       };
       const [, width, height] = this.scale;
       if (event.key === "Enter" || event.key === " ") {
@@ -239,13 +255,17 @@ export class MapView {
       event.preventDefault();
     });
     new ResizeObserver(() => this.redraw()).observe(canvas);
-    canvas.addEventListener("webglcontextrestored", () => { this._prepare(); this.redraw(); });
+    canvas.addEventListener("webglcontextrestored", () => { this._prepare(); if (this.proxies) this.proxies.prepare(); this.redraw(); });
     canvas.addEventListener("webglcontextlost", (event) => event.preventDefault());
   }
 
   _hover(x, y, pixels = 14) {
-    const row = this.nearest(x, y, pixels);
+    const row = this.nearest(x, y, pixels), proxy = this.proxies ? this.proxies.nearest(...this.toMap(x, y), 9 / this.scale[0]) : -1;
     this.canvas.classList.toggle("pointing", row >= 0);
+    if (proxy !== this.hoveredProxy) {
+      this.hoveredProxy = proxy;
+      this.onProxy(proxy);
+    }
     if (row === this.hovered) return;
     this.hovered = row;
     this.onHover(row);

@@ -1,0 +1,75 @@
+"""The proxies of a run: the vectors of its training classes, as points or as Gaussians."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from proxymetric.core.capabilities import ClassProxies, HasClassProxies
+from proxymetric.models.run_folder import is_refitted, model_file, read_run
+
+MAX_CLASSES = 100_000
+"""the proxies of runs with more classes are not read: nobody looks at them one by one"""
+
+
+class RunProxies(NamedTuple):
+    """The proxies of a run, not normalised."""
+
+    names: list[str]
+    """P names of classes; a class with several proxies comes several times"""
+    vectors: Tensor
+    """(P, D); of Gaussian proxies (VCPA), the means"""
+    sigma: Tensor | None
+    """(P, D) standard deviations of Gaussian proxies; None for points"""
+
+
+def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies | None:
+    """Read the proxies of a run.
+
+    Args:
+        run: folder of a run; a slim file has no proxies.
+        dim: dimensions of the vectors.
+        which: the model whose proxies are read, as for `load`.
+
+    Returns:
+        The proxies; None for a method without proxies, or for a run whose proxies are not kept in its checkpoint.
+
+    Raises:
+        ValueError: the run or its checkpoint is missing or damaged.
+    """
+    from proxymetric.checkpoint import Checkpoint
+    from proxymetric.papers import method
+
+    run = Path(run)
+    if run.is_file():
+        return None
+    if is_refitted(run, which):
+        run, which = run / "refit", "last"
+    description = read_run(run)
+    names, recipe = description["classes"], description["recipe"]
+    if not 0 < len(names) <= MAX_CLASSES:
+        return None
+    criterion = method(recipe["method"], classes=len(names), dim=dim, **recipe["loss"])
+    stored = Checkpoint.read(model_file(run, which)).under("criterion.")
+    found = [
+        proxies for path, module in criterion.named_modules() if (proxies := _read(module, path, stored)) is not None
+    ]
+    if len(found) != 1 or found[0].vectors.shape[1] != dim:
+        return None
+    vectors, labels, sigma = found[0]
+    return RunProxies([names[label] for label in labels.tolist()], vectors.float(), sigma)
+
+
+def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> ClassProxies | None:
+    """Load the tensors of a source; None if it has no proxies, or the checkpoint does not have all of them."""
+    if not isinstance(module, HasClassProxies):
+        return None
+    own = {name: stored[f"{path}.{name}"] for name in module.state_dict() if f"{path}.{name}" in stored}
+    if any(value.shape != own.get(name, value).shape for name, value in module.state_dict().items()):
+        return None
+    if not own.keys() >= {name for name, _ in module.named_parameters()}:
+        return None
+    module.load_state_dict(own, strict=False)
+    return module.class_proxies()

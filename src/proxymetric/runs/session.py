@@ -1,0 +1,446 @@
+"""One process's work on a run: open the data, train, choose the epoch, refit, score the unseen classes, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxymetric import recipe as recipes
+from proxymetric.checkpoint import Checkpoint
+from proxymetric.core.watcher import Watcher
+from proxymetric.data import ImageSet, Split, singletons, split
+from proxymetric.data.splits import altered
+from proxymetric.device import pick_device
+from proxymetric.encoders import Encoder, check_weights_file
+from proxymetric.files import write_json
+from proxymetric.models.load import load
+from proxymetric.models.model import Model
+from proxymetric.models.run_folder import build_encoder, read_run
+from proxymetric.papers import method as make_method
+from proxymetric.papers import needs as needs_of
+from proxymetric.recipe import Recipe
+from proxymetric.runs import folder as folders
+from proxymetric.runs import result as results
+from proxymetric.runs.assemble import (
+    RunContext,
+    embed_pixels,
+    embedder,
+    eval_view,
+    make_encoder,
+    make_learner,
+    make_pool,
+    open_split,
+    scored_on,
+    train_feed,
+)
+from proxymetric.runs.auto_method import choose_method, describe_trials
+from proxymetric.runs.checkpoint_facts import CheckpointFacts
+from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
+from proxymetric.runs.divergence import check_trained
+from proxymetric.runs.evaluation_set import known_classes
+from proxymetric.runs.report import draw_report
+from proxymetric.runs.result import Result
+from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
+from proxymetric.runs.thresholds import store_thresholds
+from proxymetric.runs.training_part import Training
+from proxymetric.training import parallel
+from proxymetric.training.learner import Learner
+from proxymetric.training.optim import first_rates, warmup_message
+from proxymetric.training.process_group import ProcessGroup
+from proxymetric.training.trainer import Trainer
+
+MAX_PIXELS_SIDE = 64
+"""images up to this side are also scored as raw pixels, as a baseline"""
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: the run's folder.
+        result: the content of `result.json`.
+    """
+
+    folder: Path
+    result: Result
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metrics of the trained encoder on classes never seen in training, as fractions."""
+        return self.result.scores
+
+    def load(self, **options: Any) -> Model:
+        """Load the run's model; the options are those of `proxymetric.load`."""
+        return load(self.folder, **options)
+
+
+class RunSession:
+    """The work of one process on a run, from its beginning or from its last checkpoint.
+
+    Args:
+        recipe: the checked recipe.
+        folder: the folder of the run.
+        watcher: receives messages and progress.
+        earlier_run: the `run.json` of the run to continue; None for a new run.
+        overwrite: replace a run in `folder`.
+        world: the processes that train together.
+        report: write `report.html`.
+        chooses: choose the method of a new run, see `runs.auto_method`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        watcher: Watcher,
+        earlier_run: dict[str, Any] | None,
+        overwrite: bool,
+        world: ProcessGroup,
+        report: bool,
+        chooses: bool = False,
+    ) -> None:
+        if recipe.train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(recipe.train.deterministic)
+        self.recipe = recipe
+        self.folder = folder
+        self.watcher = watcher
+        self.earlier_run = earlier_run
+        self.overwrite = overwrite
+        self.report = report
+        self.chooses = chooses and earlier_run is None
+        self.choice: dict[str, Any] | None = (earlier_run or {}).get("auto")
+        """how the method was chosen; None if the user named it"""
+        self.started = time.perf_counter()
+        self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
+        if self.context.device.type == "cuda":
+            torch.cuda.set_device(self.context.device)
+            torch.set_float32_matmul_precision("highest" if recipe.train.deterministic else "high")
+
+    def run(self) -> Run:
+        """Do the whole run."""
+        recipe, world = self.recipe, self.context.world
+        needs = needs_of(recipe.method, recipe.loss)
+        self._check_needs(needs)
+        parallel.check(recipe.train, needs, world, self.context.device)
+        width = 2 if recipe.loss["nested"] is None else recipe.loss["nested"][-1]
+        make_method(recipe.method, classes=2, dim=width, **recipe.loss)  # refuses wrong values before data is opened
+        if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
+            check_weights_file(recipe.encoder["weights"])
+        images, parts = open_split(recipe, self.watcher)
+        self.context.bad.update(images.unlisted)
+        if self.earlier_run is not None:
+            folders.check_same_data(images.identity(), self.earlier_run, self.folder)
+        single_image_classes = singletons(parts.train)
+        if single_image_classes:
+            self.watcher.say(
+                f"classes with a single image: {len(single_image_classes)}, such as {single_image_classes[0]}; they "
+                "are never held out"
+            )
+        unseen = parts.test if parts.test is not None else parts.validation
+        choosing = parts.test if recipe.protocol == "papers" else parts.validation
+        if recipe.protocol == "papers" and choosing is None:
+            raise ValueError(
+                f"protocol: got 'papers', which chooses the epoch on the test classes, but {images.name} has none; "
+                "expected data with test classes, or a share of its classes: --set data.test=0.5"
+            )
+        if self.chooses:
+            self._choose_method(parts)
+            recipe = self.recipe
+        training = self._begin(self.folder, parts.train, choosing, images, unseen)
+        training.trainer.run()
+        check_trained(training.trainer, recipe)
+        result, learner, seen = self._result(training, images, parts), training.trainer.learner, parts.train
+        if recipe.train.refit and parts.validation is not None and not result.chosen_epoch:
+            self.watcher.say("no refit: no epoch was better than the untrained model")
+        elif recipe.train.refit and parts.validation is not None:
+            learner, seen, result.refit = self._refit(images, result.chosen_epoch)
+        if result.refit is None and training.trainer.best is not None:
+            best = Checkpoint.read(self.folder / "best.safetensors")
+            best.tensors = training.trainer.sharded.local_part(best.tensors)
+            best.load_into(learner.encoder, "encoder.", what="this run's encoder")
+            best.load_into(learner.criterion, "criterion.", what="this run's method")
+        with parallel.gathered_parameters(learner.encoder):
+            result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen))
+        return Run(self.folder, result)
+
+    def _choose_method(self, parts: Split) -> None:
+        """Replace the method of the recipe by the best one of some trials."""
+        context = self.context
+        choice = context.world.from_first(lambda: choose_method(context, parts.train, parts.validation))
+        self.choice = choice.as_dict()
+        for sentence in (describe_trials(self.choice), f"method {choice.method}: {choice.reason}"):
+            if sentence:
+                self.watcher.say(sentence)
+        self.recipe = recipes.check(recipes.merged(self.recipe.changed, {"method": choice.method}))
+        self.context = dataclasses.replace(context, recipe=self.recipe)
+
+    def _check_needs(self, needs: Iterable[str]) -> None:
+        """Refuse a recipe without the held-out classes that the method needs."""
+        recipe = self.recipe
+        choosing = recipe.data.validation or recipe.protocol == "papers"
+        if "validation" in needs and (not choosing or recipe.train.refit):
+            raise ValueError(
+                f"method: got {recipe.method!r}, which needs held-out classes during the whole training; expected "
+                "protocol 'held-out', data.validation above 0, and no refit"
+            )
+
+    def _begin(
+        self,
+        folder: Path,
+        training: ImageSet,
+        validation: ImageSet | None,
+        images: ImageSet,
+        unseen: ImageSet | None,
+        stop_after: float | None = None,
+    ) -> Training:
+        """Build everything that is needed to train, load the checkpoint if there is one, and write `run.json`.
+
+        Args:
+            folder: the folder for the checkpoints.
+            training: the images to train on.
+            validation: the images that choose the epoch, if any.
+            images: all images of the data.
+            unseen: the images to score before training, if any.
+            stop_after: epochs to train instead of the recipe's.
+        """
+        recipe, context = self.recipe, self.context
+        torch.manual_seed(recipe.seed)
+        last = folder / "last.safetensors"
+        resumes = self.earlier_run is not None and last.is_file()
+        stored_facts: dict[str, Any] = {}
+        if resumes:
+            checkpoint = folders.read_checkpoint(last)
+            stored_facts = checkpoint.state["facts"]
+            encoder = build_encoder(read_run(folder), folder / "run.json")
+            checkpoint.load_into(encoder, "encoder.", what="this run's encoder")
+        else:
+            encoder = make_encoder(recipe)
+            if encoder.report is not None:
+                self.watcher.say(str(encoder.report))
+        learner = make_learner(context, encoder, len(training.classes))
+        feed = train_feed(context, encoder, training)
+        facts = self._facts(encoder, stored_facts)
+        trainer = Trainer(
+            learner,
+            feed,
+            recipe.train,
+            folder,
+            self.watcher,
+            score=None if validation is None else self._scorer(learner, validation),
+            scored_on=scored_on(recipe),
+            pool=make_pool(context, encoder, feed) if "pool" in learner.criterion.needs else None,
+            facts=facts.as_dict,
+            stop_after=stop_after,
+            world=context.world,
+            device=context.device,
+        )
+        if unseen is not None and not resumes:
+            with parallel.gathered_parameters(encoder):
+                facts.baselines = context.world.from_first(lambda: self._baselines(encoder, unseen))
+        if trainer.resume(resumes):
+            self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
+        if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
+            self.watcher.say(message)
+        # Nothing is written until all is built and the images can be read: an error must not cost an earlier run.
+        if context.world.first:
+            folders.remove_partial_files(folder)
+            if not resumes and folder == self.folder and (self.overwrite or folders.was_cleared(folder)):
+                folders.clear(folder)
+            # A resumed run writes run.json too: its epochs or the path of its images may have changed.
+            write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
+            folders.finish_clearing(folder)
+        return Training(folder, trainer, facts, trainer.step)
+
+    def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:
+        """Make the function that scores the learner on the classes that choose the epoch."""
+        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe))
+
+        def score_learner() -> dict[str, float]:
+            return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
+
+        return score_learner
+
+    @staticmethod
+    def _normalised(learner: Learner, embedded: EmbeddedSet) -> EmbeddedSet:
+        return embedded._replace(vectors=learner.criterion.normalised(embedded.vectors))
+
+    def _facts(self, encoder: Encoder, stored: dict[str, Any]) -> CheckpointFacts:
+        """The facts for the checkpoint, starting from those of the checkpoint that the run continues."""
+        # The result also lists the images that earlier processes could not read.
+        self.context.bad.update(stored.get("bad", {}))
+        weights = stored.get("weights")
+        if encoder.report is not None:
+            report = encoder.report
+            weights = {"file": Path(report.file).name, "applied": report.applied, "overridden": report.overridden}
+        return CheckpointFacts(
+            bad=self.context.bad,
+            baselines=stored.get("before"),
+            weights=weights,
+            earlier_seconds=stored.get("seconds", 0.0),
+            clock=lambda: time.perf_counter() - self.started,
+        )
+
+    def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
+        """The content of `run.json`: all that is needed to continue the run or to use its model."""
+        chosen = {} if self.choice is None else {"auto": self.choice}
+        return chosen | {
+            "recipe": self.recipe.as_dict(),
+            "said": self.recipe.changed,
+            "encoder": encoder.config,
+            "normalise": normalise,
+            "view": eval_view(self.recipe),
+            "classes": training.classes,
+            "data": {"name": images.name, "identity": images.identity()},
+            "versions": results.versions(),
+        }
+
+    def _baselines(self, encoder: Encoder, unseen: ImageSet) -> dict[str, dict[str, float]]:
+        """The scores before training: of the untrained backbone's features and, for small images, of raw pixels."""
+        metrics, rows = self.recipe.train.metrics, {}
+        if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
+            rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
+        features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
+        rows[results.UNTRAINED] = score(features, metrics)
+        return rows
+
+    def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
+        """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
+
+        Returns:
+            The learner, its training images, and the entry `refit` of the result.
+        """
+        options, seed = self.recipe.data, self.recipe.seed
+        all_images = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
+        counts = f"{len(all_images)} images of {len(all_images.classes)} classes"
+        self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
+        folder, world = self.folder / "refit", self.context.world
+        if world.first and folders.has_more_than(folder, epochs):
+            folders.clear(folder)  # an earlier process refitted for more epochs than are chosen now
+        world.wait()
+        training = self._begin(folder, all_images, None, images, None, stop_after=epochs)
+        training.trainer.run()
+        refit = {"epochs": epochs, "images": len(all_images), "classes": len(all_images.classes)}
+        refit |= self._cost(training)
+        if world.first:
+            write_json(folder / "result.json", refit)
+        return training.trainer.learner, all_images, refit
+
+    def _cost(self, training: Training) -> dict[str, Any]:
+        """The cost of training: time, throughput, memory, parameters and steps."""
+        trainer = training.trainer
+        rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
+        memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
+        return {
+            "training_seconds": round(trainer.seconds, 1),
+            "waiting_seconds": round(trainer.waited, 1),
+            "images_per_second": round(trainer.images / trainer.seconds, 1) if trainer.seconds else None,
+            "memory": memory,
+            "parameters": results.count_parameters(trainer.learner, trainer.trained, rows, trainer.sharded.remote),
+            "steps": trainer.step,
+            "skipped_steps": trainer.skipped,
+        }
+
+    def _result(self, training: Training, images: ImageSet, parts: Split) -> Result:
+        """The result of the training, without scores on the unseen classes."""
+        recipe, trainer = self.recipe, training.trainer
+        chosen = trainer.chosen
+        data: dict[str, Any] = {"name": images.name, "identity": images.identity()}
+        for name, part in zip(("train", "validation", "test"), parts):
+            if part is not None:
+                data[name] = {"images": len(part), "classes": len(part.classes)}
+                if part is not parts.train and (known := known_classes(part, parts.train)):
+                    data[name]["training_classes"] = known
+        return Result(
+            commit=results.commit(),
+            protocol=recipe.protocol,
+            recipe=recipe.as_dict(),
+            weights=training.facts.weights,
+            data=data,
+            versions=results.versions(),
+            machine=results.machine(self.context.device),
+            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
+            **self._cost(training),
+            auto=self.choice,
+            epochs=trainer.passed,
+            chosen_epoch=chosen["epoch"],
+            chosen_step=chosen["step"],
+            chosen_by=recipe.train.monitor if trainer.best is not None else "last",
+            validation=chosen,
+            curve=trainer.curve,
+        )
+
+    def _finish(
+        self,
+        result: Result,
+        learner: Learner,
+        training: Training,
+        unseen: ImageSet | None,
+        parts: Split,
+        seen: ImageSet,
+    ) -> Result:
+        """Score the unseen classes, draw the report and write `result.json`.
+
+        Args:
+            result: the result of the training, without scores.
+            learner: the learner with the chosen or the refitted model.
+            training: the first training, not the refit.
+            unseen: the images to score, if any.
+            parts: the split of the data.
+            seen: the images that the model was trained on.
+        """
+        encoder, criterion, metrics = learner.encoder, learner.criterion, self.recipe.train.metrics
+        embedded = None
+        result.rows = dict(training.facts.baselines or {})
+        result.evaluated_on = None if unseen is None else "test" if parts.test is not None else "validation"
+        if unseen is not None and not (result.refit and parts.test is None):
+            embedded = self._normalised(learner, embedder(self.context, encoder, unseen, "unseen classes")("vectors"))
+            result.rows[results.TRAINED] = score(embedded, metrics)
+            result.queries_left_out = queries_left_out(embedded)
+            if (sizes := self.recipe.loss["nested"]) is not None:
+                result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
+        if self.recipe.protocol == "papers":
+            result.rows[results.LAST_EPOCH] = {name: training.trainer.curve[-1][name] for name in metrics}
+        if has_uncertainty(criterion):
+            embed = embedder(self.context, encoder, seen, "training images")
+
+            def embed_seen() -> tuple[torch.Tensor, torch.Tensor]:
+                images = embed("vectors")
+                return images.vectors, images.labels
+
+            result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
+        if parts.validation is not None and result.refit is None:
+            held_out = embedded
+            if parts.test is not None or held_out is None:
+                embed_held_out = embedder(self.context, encoder, parts.validation, "held-out classes")
+                held_out = self._normalised(learner, embed_held_out("vectors"))
+            result.thresholds = store_thresholds(self.folder, held_out, criterion, seen.classes, self.recipe.seed)
+        result.bad_images = dict(self.context.bad)
+        # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
+        # until their last checkpoint.
+        result.seconds = round(training.facts.seconds, 1)
+        earlier = training.earlier_result()
+        if earlier.get("refit") == result.refit:
+            for name in ("finished", "machine", "versions", "seconds"):
+                if name in earlier:
+                    setattr(result, name, earlier[name])
+        if embedded is None:
+            # The model was trained on every class: report the scores that chose the epoch.
+            result.rows[results.TRAINED] = {
+                name: result.validation[name] for name in metrics if name in result.validation
+            }
+        elif self.report:
+            self.watcher.say("drawing the report")
+            embedded = embedded._replace(vectors=embedded.vectors.cpu())
+            draw_report(self.folder / "report.html", result=result, embedded=embedded, seen=seen)
+        result.write(self.folder / "result.json")
+        return result
