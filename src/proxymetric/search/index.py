@@ -19,7 +19,16 @@ from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.engines import ENGINES, Engine
-from proxymetric.search.generation import Generation, check_place, clean, commit, damaged_files, empty
+from proxymetric.search.generation import (
+    GENERATIONS,
+    THUMBNAILS,
+    Generation,
+    check_place,
+    clean,
+    commit,
+    damaged_files,
+    empty,
+)
 from proxymetric.search.identify import Answer, Identifier
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
