@@ -1,7 +1,7 @@
 """Compares the exact engine with NumPy, faiss (flat, HNSW, IVF) and milvus-lite on clustered vectors.
 
-    python benchmarks/search.py                     60,000 vectors of 512 dimensions; 5 minutes
-    python benchmarks/search.py --size large        1,000,000 vectors; needs 10 GB of memory and 1 to 2 hours
+    python benchmarks/search.py                     60,000 vectors of 512 dimensions; some minutes
+    python benchmarks/search.py --size large        1,000,000 vectors; needs about 10 GB of memory and hours
 
 For each engine: time to build, bytes of the built structure, added memory, seconds for one query and for 64 at a time,
 and recall@10 against the exact answer, for new queries. Each group of engines (`GROUPS`) has a process of its own, with
@@ -10,9 +10,9 @@ query by query; numbers are medians. Searches use one thread. Times are CPU seco
 programs on the machine disturb little, and wall time beside them; milvus-lite computes in a process of its own, so that
 its wall time counts. Structures are built with all cores, in wall time.
 
-A single query reads all vectors once, so that memory decides. Where a process happens to get its pages makes the same
-program up to 10 % faster or slower for as long as the process lives. The group with the ratios is therefore measured in
-several processes, and their median counts.
+A single query reads all vectors once, so that memory decides. The ratio of the same two programs was 0.93 to 1.09
+between processes on a busy machine; where a process gets its pages may be the reason, which was not tested. The group
+with the ratios is therefore measured in several processes: their median counts, and the ratio of each is recorded.
 
 Results are written to results/search-cpu.json after each group.
 
