@@ -69,6 +69,12 @@ def test_conditions_and_json(photos, index):
     assert content["query"] == str(image)
     assert {hit["class"] for hit in content["results"]} == {"class4"}
     assert [hit["rank"] for hit in content["results"]] == list(range(1, 9))
+    metadata = {hit["file"]: hit["metadata"] for hit in content["results"]}
+    assert metadata["class4/2.png"] == {"shop": "Ulm"}
+    assert metadata["class4/3.png"] == {}
+    nothing = proxymetric("search", index, image, "--where", "shop=Bonn")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "matches --where shop=Bonn" in nothing.err
     both = lines(proxymetric("search", index, image, "--where", "class=class4", "--where", "shop=Ulm"))
     assert [line[4] for line in both] == ["class4/2.png"]
     refused(proxymetric("search", index, image, "--where", "clas=x"), "where: got 'clas'", "did you mean 'class'?")

@@ -106,6 +106,18 @@ def test_the_map(client, index_folder):
     assert [info["classes"][int(code)] for code in points[:, 2]] == index.labels
 
 
+def test_the_proxies_of_the_run_are_placed_like_images(client, index_folder):
+    index, answer = Index.open(index_folder), client.get("/map/proxies")
+    content = answer.json
+    assert answer.status == 200
+    assert content["total"] == len(content["proxies"]) == 8
+    assert {proxy["class"] for proxy in content["proxies"]} <= set(index.labels)
+    assert all(proxy["radius"] == 0 for proxy in content["proxies"]), "points, not Gaussians"
+    places = np.array([[proxy["x"], proxy["y"]] for proxy in content["proxies"]])
+    assert np.abs(places).max() <= 1 + 1e-6, "among the images"
+    assert client.get("/map/proxies").body == answer.body
+
+
 def test_facts_health_counters_and_description(client):
     assert client.get("/healthz").json == {"status": "ok", "items": 80}
     info = client.get("/info").json

@@ -42,6 +42,7 @@ def print_results(results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool
                 "query": str(file),
                 "results": [
                     {"rank": rank, "similarity": hit.similarity, "class": hit.label or "", "file": hit.name}
+                    | ({} if hit.metadata is None else {"metadata": dict(hit.metadata)})
                     for rank, hit in enumerate(hits, 1)
                 ],
             }

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from proxymetric.models.model import Model
     from proxymetric.search import Index
 
+MAX_EXACT = 200_000
+"""images from which another engine is recommended"""
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
 OtherRun = Annotated[
     Path | None,
@@ -157,6 +159,8 @@ def index(
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+    if existing.engine.name == "exact" and len(existing) > MAX_EXACT:
+        terminal.say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
     if parquet is not None:
         from proxymetric.search.parquet import write_parquet
 
@@ -213,9 +217,12 @@ def search(
     others = differs_of(opened, differs or [], own)
     found = opened.search(model.embed(image), k, conditions, without=own, differs=others)
     results = [
-        (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id)) for hit in hits])
+        (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id), hit.metadata) for hit in hits])
         for file, hits in zip(image, found, strict=True)
     ]
+    if conditions and not any(hits for _, hits in results):
+        words = " ".join(f"--where {visible(condition)}" for condition in where or [])
+        typer.echo(f"no other image of {visible(folder)} matches {words}", err=True)
     print_results(results, as_json, open_page)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -25,6 +25,8 @@ class Found(NamedTuple):
     similarity: float
     image: Callable[[], Image.Image | None]
     """returns the image, or None if it cannot be shown"""
+    metadata: Mapping[str, Any] | None = None
+    """None for a file of vectors, which has no metadata"""
 
 
 def write_page(path: str | Path, results: Sequence[tuple[str, Image.Image, Sequence[Found]]]) -> Path:

@@ -241,7 +241,7 @@ async function startMap() {
         if (row < 0) { tip.hidden = true; return; }
         const item = await itemAt(row).catch(() => null); // the service has stopped, or has another state of the index
         if (mine !== turnOfTip || !item) return;
-        const [x, y] = state.view.toScreen(row), stage = $("stage").getBoundingClientRect();
+        const [x, y] = state.view.toScreen(row), stage = state.view.size;
         $("tip-text").textContent = item.class || item.id;
         $("map-status").textContent = `${item.class ? `class ${item.class}, ` : ""}${item.id}`;
         show($("tip-image"), item.thumbnail).catch(() => {});
@@ -255,7 +255,7 @@ async function startMap() {
         if (!proxy) return;
         const [x, y] = state.view.screenOf(proxy.x, proxy.y);
         name.textContent = $("map-status").textContent = `proxy of class ${proxy.class}`;
-        name.style.transform = `translate(${Math.max(4, x - name.offsetWidth / 2)}px, ${Math.max(4, y - 40)}px)`;
+        name.style.transform = `translate(max(4px, calc(${x}px - 50%)), ${Math.max(4, y - 40)}px)`;
       },
     });
   } catch (error) { $("stage").textContent = error.message; return; }

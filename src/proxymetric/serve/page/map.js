@@ -122,8 +122,11 @@ export class MapView {
     this.cells = { starts, rows };
   }
 
+  /** The size of the canvas. Asking the browser makes it lay out the page, so that it is asked only after a change. */
+  get size() { return this._size ||= this.canvas.getBoundingClientRect(); }
+
   get scale() {
-    const { width, height } = this.canvas.getBoundingClientRect(), side = Math.min(width, height) / 2 * 0.94;
+    const { width, height } = this.size, side = Math.min(width, height) / 2 * 0.94;
     return [this.zoom * side, width, height];
   }
 
@@ -203,7 +206,7 @@ export class MapView {
   _listen() {
     const pointers = new Map(), canvas = this.canvas;
     let moved = 0;
-    const place = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+    const place = (event) => [event.offsetX, event.offsetY];
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId); pointers.set(event.pointerId, place(event)); moved = 0;
       canvas.classList.add("dragging");
@@ -254,7 +257,7 @@ export class MapView {
       } else return;
       event.preventDefault();
     });
-    new ResizeObserver(() => this.redraw()).observe(canvas);
+    new ResizeObserver(() => { this._size = null; this.redraw(); }).observe(canvas);
     canvas.addEventListener("webglcontextrestored", () => { this._prepare(); if (this.proxies) this.proxies.prepare(); this.redraw(); });
     canvas.addEventListener("webglcontextlost", (event) => event.preventDefault());
   }
