@@ -12,9 +12,9 @@ from torch.nn import functional
 
 SIDE = 48
 """pixels a side of the grey copy of an image, whatever the shape of the image"""
-LEVELS = {12: 0.6, 24: 0.8, 48: 0.0}
-"""pixels a side at which two copies are compared, one after the other -> the correlation that is needed to go on: at 12
-pixels before they are aligned, later when they are; a crop moves a coarse pixel by little"""
+LEVELS = {12: 0.6, 24: 0.8, 48: -1.0}
+"""pixels a side at which two copies are aligned, one after the other -> the correlation that is needed to go on; at the
+first level, where a crop moves a pixel by little, before they are aligned"""
 STEPS_PER_LEVEL = 6
 MIN_OVERLAP = 0.6
 """the part of a picture that both images must show"""
@@ -29,7 +29,7 @@ class Agreement(NamedTuple):
     """How well M pairs of pictures agree.
 
     Attributes:
-        correlation: (M,) of the aligned grey values, from 0 to 1; 0 for pictures that clearly differ.
+        correlation: (M,) of the aligned grey values, from 0 to 1; low for pictures that clearly differ, not aligned.
         mirrored: (M,) bool: the second picture agrees better when it is mirrored.
     """
 
@@ -74,7 +74,10 @@ def agreement(copies: Tensor, first: Tensor, second: Tensor) -> Agreement:
 
 
 def _agreement(first: Tensor, second: Tensor) -> Agreement:
-    straight, mirrored = _correlation(first, second), _correlation(first, second.flip(2))
+    straight = _correlation(first, second)
+    mirrored = torch.zeros_like(straight)
+    open_pairs = straight < 1 - CLEARLY_BETTER
+    mirrored[open_pairs] = _correlation(first[open_pairs], second[open_pairs].flip(2))
     is_mirrored = mirrored > straight + CLEARLY_BETTER
     return Agreement(torch.where(is_mirrored, mirrored, straight), is_mirrored)
 
@@ -86,26 +89,36 @@ def _correlation(first: Tensor, second: Tensor) -> Tensor:
     values where the pictures overlap. Pairs that clearly differ are given up on the way.
     """
     result = torch.zeros(len(first))
-    rows = ((first.flatten(1).std(dim=1) >= FLAT) & (second.flatten(1).std(dim=1) >= FLAT)).nonzero().flatten()
+    if not len(first):
+        return result
+    rows = ((_contrast(first) >= FLAT) & (_contrast(second) >= FLAT)).nonzero().flatten()
+    coarse = min(LEVELS)
+    alike = _overlap_correlation(_at(first[rows], coarse), _at(second[rows], coarse)) >= LEVELS[coarse]
+    rows = rows[alike]
+    unmoved = _overlap_correlation(first[rows], second[rows])
+    result[rows] = unmoved.clamp(min=0.0)
+    rows = rows[unmoved < 1 - CLEARLY_BETTER]
     motion = torch.zeros(len(rows), 4)  # stretch of x and y, shift of x and y
     for side, needed in LEVELS.items():
         target, moving = _at(first[rows], side), _at(second[rows], side)
-        correlation = _overlap_correlation(target, moving, motion)
-        if side != SIDE:
-            going_on = correlation >= needed
+        if side != coarse:
+            going_on = _overlap_correlation(target, moving, motion) >= needed
             rows, motion, target, moving = rows[going_on], motion[going_on], target[going_on], moving[going_on]
         for _ in range(STEPS_PER_LEVEL):
             motion = motion + _step(target, moving, motion)
         motion = motion.clamp(-0.5, 0.5)
-    target, moving = first[rows], second[rows]
-    unmoved = _overlap_correlation(target, moving, torch.zeros_like(motion))
-    result[rows] = torch.maximum(_overlap_correlation(target, moving, motion), unmoved).clamp(min=0.0)
+    result[rows] = torch.maximum(_overlap_correlation(first[rows], second[rows], motion), result[rows])
     return result
 
 
-def _overlap_correlation(target: Tensor, moving: Tensor, motion: Tensor) -> Tensor:
+def _contrast(pictures: Tensor) -> Tensor:
+    """The standard deviation (M,) of the grey values."""
+    return pictures.flatten(1).std(dim=1)
+
+
+def _overlap_correlation(target: Tensor, moving: Tensor, motion: Tensor | None = None) -> Tensor:
     """The correlation (M,) where the target and the moved picture overlap; -1 where they overlap too little."""
-    warped, mask = _warp(moving, motion)
+    warped, mask = (moving, torch.ones_like(moving)) if motion is None else _warp(moving, motion)
     area = mask.flatten(1).mean(dim=1)
     products = _standardised(target, mask) * _standardised(warped, mask) * mask
     return torch.where(area >= MIN_OVERLAP, products.flatten(1).mean(dim=1) / area.clamp(min=1e-6), -1.0)
