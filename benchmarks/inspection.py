@@ -234,7 +234,7 @@ def measure_cub(options: argparse.Namespace, record: dict[str, Any]) -> None:
         "images": len(half),
         "classes": len(half.classes),
         "backbone": options.backbone,
-        "weights": Path(options.weights).name,
+        "weights": Path(options.weights).name if options.weights else None,
         "size": options.size,
         "labels changed": CHANGED,
         "copies put in": COPIED,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
+from generator.inspection import inspection_table
 from generator.none_of_these import choice_table, none_of_these_table
 from generator.performance import (
     losses_table,
@@ -70,6 +71,7 @@ PARTS = {
     "peer-cpu": Part(peer_cpu_table, benchmark("losses-cpu")),
     "growth-cpu": Part(partial(growth_table, "cpu"), benchmark("growth-cpu")),
     "growth-cuda": Part(partial(growth_table, "cuda"), benchmark("growth-cuda")),
+    "inspection": Part(inspection_table, benchmark("inspection-cpu")),
     "start-up": Part(start_up_table, benchmark("start-up")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),

@@ -15,6 +15,7 @@ from terminal import proxymetric, train
 pytestmark = pytest.mark.slow
 VERBS: dict[str, tuple[str, ...]] = {
     "embed": ("embed", "RUN", "PHOTOS", "--out", "TARGET"),
+    "inspect": ("inspect", "RUN", "PHOTOS", "--out", "TARGET"),
     "torch": ("export", "RUN", "--torch", "TARGET"),
     "onnx": ("export", "RUN", "--onnx", "TARGET"),
     "slim": ("export", "RUN", "--slim", "TARGET"),

@@ -109,7 +109,7 @@ def test_a_label_that_was_changed_is_found(model, tmp_path):
     for name in "abcdef":
         pattern = random.integers(0, 256, (4, 4, 3))
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(12):
+        for number in range(8):
             pixels = np.clip(pattern + random.integers(-25, 26, (4, 4, 3)), 0, 255).astype(np.uint8)
             image = Image.fromarray(pixels).resize((16, 16), Image.Resampling.NEAREST)
             image.save(tmp_path / "photos" / name / f"{number}.png")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from proxymetric.inspection import find_duplicates, find_lonely, find_wrong_labels, nearest_images, picture_of_rows
 from proxymetric.inspection import wrong_labels as wrong_labels_module
-from proxymetric.inspection.duplicates import MIN_CORRELATION, NEIGHBOURS
+from proxymetric.inspection.duplicates import MIN_CORRELATION, MIN_DETAIL, NEIGHBOURS
 from proxymetric.inspection.pixels import SIDE, agreement, grey_copy
 
 
@@ -142,12 +142,26 @@ class TestPixels:
             copies = torch.from_numpy(np.stack([grey_copy(picture(seed)), grey_copy(change(picture(seed)))]))
             found = agreement(copies, torch.tensor([0, 1]), torch.tensor([1, 0]))
             assert found.correlation.min() >= MIN_CORRELATION
+            assert found.detail.min() >= MIN_DETAIL
             assert found.mirrored.tolist() == [mirrored, mirrored]
 
     def test_other_pictures_do_not(self):
         copies = torch.from_numpy(np.stack([grey_copy(picture(seed)) for seed in range(12)]))
         first, second = torch.triu_indices(12, 12, 1)
         assert agreement(copies, first, second).correlation.max() < 0.8
+
+    def test_one_shape_on_white_is_not_one_picture(self):
+        """Dark ellipses with different stripes, as cars in a catalogue."""
+        y, x = np.mgrid[-1:1:120j, -1:1:160j]
+        inside = (x / 0.8) ** 2 + (y / 0.5) ** 2 < 1
+        shapes = [
+            Image.fromarray(np.where(inside, 60 + 35 * np.sin(waves), 255).astype(np.uint8))
+            for waves in (20 * x, 20 * y)
+        ]
+        copies = torch.from_numpy(np.stack([grey_copy(image) for image in shapes]))
+        found = agreement(copies, torch.tensor([0]), torch.tensor([1]))
+        assert found.correlation.item() > MIN_CORRELATION
+        assert found.detail.item() < MIN_DETAIL
 
     def test_a_flat_picture_agrees_with_nothing(self):
         copies = torch.stack([torch.full((SIDE, SIDE), 255), torch.full((SIDE, SIDE), 255)]).byte()

@@ -25,8 +25,8 @@ PAGE_CSS = """
 .found { display: grid; grid-template-columns: repeat(auto-fill, minmax(330px, 1fr)); gap: 14px; margin: 0;
   padding: 0; list-style: none; }
 .found > li { border: 1px solid var(--line); border-radius: 12px; padding: 12px; min-width: 0; }
-.found .row { display: flex; flex-wrap: wrap; gap: 12px; }
-.found figure { margin: 0; width: 96px; min-width: 0; }
+.found .row { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 12px; }
+.found figure { margin: 0; min-width: 0; }
 .found .why { margin: 0 0 8px; font-size: .88rem; overflow-wrap: anywhere; }
 .found .it .frame { border-color: var(--accent); }
 .found .wrong .frame { border-color: var(--wrong); }

@@ -12,14 +12,16 @@ from torch.nn import functional
 
 SIDE = 48
 """pixels a side of the grey copy of an image, whatever the shape of the image"""
-LEVELS = {12: 0.6, 24: 0.8, 48: 0.0}
-"""pixels a side at which two copies are compared, one after the other -> the correlation that is needed to go on: at 12
-pixels before they are aligned, later when they are; a crop moves a coarse pixel by little"""
+LEVELS = {12: 0.6, 24: 0.8, 48: -1.0}
+"""pixels a side at which two copies are aligned, one after the other -> the correlation that is needed to go on; at the
+first level, where a crop moves a pixel by little, before they are aligned"""
 STEPS_PER_LEVEL = 6
 MIN_OVERLAP = 0.6
 """the part of a picture that both images must show"""
 FLAT = 2.0
 """the standard deviation of grey values (of 255) under which a picture has nothing that could be compared"""
+DETAIL_PIXELS = 5
+"""a detail is the difference of a pixel from the mean of the square of this side around it"""
 CLEARLY_BETTER = 0.01
 """by how much the mirrored picture must agree better; a picture may be nearly its own mirror image"""
 PAIRS_PER_BLOCK = 1024
@@ -29,11 +31,14 @@ class Agreement(NamedTuple):
     """How well M pairs of pictures agree.
 
     Attributes:
-        correlation: (M,) of the aligned grey values, from 0 to 1; 0 for pictures that clearly differ.
+        correlation: (M,) of the aligned grey values, from 0 to 1; low for pictures that clearly differ, not aligned.
+        detail: (M,) the same of the details alone, the differences from the mean around each pixel: two cars of one
+            shape on white correlate well, but their details do not.
         mirrored: (M,) bool: the second picture agrees better when it is mirrored.
     """
 
     correlation: Tensor
+    detail: Tensor
     mirrored: Tensor
 
 
@@ -67,48 +72,73 @@ def agreement(copies: Tensor, first: Tensor, second: Tensor) -> Agreement:
         ([1.0, 0.0], [True, False])
     """
     if not len(first):
-        return Agreement(torch.empty(0), torch.empty(0, dtype=torch.bool))
+        return Agreement(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
     blocks = zip(first.split(PAIRS_PER_BLOCK), second.split(PAIRS_PER_BLOCK))
     parts = [_agreement(copies[rows].float(), copies[others].float()) for rows, others in blocks]
     return Agreement(*(torch.cat(column) for column in zip(*parts)))
 
 
 def _agreement(first: Tensor, second: Tensor) -> Agreement:
-    straight, mirrored = _correlation(first, second), _correlation(first, second.flip(2))
-    is_mirrored = mirrored > straight + CLEARLY_BETTER
-    return Agreement(torch.where(is_mirrored, mirrored, straight), is_mirrored)
+    straight, mirrored = _compare(first, second), torch.zeros(len(first), 2)
+    open_pairs = straight[:, 0] < 1 - CLEARLY_BETTER
+    mirrored[open_pairs] = _compare(first[open_pairs], second[open_pairs].flip(2))
+    is_mirrored = mirrored[:, 0] > straight[:, 0] + CLEARLY_BETTER
+    correlation, detail = torch.where(is_mirrored[:, None], mirrored, straight).T
+    return Agreement(correlation, detail, is_mirrored)
 
 
-def _correlation(first: Tensor, second: Tensor) -> Tensor:
-    """The correlation (M,) of pictures (M, SIDE, SIDE) after the second is stretched and shifted to fit the first.
+def _compare(first: Tensor, second: Tensor) -> Tensor:
+    """The correlations (M, 2) of grey values and of details after the second picture was moved to fit the first.
 
     Gauss-Newton steps from the coarsest level to the finest minimise the squared difference of the standardised grey
     values where the pictures overlap. Pairs that clearly differ are given up on the way.
     """
-    result = torch.zeros(len(first))
-    rows = ((first.flatten(1).std(dim=1) >= FLAT) & (second.flatten(1).std(dim=1) >= FLAT)).nonzero().flatten()
+    result = torch.zeros(len(first), 2)
+    if not len(first):
+        return result
+    rows = ((_contrast(first) >= FLAT) & (_contrast(second) >= FLAT)).nonzero().flatten()
+    coarse = min(LEVELS)
+    rows = rows[_correlation(_at(first[rows], coarse), *_warp(_at(second[rows], coarse))) >= LEVELS[coarse]]
+    result[rows] = _correlations(first[rows], second[rows])
+    rows = rows[result[rows, 0] < 1 - CLEARLY_BETTER]
     motion = torch.zeros(len(rows), 4)  # stretch of x and y, shift of x and y
     for side, needed in LEVELS.items():
         target, moving = _at(first[rows], side), _at(second[rows], side)
-        correlation = _overlap_correlation(target, moving, motion)
-        if side != SIDE:
-            going_on = correlation >= needed
+        if side != coarse:
+            going_on = _correlation(target, *_warp(moving, motion)) >= needed
             rows, motion, target, moving = rows[going_on], motion[going_on], target[going_on], moving[going_on]
         for _ in range(STEPS_PER_LEVEL):
             motion = motion + _step(target, moving, motion)
         motion = motion.clamp(-0.5, 0.5)
-    target, moving = first[rows], second[rows]
-    unmoved = _overlap_correlation(target, moving, torch.zeros_like(motion))
-    result[rows] = torch.maximum(_overlap_correlation(target, moving, motion), unmoved).clamp(min=0.0)
-    return result
+    moved = _correlations(first[rows], second[rows], motion)
+    result[rows] = torch.where(moved[:, :1] > result[rows, :1], moved, result[rows])
+    return result.clamp(min=0.0)
 
 
-def _overlap_correlation(target: Tensor, moving: Tensor, motion: Tensor) -> Tensor:
-    """The correlation (M,) where the target and the moved picture overlap; -1 where they overlap too little."""
+def _correlations(target: Tensor, moving: Tensor, motion: Tensor | None = None) -> Tensor:
+    """The correlations (M, 2) of grey values and of details."""
     warped, mask = _warp(moving, motion)
+    margin = DETAIL_PIXELS // 2  # where the mean around a pixel would reach beyond the picture
+    inner = functional.pad(mask[:, margin:-margin, margin:-margin], (margin,) * 4)
+    return torch.stack([_correlation(target, warped, mask), _correlation(_details(target), _details(warped), inner)], 1)
+
+
+def _details(pictures: Tensor) -> Tensor:
+    margin = DETAIL_PIXELS // 2
+    padded = functional.pad(pictures[:, None], (margin,) * 4, mode="replicate")
+    return pictures - functional.avg_pool2d(padded, DETAIL_PIXELS, stride=1)[:, 0]
+
+
+def _correlation(target: Tensor, warped: Tensor, mask: Tensor) -> Tensor:
+    """The correlation (M,) where the mask is 1; -1 where that is too small a part."""
     area = mask.flatten(1).mean(dim=1)
     products = _standardised(target, mask) * _standardised(warped, mask) * mask
     return torch.where(area >= MIN_OVERLAP, products.flatten(1).mean(dim=1) / area.clamp(min=1e-6), -1.0)
+
+
+def _contrast(pictures: Tensor) -> Tensor:
+    """The standard deviation (M,) of the grey values."""
+    return pictures.flatten(1).std(dim=1)
 
 
 def _at(pictures: Tensor, side: int) -> Tensor:
@@ -121,8 +151,10 @@ def _grid(side: int) -> tuple[Tensor, Tensor]:
     return line[None], line[:, None]
 
 
-def _warp(pictures: Tensor, motion: Tensor) -> tuple[Tensor, Tensor]:
+def _warp(pictures: Tensor, motion: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The stretched and shifted pictures, and a mask of the pixels that lie inside the original."""
+    if motion is None:
+        return pictures, torch.ones_like(pictures)
     x, y = _grid(pictures.shape[-1])
     stretch_x, stretch_y, shift_x, shift_y = (column[:, None, None] for column in motion.T)
     at_x, at_y = (1 + stretch_x) * x + shift_x + 0 * y, (1 + stretch_y) * y + shift_y + 0 * x
