@@ -278,3 +278,24 @@ class TestAll:
         monkeypatch.setattr(sys, "argv", ["growth.py", "--curve-of", "classes"])
         with pytest.raises(SystemExit):
             benchmark("growth").main()
+
+
+def test_small_vectors(benchmark):
+    measured = benchmark("small_vectors")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 6
+    vectors = torch.nn.functional.normalize(
+        torch.randn(6, 16, generator=generator)[labels] + torch.randn(120, 16, generator=generator)
+    )
+    records = measured.measure(vectors, labels.numpy(), [4, 16])
+    assert [(each["dim"], each["vectors"], each["bytes"]) for each in records[5:]] == [
+        (16, "float32", 64),
+        (16, "int8", 16),
+        (16, "int8, scale of a dimension", 16),
+        (16, "binary, bits alone", 8),
+        (16, "binary", 24),
+    ]
+    recalls = [each["recall@10"] for each in records[5:]]
+    assert recalls[0] == 1
+    assert min(recalls[1], recalls[2], recalls[4]) > 0.95 > recalls[3], "bits alone lose most"
+    assert records[9]["scores"] == pytest.approx(records[6]["scores"], abs=0.02), "100 of 120 are ranked again"

@@ -11,6 +11,7 @@ import torch
 import proxymetric as pm
 from proxymetric.core.normalisation import unit
 from proxymetric.files import read_json
+from proxymetric.plots import write_report
 from proxymetric.search import Index, VectorFile
 from terminal import finished_run, proxymetric, refused, train
 
@@ -36,6 +37,17 @@ def test_the_result_has_the_scores_of_each_size(run):
     assert kinds[6:] == [(8, "float32", 32), (8, "int8", 8), (8, "binary", 8)]
     assert result["sizes"][6]["scores"] == result["rows"]["trained encoder"]
     assert result["sizes"][0]["scores"] != result["sizes"][6]["scores"]
+
+
+def test_the_report_has_a_table_and_a_picture_of_the_sizes(run, tmp_path):
+    sizes = read_json(run / "result.json")["sizes"]
+    empty = {"facts": {}, "table": [], "curve": [], "gallery": [], "scatter": None, "notes": []}
+    page = write_report(tmp_path / "report.html", title="Nested", sizes=sizes, **empty).read_text()
+    assert "Smaller vectors" in page
+    assert page.count("<circle") == len(sizes) == 9
+    assert page.count("<polyline") == 3
+    assert '<th scope="row">4 dimensions, int8' in page
+    assert "Smaller vectors" not in write_report(tmp_path / "report.html", title="Plain", **empty).read_text()
 
 
 def test_evaluate_scores_each_size_as_training_did(run):

@@ -163,3 +163,13 @@ def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(t
     (tmp_path / "runs" / "study-s" / "mine.txt").write_text("x")
     file.write_text('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"')
     refused(proxymetric("study", file), "is not empty and holds no study; expected a new folder")
+
+
+def test_the_study_of_vectors_that_can_be_cut_trains_at_each_of_its_sizes():
+    study = load_study(ROOT / "studies" / "cub-matryoshka.toml")
+    by_row = {task.cell.row: task for task in study.tasks()}
+    nested = by_row.pop("nested").settings
+    assert nested["loss.nested"][-1] == nested["encoder.dim"]
+    assert sorted(task.settings["encoder.dim"] for task in by_row.values()) == nested["loss.nested"]
+    assert all(task.settings["loss.nested"] == [task.settings["encoder.dim"]] for task in by_row.values())
+    assert {task.seed for task in study.tasks()} == set(range(5))

@@ -15,7 +15,7 @@ from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve
 from proxymetric.studies.inference import paired, power, seeds_needed, student
 from proxymetric.studies.scores import Results
-from proxymetric.studies.tables import Table, write_tables
+from proxymetric.studies.tables import Table, size_table, write_tables
 
 SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
 
@@ -183,3 +183,31 @@ def test_an_unknown_folder_of_results_is_refused():
 
     with pytest.raises(ValueError, match="results: got nowhere, expected a folder with results of the study 's'"):
         stored_results(study(), Path("nowhere"))
+
+
+def test_smaller_vectors_are_compared_with_training_at_their_dimension():
+    rows = [{"name": "nested", "title": "Nested"}, {"name": "small", "title": "Small"}]
+    of = parse({"name": "s", "seeds": [0, 1], "metrics": ["R@1"], "data": {"g": {"path": "glyphs"}}, "rows": rows})
+
+    def sized(dim: int, kind: str, score: float) -> dict[str, object]:
+        return {"dim": dim, "vectors": kind, "bytes": 4 * dim, "scores": {"R@1": score}}
+
+    found = {}
+    for task in of.tasks():
+        gain = 0.01 * (task.seed + 1)
+        sizes = [sized(8, "float32", 0.5 + gain), sized(8, "int8", 0.4), sized(16, "float32", 0.6)]
+        if task.cell.row == "small":
+            sizes = [sized(8, "float32", 0.5)]
+        found[task.name] = Result(rows={"trained encoder": {"R@1": 0.6}}, sizes=sizes)
+    by_cell = Results(of, found)
+    ((heading, cells),) = by_cell.groups()
+    table = size_table(by_cell, heading, cells)
+    half = stats.t.ppf(0.975, 1) * math.sqrt(0.5) / math.sqrt(2)
+    assert [row[:5] for row in table.rows] == [
+        ["Nested", "8", "float32", "32", "2"],
+        ["Nested", "8", "int8", "32", "2"],
+        ["Nested", "16", "float32", "64", "2"],
+        ["Small", "8", "float32", "32", "2"],
+    ]
+    assert [row[6] for row in table.rows] == [f"+1.50 ± {half:.2f}", "", "", ""]
+    assert not size_table(Results(study(), results(study())), heading, study().cells()).rows

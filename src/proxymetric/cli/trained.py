@@ -74,7 +74,7 @@ def embed(
     index.kind = vectors or "float32"
     index.save(file)
     size = f"{stored_bytes(index.kind, index.dim):,} bytes each ({index.kind})"
-    terminal.say(f"{len(index)} vectors of {index.dim} dimensions, {size}, in {target}")
+    terminal.say(f"{len(index)} vectors of {index.dim} dimensions in {target}: {size}")
 
 
 @app.command(

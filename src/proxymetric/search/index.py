@@ -32,7 +32,7 @@ from proxymetric.search.generation import (
 from proxymetric.search.identify import Answer, Identifier
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
-from proxymetric.search.rows import Row, check_columns
+from proxymetric.search.rows import Row, check_columns, queries_alike
 from proxymetric.search.stored_vectors import check_engine
 from proxymetric.signatures import one_of
 
@@ -341,10 +341,11 @@ class Index:
         if without is not None and len(without) != len(queries):
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
         check_columns(where or {}, self.manifest.columns)
+        check_columns(differs or {}, self.manifest.columns, "differs")
         unit_queries = torch.from_numpy(unit_rows(queries))
         own_ids = without or [None] * len(queries)
         hits: list[list[Hit]] = [[] for _ in queries]
-        for values, members in self._alike(len(queries), differs or {}).items():
+        for values, members in queries_alike(len(queries), differs or {}).items():
             rows = None
             if where or values:
                 rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
@@ -357,26 +358,6 @@ class Index:
                     if own_ids[member] is None or items[row].id != own_ids[member]
                 ][:k]
         return hits
-
-    def _alike(
-        self, count: int, differs: Mapping[str, str | Sequence[str | None] | None]
-    ) -> dict[tuple[tuple[str, str], ...], list[int]]:
-        """The queries by what must differ from their results, so that those with equal values are searched at once."""
-        check_columns(differs, self.manifest.columns, "differs")
-        lists = {
-            column: [values] * count if values is None or isinstance(values, str) else list(values)
-            for column, values in differs.items()
-        }
-        for column, values in lists.items():
-            if len(values) != count:
-                raise ValueError(
-                    f"differs: got {len(values)} values of {column} for {count} queries, expected one for each"
-                )
-        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
-        for query in range(count):
-            pairs = [(column, values[query]) for column, values in lists.items()]
-            groups.setdefault(tuple((column, value) for column, value in pairs if value is not None), []).append(query)
-        return groups
 
     def value_of(self, item: str, column: str) -> str | None:
         """Return the value of an item in a column, as text: `class` is the label; None if it has none.

@@ -172,6 +172,41 @@ def check_columns(where: Mapping[str, Any], columns: Sequence[str], argument: st
         one_of(argument, column, [CLASS_COLUMN, *columns])
 
 
+def queries_alike(
+    count: int, differs: Mapping[str, str | Sequence[str | None] | None]
+) -> dict[tuple[tuple[str, str], ...], list[int]]:
+    """Group queries by what must differ from their results, so that those with equal values are searched at once.
+
+    Args:
+        count: number of queries.
+        differs: column -> the value of the queries, one for all or a list.
+
+    Returns:
+        Columns and values -> numbers of the queries.
+
+    Raises:
+        ValueError: a list has another length.
+
+    Example:
+        >>> queries_alike(3, {"camera": ["left", None, "left"]})
+        {(('camera', 'left'),): [0, 2], (): [1]}
+    """
+    lists = {
+        column: [values] * count if values is None or isinstance(values, str) else list(values)
+        for column, values in differs.items()
+    }
+    for column, values in lists.items():
+        if len(values) != count:
+            raise ValueError(
+                f"differs: got {len(values)} values of {column} for {count} queries, expected one for each"
+            )
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for query in range(count):
+        pairs = [(column, values[query]) for column, values in lists.items()]
+        groups.setdefault(tuple((column, value) for column, value in pairs if value is not None), []).append(query)
+    return groups
+
+
 def as_metadata(content: Mapping[str, Any] | None) -> str:
     """Return the JSON of an item's metadata.
 

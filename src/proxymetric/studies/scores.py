@@ -68,6 +68,16 @@ class Results:
         theirs = self.study.rows[row.baseline].paper.get(cell.data, {}).get(metric)
         return None if ours is None or theirs is None else ours - theirs
 
+    def sizes(self, cell: Cell, metric: str) -> dict[tuple[int, str, int], dict[int, float]]:
+        """The scores of smaller vectors, of nested runs: (dimensions, kind of numbers, bytes) -> seed -> per cent."""
+        found: dict[tuple[int, str, int], dict[int, float]] = {}
+        for seed, run in self.runs.get(cell, {}).items():
+            for each in run.sizes or []:
+                if metric in each["scores"]:
+                    key = each["dim"], each["vectors"], each["bytes"]
+                    found.setdefault(key, {})[seed] = 100 * each["scores"][metric]
+        return found
+
     def figures(self, cell: Cell) -> dict[str, dict[int, float]]:
         """The figures that the method reports about itself at the chosen epoch: name -> seed -> value."""
         figures: dict[str, dict[int, float]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.files import replacing
-from proxymetric.studies.inference import MAX_SEEDS, Mean, seeds_needed, student
+from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
 from proxymetric.studies.scores import CHOSEN, LAST, Results
 from proxymetric.studies.spec import LABELS, Cell, Study
 
@@ -127,7 +127,37 @@ def figure_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
-MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (score_table, difference_table, figure_table)
+def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
+    """The scores of vectors that are cut and stored in fewer bits, and the difference to training at that dimension."""
+    metrics = results.study.metrics
+    columns = ["method", "dimensions", "numbers", "bytes", "seeds", *metrics]
+    columns += [f"{metric} against training at that dimension" for metric in metrics]
+    note = (
+        "Mean over the seeds ± half the 95 % Student interval; differences are paired by seed, between vectors that "
+        "are cut and those of the run that has only this dimension. Bits are scored without re-ranking."
+    )
+    table = Table(f"{heading}, smaller vectors, %", columns, note=note)
+    by_metric = {metric: {cell: results.sizes(cell, metric) for cell in cells} for metric in metrics}
+    of_first = by_metric[metrics[0]]
+    alone = {next(iter(sizes))[0]: cell for cell, sizes in of_first.items() if len({dim for dim, *_ in sizes}) == 1}
+    for cell, sizes in of_first.items():
+        for key, values in sizes.items():
+            line = [results.study.rows[cell.row].title, *map(str, key), str(len(values))]
+            line += [_mean(by_metric[metric][cell].get(key, {})) for metric in metrics]
+            other = alone.get(key[0])
+            for metric in metrics:
+                ours, theirs = (by_metric[metric][each].get(key, {}) if each else {} for each in (cell, other))
+                line.append(_text(paired(ours, theirs), "+") if other is not None and other != cell else "")
+            table.rows.append(line)
+    return table
+
+
+MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (
+    score_table,
+    difference_table,
+    size_table,
+    figure_table,
+)
 
 
 def write_tables(study: Study, results: dict[str, Result], folder: Path) -> list[Path]:
