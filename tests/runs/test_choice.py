@@ -180,7 +180,7 @@ def test_one_json_explains_the_numbers(chosen: Run) -> None:
     assert len(result["curve"]) == 6
     assert result["rows"].keys() == {"raw pixels", "untrained encoder", "trained encoder"}
     assert {path.name for path in chosen.folder.iterdir()} == {
-        "run.json", "result.json", "log.jsonl", "last.safetensors", "best.safetensors"
+        "run.json", "result.json", "log.jsonl", "last.safetensors", "best.safetensors", "held_out.safetensors"
     }  # fmt: skip
 
 
