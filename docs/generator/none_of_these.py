@@ -17,11 +17,12 @@ def none_of_these_table() -> str:
     classes, images = test["in the index"]
     training = "with a frozen backbone" if run["frozen"] else "with the whole backbone"
     text = paragraph(
-        f"{run['data']}, the {test['classes']} test classes ({test['images']:,} images). The model is `{run['backbone']}` "
-        f"at {run['size']} pixels, trained {training} by `{run['method']}` on half of the training classes; its R@1 on "
+        f"{run['data']}, the {test['classes']} test classes ({test['images']:,} images). The model is "
+        f"`{run['backbone']}` at {run['size']} pixels, trained {training} by `{run['method']}` on half of the training "
+        f"classes; its R@1 on "
         f"the test classes is {100 * test['scores']['R@1']:.1f} %. {study['draws']} draws of {classes} classes with "
-        f"{images:,} images in the index; ranges in brackets are 95 % intervals over classes, of false accepts also the "
-        f"lowest and the highest draw."
+        f"{images:,} images in the index; ranges in brackets are 95 % intervals over classes, of false accepts also "
+        f"the lowest and the highest draw."
     )
     columns = ["rule", "asked", "false accepts, %", "lowest to highest draw", "named rightly, %"]
     return f"{text}\n\n{table(columns, rows)}"

@@ -22,6 +22,7 @@ from proxymetric.papers.about import about
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.evaluation_set import seen_set
 from proxymetric.runs.report import remake_report
+from proxymetric.search.run_knowledge import run_knowledge
 from proxymetric.sources import InBatch, LearnedProxies
 from training_runs import records, run, same_run
 
@@ -154,6 +155,8 @@ def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, 
     assert found["least"] == [[seen.classes[c], doubt[c]] for c in np.argsort(doubt)[:4]]
     assert found["most"] == [[seen.classes[c], doubt[c]] for c in np.argsort(-doubt)[:4]]
     assert found["correlation"] == pytest.approx(correlation, abs=1e-5)
+    stored = run_knowledge(done.folder).uncertainty
+    assert stored == pytest.approx(dict(zip(seen.classes, doubt, strict=True))), "`identify` knows each class's"
     assert json.loads((done.folder / "result.json").read_text())["uncertainty"] == found
     again = run(photos, shutil.copytree(done.folder, tmp_path / "again"), resume=True, **STILL)
     same_run(again.folder, done.folder)

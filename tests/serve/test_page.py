@@ -93,6 +93,8 @@ def test_an_upload_shows_results(open_page, photos):
         "Result 1: class class5, class5/3.png, similarity 1.00. Search for this image."
     )
     assert page.locator("#results .mark").count() == 0, "the class of an upload is unknown"
+    page.wait_for_selector("#answer:not([hidden])")
+    assert page.inner_text("#answer").startswith("This is: ")
     images = "[...document.querySelectorAll('#results img')].slice(0, 3)"
     widths = page.evaluate(f"Promise.all({images}.map((image) => image.decode().then(() => image.naturalWidth)))")
     assert widths == [16, 16, 16], "the thumbnails of small pictures"

@@ -108,7 +108,7 @@ def _check_demo(out: Path) -> None:
 
 
 @app.command(
-    short_help="Train on labelled images and score classes never seen in training.",
+    short_help="Train on labelled images and score classes never trained on.",
     epilog=example(
         "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
         "proxymetric train --data PHOTOS --frozen --set loss.margin=0.2 --set train.patience=5",

@@ -28,7 +28,7 @@ def error_rates_svg(thresholds: dict[str, Any]) -> str:
         axes.set_yscale("log")
         axes.set_ylim(100 * floor, 110)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.legend(frameon=False, fontsize=9, labelcolor=ink, loc="lower left")
+        axes.legend(frameon=False, fontsize=9, labelcolor=ink, loc="center left")
 
     return panel_svg("pairs that are judged wrongly, %", "threshold of the cosine similarity", draw)
 

@@ -177,8 +177,8 @@ def _page(
             "similarity above the threshold is taken for one class. Each threshold was chosen on these classes, at the "
             f"rate of false matches beside it. Equal error rate {100 * thresholds['eer'][0]:.1f} %."
         )
-        picture = f'<div class="chart">{error_rates_svg(thresholds)}</div>'
-        parts.append(_section("Same class or not", hint, picture + thresholds_html(thresholds)))
+        picture = f'<div class="chart">{error_rates_svg(thresholds)}{thresholds_html(thresholds)}</div>'
+        parts.append(_section("Same class or not", hint, picture))
     if scatter is not None:
         hint = f"{scatter.caption}. Points that are close are images with similar embeddings (t-SNE)."
         picture = f'{_SWIPE}<div class="wide">{scatter_svg(scatter)}</div>'
