@@ -55,5 +55,7 @@ def _cars(study: dict) -> str:
     return paragraph(
         f"Cars196 ({study['images']:,} images, both halves) has {study['pairs of equal files with two labels']} pairs "
         f"of equal files with two labels. {study['of these found']} of them are found, and "
-        f"{study['of these found by pixels alone']} if the bytes are not looked at."
+        f"{study['of these found by pixels alone']} if the bytes are not looked at. "
+        f"{len(study['groups with two labels without equal files'])} more pictures with two labels are found that "
+        "differ in size, compression or margins."
     )
