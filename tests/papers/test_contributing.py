@@ -46,7 +46,7 @@ assert Workload(1000, 8, 4, method="better").kind.over == "classes"
 from proxymetric import recipe
 encoder = {"backbone": "test_vit", "tuning": "norms"}
 complete = recipe.check({"method": "better", "loss": {"margin": 0.3}, "encoder": encoder})
-assert complete.loss == {"scale": 16.0, "margin": 0.3, "rare": True}, complete.loss
+assert complete.loss == {"scale": 16.0, "margin": 0.3, "rare": True, "nested": None}, complete.loss
 assert complete.encoder["tuning"] == "norms"
 try:
     recipe.check({"method": "better", "loss": {"margn": 0.3}})

@@ -126,9 +126,10 @@ def query(
                 f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
                 "`proxymetric embed` wrote with this model"
             )
+        queries = model.embed(image)
     else:
+        queries = model.embed(image)  # first, so that a bad image costs no embedding of the folder
         index = _index(model, folder, terminal)
-    queries = model.embed(image)
     class_of = dict(zip(index.names, index.classes, strict=True))
     found = index.search(queries, k, own=[str(path) for path in image])
     results = [

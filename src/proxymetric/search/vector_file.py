@@ -32,6 +32,7 @@ class VectorFile:
         ValueError: the lengths or shapes do not match, or a number is not finite.
 
     Example:
+        >>> import torch
         >>> vectors = VectorFile(torch.eye(3), ["x", "y", "z"])
         >>> vectors.search(torch.tensor([[0.0, 2.0, 1.0]]), k=2)[0]
         [('y', 0.894...), ('z', 0.447...)]
@@ -80,6 +81,7 @@ class VectorFile:
             ValueError: an argument is wrong.
 
         Example:
+            >>> import torch
             >>> VectorFile(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
             [[('y', 0.0)], [('y', 1.0)]]
         """
