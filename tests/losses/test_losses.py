@@ -48,6 +48,18 @@ PROXY = [
     ("cosface", {"scale": 8.0, "margin": 0.3}, 1, lambda x, y, p: oracle.cosface(x, y, p, 8.0, 0.3)),
     ("arcface", {"scale": 8.0, "margin": 0.5}, 1, lambda x, y, p: oracle.arcface(x, y, p, 8.0, 0.5)),
     ("arcface", {"scale": 2.0, "margin": 2.5}, 1, lambda x, y, p: oracle.arcface(x, y, p, 2.0, 2.5)),
+    (
+        "subcentre-arcface",
+        {"scale": 8.0, "margin": 0.5, "per_class": K},
+        K,
+        lambda x, y, p: oracle.subcentre_arcface(x, y, p, K, 8.0, 0.5),
+    ),
+    (
+        "subcentre-arcface",
+        {"scale": 2.0, "margin": 2.5, "per_class": 2},
+        2,
+        lambda x, y, p: oracle.subcentre_arcface(x, y, p, 2, 2.0, 2.5),
+    ),
     ("proxy-anchor", {}, 1, lambda x, y, p: oracle.proxy_anchor(x, y, p)),
     (
         "proxy-anchor",
@@ -339,6 +351,12 @@ class TestPeer:
     def test_arcface(self, peer):
         theirs = peer.ArcFaceLoss(C, D, margin=math.degrees(0.5), scale=64)
         self.compare(theirs, "arcface", scale=64.0, margin=0.5)
+
+    def test_subcentre_arcface(self, peer):
+        theirs = peer.SubCenterArcFaceLoss(
+            num_classes=C, embedding_size=D, margin=math.degrees(0.5), scale=64, sub_centers=K
+        )
+        self.compare(theirs, "subcentre-arcface", per_class=K)
 
     def test_cosface(self, peer):
         self.compare(peer.CosFaceLoss(C, D, margin=0.35, scale=64), "cosface", scale=64.0, margin=0.35)

@@ -108,6 +108,15 @@ def arcface(x: Array, y: Labels, p: Array, scale: float, margin: float) -> float
     return _cross_entropy(scale * s, y)
 
 
+def subcentre_arcface(x: Array, y: Labels, p: Array, K: int, scale: float, margin: float) -> float:
+    """ArcFace on the greatest cosine to the K centres of each class: Deng 2020, Eqs. 4 and 5."""
+    s = class_similarity(x, p, K, "max")
+    for i, own in enumerate(y):
+        theta = math.acos(min(1.0, max(-1.0, s[i, own])))
+        s[i, own] = math.cos(theta + margin) if theta + margin <= math.pi else s[i, own] - margin * math.sin(margin)
+    return _cross_entropy(scale * s, y)
+
+
 def proxy_anchor_of(
     s: Array, positive: npt.NDArray[np.bool_], scale: float, margin: float, positive_norm: str = "present"
 ) -> float:

@@ -1,9 +1,9 @@
-"""Normalised softmax (Zhai & Wu, BMVC 2019), CosFace (Wang et al., CVPR 2018), ArcFace (Deng et al., CVPR 2019)."""
+"""Normalised softmax (Zhai & Wu 2019), CosFace (Wang et al. 2018), ArcFace (Deng et al. 2019 and 2020)."""
 
 from __future__ import annotations
 
 from proxymetric.core.pieces import Compare, Objective
-from proxymetric.losses import ArcFace, CosFace
+from proxymetric.losses import ArcFace, CosFace, SubCentreArcFace
 from proxymetric.papers.about import about
 from proxymetric.sources import proxies
 
@@ -89,3 +89,36 @@ def arcface(
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
     return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))
+
+
+@about(
+    paper="Deng et al. 2020, Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
+    choose="over arcface if labels are noisy: lists images that may be wrong",
+    sums_over="classes",
+    grouped=True,
+)
+def subcentre_arcface(
+    classes: int,
+    dim: int,
+    *,
+    scale: float = 64.0,
+    margin: float = 0.5,
+    per_class: int = 3,
+    init: str = "kaiming",
+    touched: str | float = "all",
+) -> Objective:
+    """ArcFace on the nearest of K centres of each class. Loss: `losses.SubCentreArcFace`.
+
+    After training, `inspection.sub_centres(embeddings, labels, criterion)` lists the images at minor centres. The paper
+    drops those more than 75 degrees from the dominant centre of their class and trains again with one centre.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 64 for faces.
+        margin: radians in [0, pi); 0.5 in the paper.
+        per_class: K centres per class; 3 in the paper.
+        init: initialisation of the centres, a name of `sources.INITIALISATIONS`.
+        touched: which centres a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
+    return Compare(SubCentreArcFace(scale, margin), proxies(classes, dim, per_class, init, touched))
