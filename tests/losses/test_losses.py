@@ -15,8 +15,11 @@ from proxymetric.losses import (
     MPA,
     MPAAP,
     MPADW,
+    AdaFace,
+    ArcFace,
     Circle,
     Contrastive,
+    CosFace,
     MarginContrastive,
     MultiSimilarity,
     ProxyAnchor,
@@ -155,6 +158,40 @@ def test_pair_loss_is_its_equation_against_proxies(name, loss, reference, seed):
     (tx,) = tensors(x)
     value = pm.Criterion(Compare(loss, source))(tx, torch.from_numpy(y))
     agrees(value, (x, p), (tx, source.vectors), lambda x, p: reference(x, y, refs=(p, labels)))
+
+
+@pytest.mark.parametrize("impl", ["dense", "plain", "chunked"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_adaface_is_its_equation_with_the_scores_of_lengths_frozen(seed, impl):
+    x, y, p = problem(seed)
+    criterion = pm.method("adaface", classes=C, dim=D, scale=6.0, margin=0.4).double().eval()
+    criterion.objective.weighting.mean.fill_(2.5)
+    criterion.objective.weighting.deviation.fill_(0.2)
+    vectors = criterion.objective.source.vectors
+    vectors.data.copy_(torch.from_numpy(p))
+    z = oracle.length_scores(x, 2.5, 0.2, 0.333)
+    assert min(z) < -0.5
+    assert max(z) > 0.4
+    (tx,) = tensors(x)
+    with pm.ops.using(impl):
+        loss = criterion(tx, torch.from_numpy(y))
+    agrees(loss, (x, p), (tx, vectors), lambda x, p: oracle.adaface(x, y, p, 6.0, 0.4, z))
+
+
+def test_adaface_is_arcface_for_short_embeddings_and_cosface_for_average_ones():
+    x, y, p = (torch.from_numpy(each) for each in problem(0))
+    refs = References(unit(p), torch.arange(C), 1)
+    rule = StepFunction(torch.zeros(C, 0), torch.ones(C, 1))
+    queries = unit(x)
+
+    def adaface(score):
+        return AdaFace(8.0, 0.3)(queries, y, refs, PairWeights(rule, rule, torch.full((B,), score).double()))
+
+    torch.testing.assert_close(adaface(0.0), CosFace(8.0, 0.3)(queries, y, refs))
+    torch.testing.assert_close(adaface(0.0), AdaFace(8.0, 0.3)(queries, y, refs))
+    torch.testing.assert_close(adaface(-1.0), ArcFace(8.0, 0.3)(queries, y, refs))
+    with pytest.raises(ValueError, match="weighting: got a weighting for AdaFace"):
+        AdaFace()(queries, y, refs, PairWeights(rule, rule))
 
 
 def circle_held_at(x, y, refs=None):

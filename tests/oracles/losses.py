@@ -117,6 +117,21 @@ def subcentre_arcface(x: Array, y: Labels, p: Array, K: int, scale: float, margi
     return _cross_entropy(scale * s, y)
 
 
+def length_scores(x: Array, mean: float, deviation: float, h: float) -> list[float]:
+    """Kim 2022, Eq. 13: the length of each embedding, standardised, times h, cut to [-1, 1]; 1e-3 as in its code."""
+    lengths = [math.sqrt(float((row**2).sum())) for row in x]
+    return [min(1.0, max(-1.0, h * (length - mean) / (deviation + 1e-3))) for length in lengths]
+
+
+def adaface(x: Array, y: Labels, p: Array, scale: float, margin: float, z: Sequence[float]) -> float:
+    """Kim 2022, Eqs. 10, 11 and 16: cos(theta + g_angle) - g_add, g_angle = -m z and g_add = m z + m."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        angle = math.acos(s[i, own]) - margin * z[i]
+        s[i, own] = math.cos(min(math.pi, max(0.0, angle))) - (margin * z[i] + margin)
+    return _cross_entropy(scale * s, y)
+
+
 def proxy_anchor_of(
     s: Array, positive: npt.NDArray[np.bool_], scale: float, margin: float, positive_norm: str = "present"
 ) -> float:

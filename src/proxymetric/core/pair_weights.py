@@ -43,9 +43,12 @@ class StepFunction(NamedTuple):
 
 
 class PairWeights(NamedTuple):
-    """The weight of every pair, as a function of its similarity for each class."""
+    """The weight of every pair, as a function of its similarity for each class, and what a loss may know of a query."""
 
     positive: StepFunction
     """for pairs of a reference with queries of its class"""
     negative: StepFunction
     """for pairs of a reference with queries of other classes"""
+    length_scores: Tensor | None = None
+    """(B,) in [-1, 1]: how long each embedding was before its normalisation, compared with others, for a loss whose
+    margin depends on it (AdaFace); None: no such score"""

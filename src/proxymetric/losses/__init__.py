@@ -3,6 +3,7 @@
 To add a loss, write its file in this folder and add its line below.
 """
 
+from proxymetric.losses.adaface import AdaFace as AdaFace
 from proxymetric.losses.circle import Circle as Circle
 from proxymetric.losses.contrastive import Contrastive as Contrastive
 from proxymetric.losses.contrastive import MarginContrastive as MarginContrastive

@@ -5,7 +5,7 @@
 """
 
 from proxymetric.ops.plain import Columns, similarities
-from proxymetric.ops.problem import NONE, Arc, Exponent, Line, Means, Reduced, Settings, log1p_exp
+from proxymetric.ops.problem import NONE, Arc, Exponent, Line, Means, QueryArc, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import (
     IMPLS,
     Implementation,
@@ -27,6 +27,7 @@ __all__ = [
     "Implementation",
     "Line",
     "Means",
+    "QueryArc",
     "Reduced",
     "Settings",
     "Similarity",
