@@ -83,6 +83,51 @@ PROXY = [
         lambda x, y, p: oracle.soft_triple(x, y, p, K, 20.0, 0.1, 0.2, 0.01, reduction="sum"),
     ),
 ]
+WEIGHTS, MARGINS = (0.5, 3.0, 1.0, 0.25, 2.0), (0.125, 0.5, 0.0, 0.25, 0.375)  # exact in float32
+
+
+def one_hot(y):
+    return y[:, None] == np.arange(C)
+
+
+PROXY += [
+    (
+        "norm-softmax",
+        {"scale": 8.0, "weights": WEIGHTS},
+        1,
+        lambda x, y, p: oracle.balanced_cosface(x, y, p, 8.0, [0.0] * C, WEIGHTS),
+    ),
+    (
+        "cosface",
+        {"scale": 8.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_cosface(x, y, p, 8.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "arcface",
+        {"scale": 8.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_arcface(x, y, p, 8.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "arcface",
+        {"scale": 2.0, "margins": [5 * m for m in MARGINS]},
+        1,
+        lambda x, y, p: oracle.balanced_arcface(x, y, p, 2.0, [5 * m for m in MARGINS], [1.0] * C),
+    ),
+    (
+        "proxy-anchor",
+        {"scale": 7.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_proxy_anchor(oracle.cosines(x, p), one_hot(y), 7.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "proxy-anchor",
+        {"scale": 7.0, "margin": 0.2, "weights": WEIGHTS, "positive_norm": "all"},
+        1,
+        lambda x, y, p: oracle.balanced_proxy_anchor(oracle.cosines(x, p), one_hot(y), 7.0, [0.2] * C, WEIGHTS, "all"),
+    ),
+]
 for kind in ("soft", "max", "mean"):
     for family, reference in (("mpa", oracle.mpa), ("mpa-dw", oracle.mpa_dw), ("mpa-ap", oracle.mpa_ap)):
         PROXY.append(

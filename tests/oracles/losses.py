@@ -83,6 +83,52 @@ def _cross_entropy(logits: Array, y: Labels) -> float:
     return total / len(y)
 
 
+def balanced_cross_entropy(logits: Array, y: Labels, weights: Sequence[float]) -> float:
+    """The mean over queries, weighted by the weights of their classes."""
+    terms = [weights[own] * _cross_entropy(logits[i : i + 1], y[i : i + 1]) for i, own in enumerate(y)]
+    return sum(terms) / sum(weights[own] for own in y)
+
+
+def balanced_cosface(
+    x: Array, y: Labels, p: Array, scale: float, margins: Sequence[float], weights: Sequence[float]
+) -> float:
+    """CosFace with a margin for each class (LDAM: Cao 2019, Eq. 13) and a weighted mean."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        s[i, own] -= margins[own]
+    return balanced_cross_entropy(scale * s, y, weights)
+
+
+def balanced_arcface(
+    x: Array, y: Labels, p: Array, scale: float, margins: Sequence[float], weights: Sequence[float]
+) -> float:
+    """ArcFace with a margin for each class and a weighted mean."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        m, theta = margins[own], math.acos(s[i, own])
+        s[i, own] = math.cos(theta + m) if theta + m <= math.pi else s[i, own] - m * math.sin(m)
+    return balanced_cross_entropy(scale * s, y, weights)
+
+
+def balanced_proxy_anchor(
+    s: Array,
+    positive: npt.NDArray[np.bool_],
+    scale: float,
+    margins: Sequence[float],
+    weights: Sequence[float],
+    positive_norm: str = "present",
+) -> float:
+    """Proxy-Anchor of similarities (B, C) and marked positives, any number in a row: weighted means over classes."""
+    attract, repel, present = 0.0, 0.0, 0.0
+    rows, columns = s.shape
+    for c in range(columns):
+        m, w = margins[c], weights[c]
+        present += w * bool(positive[:, c].any())
+        attract += w * math.log1p(sum(math.exp(-scale * (s[i, c] - m)) for i in range(rows) if positive[i, c]))
+        repel += w * math.log1p(sum(math.exp(scale * (s[i, c] + m)) for i in range(rows) if not positive[i, c]))
+    return attract / {"present": present, "all": sum(weights)}[positive_norm] + repel / sum(weights)
+
+
 def norm_softmax(x: Array, y: Labels, p: Array, scale: float) -> float:
     """Cross entropy of a * cos: Wang 2017 (NormFace), Zhai and Wu 2019."""
     return _cross_entropy(scale * cosines(x, p), y)

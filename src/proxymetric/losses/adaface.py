@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -40,6 +41,7 @@ class AdaFace:
 
     scale: float = 64.0
     margin: float = 0.4
+    has_length_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)

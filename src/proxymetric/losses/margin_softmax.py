@@ -12,7 +12,7 @@ from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_scale
-from proxymetric.ops import Arc, Line, Similarity, cross_entropy
+from proxymetric.ops import Arc, ArcOfQuery, Line, Similarity, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class CosFace:
     """Softmax cross entropy with a margin on the cosine to the query's class (Wang et al. 2018, Eq. 4).
 
     ``-1/B sum_i log( e^{scale (s_iy - margin)} / (e^{scale (s_iy - margin)} + sum_{c != y} e^{scale s_ic}) )``
+
+    With a `ClassBalance`, the mean over i is weighted by the weight of class y, and the margin is that of class y.
 
     Relations: `ProxyNCAPlusPlus` is this loss without a margin; `SoftTriple` is this loss with several centres per
     class.
@@ -37,14 +39,19 @@ class CosFace:
 
     scale: float = 64.0
     margin: float = 0.35
+    has_class_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
         within(0, 2, "two cosines are at most 2 apart", margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        own_class = Line(self.scale, -self.scale * self.margin)
-        return cross_entropy(queries, labels, refs, own_class, Line(self.scale), weight=weight)
+        others, of_pairs, (weights, margins) = Line(self.scale), weight and weight.of_pairs, of_queries(weight, labels)
+        own_class = Line(self.scale, -self.scale * self.margin if margins is None else 0.0)
+        offsets = None if margins is None else -self.scale * margins
+        return cross_entropy(
+            queries, labels, refs, own_class, others, weight=of_pairs, own_offsets=offsets, query_weights=weights
+        )
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class ArcFace:
 
     The equation is that of `CosFace` with ``cos(theta + margin)`` instead of ``s - margin``, where
     ``theta = arccos s_iy``. If theta + margin exceeds pi, ``s - margin sin(margin)`` replaces the cosine, which keeps
-    the function monotonic. The loss needs one reference per class.
+    the function monotonic. The loss needs one reference per class. A `ClassBalance` acts as in `CosFace`.
 
     Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, grows towards 0 and
     pi.
@@ -71,6 +78,7 @@ class ArcFace:
 
     scale: float = 64.0
     margin: float = 0.5
+    has_class_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -81,8 +89,10 @@ class ArcFace:
             raise ValueError(
                 f"references: got {refs.per_class} per class, expected 1: ArcFace adds its margin to one angle"
             )
-        refuse_weights("ArcFace", weight)
-        return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale))
+        refuse_weights("ArcFace", weight and weight.of_pairs)
+        weights, margins = of_queries(weight, labels)
+        own_class = Arc(self.scale, self.margin) if margins is None else ArcOfQuery(self.scale, margins)
+        return cross_entropy(queries, labels, refs, own_class, Line(self.scale), query_weights=weights)
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,19 @@ class SubCentreArcFace:
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         refuse_weights("SubCentreArcFace", weight)
         return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale), self.of_class)
+
+
+def of_queries(weight: PairWeights | None, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The weights and the margins of the queries' classes, (B,) each; None for what is not given.
+
+    Args:
+        weight: what a weighting told.
+        labels: (B,).
+    """
+    if weight is None:
+        return None, None
+    weights, margins = (each if each is None else each[labels] for each in (weight.class_weights, weight.class_margins))
+    return weights, margins
 
 
 def check_angle(**margins: float) -> None:

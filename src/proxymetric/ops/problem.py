@@ -80,6 +80,32 @@ class Arc(NamedTuple):
         return self.scale * slope.where(s >= -math.cos(self.margin), 1.0)
 
 
+class ArcOfQuery(NamedTuple):
+    """An `Arc` with a margin for each query.
+
+    Example:
+        >>> s = torch.tensor([0.3, -0.95])
+        >>> ArcOfQuery(1.0, torch.tensor([0.5, 0.5]))(s), Arc(1.0, 0.5)(s)
+        (tensor([-0.1941, -1.1897]), tensor([-0.1941, -1.1897]))
+    """
+
+    scale: float
+    margins: Tensor
+    """(B,)"""
+
+    def __call__(self, s: Tensor) -> Tensor:
+        margins = self.margins.view_as(s)
+        with_margin = (s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + margins).cos()
+        return self.scale * with_margin.where(s >= -margins.cos(), s - margins * margins.sin())
+
+    def slope_at(self, s: Tensor) -> Tensor:
+        """The derivative in s, as that of `Arc`."""
+        margins, cosine = self.margins.view_as(s), s.clamp(-1 + ROUNDING, 1 - ROUNDING)
+        theta = cosine.arccos()
+        slope = ((theta + margins).sin() / theta.sin()).where(cosine == s, 0.0)
+        return self.scale * slope.where(s >= -margins.cos(), 1.0)
+
+
 class QueryArc(NamedTuple):
     """`scale (cos(theta + angle_i) - offset_i)` of query i, as a function of `s = cos theta`, with angles in [0, pi].
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ArcFace, CosFace, SubCentreArcFace
 from proxymetric.papers.about import about
 from proxymetric.sources import proxies
+from proxymetric.weightings.class_balance import PerClass, balance
 
 
 @about(
@@ -21,6 +24,8 @@ def norm_softmax(
     per_class: int = 1,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy on cosines. Loss: `losses.CosFace` without a margin.
 
@@ -31,8 +36,13 @@ def norm_softmax(
         per_class: K proxies per class.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched))
+    return Compare(
+        CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched), balance(classes, weights, counts=counts)
+    )
 
 
 @about(
@@ -49,6 +59,9 @@ def cosface(
     per_class: int = 1,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    margins: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy with a margin on the cosine to the sample's own class. Loss: `losses.CosFace`.
 
@@ -60,8 +73,17 @@ def cosface(
         per_class: K proxies per class.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
+            of the number of images), or None: `margin` for all.
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(CosFace(scale, margin), proxies(classes, dim, per_class, init, touched))
+    return Compare(
+        CosFace(scale, margin),
+        proxies(classes, dim, per_class, init, touched),
+        balance(classes, weights, margins, counts, margin),
+    )
 
 
 @about(
@@ -77,6 +99,9 @@ def arcface(
     margin: float = 0.5,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    margins: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy with a margin on the angle to the sample's own class. Loss: `losses.ArcFace`.
 
@@ -87,8 +112,17 @@ def arcface(
         margin: radians in [0, pi); 0.5 in the paper.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
+            of the number of images), or None: `margin` for all.
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))
+    return Compare(
+        ArcFace(scale, margin),
+        proxies(classes, dim, 1, init, touched),
+        balance(classes, weights, margins, counts, margin),
+    )
 
 
 @about(

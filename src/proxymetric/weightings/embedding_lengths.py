@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.checks import above_zero, within
-from proxymetric.core.pair_weights import PairWeights, StepFunction
+from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
 from proxymetric.core.surrogate import held
 
@@ -38,6 +38,7 @@ class EmbeddingLengths(Weighting):
 
     mean: Tensor
     deviation: Tensor
+    asks = "has_length_scores"
     changed_by_commit = ("mean", "deviation")
 
     def __init__(self, classes: int, h: float = 0.333, rate: float = 0.01) -> None:
@@ -64,6 +65,5 @@ class EmbeddingLengths(Weighting):
                 self.deviation.lerp_(batch_deviation.to(self.deviation), self.rate)
 
         scores = held((self.h * (lengths - mean) / (deviation + EPSILON)).clamp(-1, 1))
-        one = lengths.new_ones(1, 1).expand(self.classes, 1)
-        same = StepFunction(one[:, :0], one)
-        return PairWeights(same, same, scores), commit
+        equal = equal_pairs(self.classes, lengths)
+        return PairWeights(equal, equal, scores), commit
