@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
+from proxymetric.core.batch_inputs import LabelCheck, as_label_masks, as_labels, check_embeddings, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import NORMALISATIONS
@@ -146,7 +146,8 @@ class Criterion(nn.Module):
 
         Args:
             embeddings: (B, D), not normalised.
-            labels: (B,) whole numbers in [0, C): a tensor, an array or a list.
+            labels: (B,) whole numbers in [0, C): a tensor, an array or a list. proxy-anchor also takes several labels
+                for each embedding: a mask (B, C) of bool, or whole numbers (B, L), padded with -1.
             images: the images of the embeddings, (B, 3, H, W). VPTSP and MoCo need them, and also `bind(encoder)`.
             second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
 
@@ -155,8 +156,12 @@ class Criterion(nn.Module):
         """
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
-        classes = as_labels(labels, embeddings)
-        if self.careful and objective.classes is not None:
+        if objective.several_labels and isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2:
+            assert objective.classes is not None
+            classes = as_label_masks(labels, embeddings, objective.classes)
+        else:
+            classes = as_labels(labels, embeddings)
+        if self.careful and objective.classes is not None and classes.ndim == 1:
             classes = self._label_check.within(classes, objective.classes)
         classes = classes.to(embeddings.device, non_blocking=True)
         trains = self.training and torch.is_grad_enabled()

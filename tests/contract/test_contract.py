@@ -12,6 +12,7 @@ from proxymetric.testing import CHECKS, Subject, builder, check_method
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
 CCP = {"per_class": 2, "pool": 4}
+BALANCED = {"weights": "frequency", "margins": "frequency", "counts": [9, 1, 3, 4, 7]}
 VARIANTS = {name: (name, {}) for name in CATALOGUE}
 VARIANTS |= {
     f"{name} (rows of the batch)": (name, {"touched": "batch"}) for name in CATALOGUE if "touched" in options(name)
@@ -28,6 +29,9 @@ VARIANTS |= {
     "mpa (max)": ("mpa", {"similarity": "max", "per_class": 3}),
     "mpa-ap (mean)": ("mpa-ap", {"similarity": "mean", "per_class": 3}),
     "proxy-anchor (all, 3 proxies)": ("proxy-anchor", {"positive_norm": "all", "per_class": 3}),
+    "proxy-anchor (balanced)": ("proxy-anchor", BALANCED),
+    "cosface (balanced)": ("cosface", BALANCED),
+    "arcface (balanced, nested)": ("arcface", BALANCED | {"nested": [2, 6]}),
     "multi-similarity (no mining)": ("multi-similarity", {"epsilon": None}),
     "xbm (memory on)": ("xbm", {"start": 0, "memory": 20}),
     "xbm (triplet, starts later)": ("xbm", {"start": 2, "memory": 9, "base": {"method": "triplet", "margin": 0.2}}),

@@ -34,6 +34,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "norm-softmax": ("norm-softmax", {"per_class": 2}),
     "cosface": ("cosface", {}),
     "arcface": ("arcface", {}),
+    "adaface": ("adaface", {"rate": 0.3}),
+    "subcentre-arcface": ("subcentre-arcface", {"per_class": 2}),
     "proxy-isa": ("proxy-isa", {"memory": 20, "memory_epoch": 0, "filter_epoch": 0, "volume": 5}),
 }
 

@@ -15,8 +15,11 @@ from proxymetric.losses import (
     MPA,
     MPAAP,
     MPADW,
+    AdaFace,
+    ArcFace,
     Circle,
     Contrastive,
+    CosFace,
     MarginContrastive,
     MultiSimilarity,
     ProxyAnchor,
@@ -48,6 +51,18 @@ PROXY = [
     ("cosface", {"scale": 8.0, "margin": 0.3}, 1, lambda x, y, p: oracle.cosface(x, y, p, 8.0, 0.3)),
     ("arcface", {"scale": 8.0, "margin": 0.5}, 1, lambda x, y, p: oracle.arcface(x, y, p, 8.0, 0.5)),
     ("arcface", {"scale": 2.0, "margin": 2.5}, 1, lambda x, y, p: oracle.arcface(x, y, p, 2.0, 2.5)),
+    (
+        "subcentre-arcface",
+        {"scale": 8.0, "margin": 0.5, "per_class": K},
+        K,
+        lambda x, y, p: oracle.subcentre_arcface(x, y, p, K, 8.0, 0.5),
+    ),
+    (
+        "subcentre-arcface",
+        {"scale": 2.0, "margin": 2.5, "per_class": 2},
+        2,
+        lambda x, y, p: oracle.subcentre_arcface(x, y, p, 2, 2.0, 2.5),
+    ),
     ("proxy-anchor", {}, 1, lambda x, y, p: oracle.proxy_anchor(x, y, p)),
     (
         "proxy-anchor",
@@ -66,6 +81,51 @@ PROXY = [
         {"per_class": K, "reduction": "sum"},
         K,
         lambda x, y, p: oracle.soft_triple(x, y, p, K, 20.0, 0.1, 0.2, 0.01, reduction="sum"),
+    ),
+]
+WEIGHTS, MARGINS = (0.5, 3.0, 1.0, 0.25, 2.0), (0.125, 0.5, 0.0, 0.25, 0.375)  # exact in float32
+
+
+def one_hot(y):
+    return y[:, None] == np.arange(C)
+
+
+PROXY += [
+    (
+        "norm-softmax",
+        {"scale": 8.0, "weights": WEIGHTS},
+        1,
+        lambda x, y, p: oracle.balanced_cosface(x, y, p, 8.0, [0.0] * C, WEIGHTS),
+    ),
+    (
+        "cosface",
+        {"scale": 8.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_cosface(x, y, p, 8.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "arcface",
+        {"scale": 8.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_arcface(x, y, p, 8.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "arcface",
+        {"scale": 2.0, "margins": [5 * m for m in MARGINS]},
+        1,
+        lambda x, y, p: oracle.balanced_arcface(x, y, p, 2.0, [5 * m for m in MARGINS], [1.0] * C),
+    ),
+    (
+        "proxy-anchor",
+        {"scale": 7.0, "weights": WEIGHTS, "margins": MARGINS},
+        1,
+        lambda x, y, p: oracle.balanced_proxy_anchor(oracle.cosines(x, p), one_hot(y), 7.0, MARGINS, WEIGHTS),
+    ),
+    (
+        "proxy-anchor",
+        {"scale": 7.0, "margin": 0.2, "weights": WEIGHTS, "positive_norm": "all"},
+        1,
+        lambda x, y, p: oracle.balanced_proxy_anchor(oracle.cosines(x, p), one_hot(y), 7.0, [0.2] * C, WEIGHTS, "all"),
     ),
 ]
 for kind in ("soft", "max", "mean"):
@@ -143,6 +203,40 @@ def test_pair_loss_is_its_equation_against_proxies(name, loss, reference, seed):
     (tx,) = tensors(x)
     value = pm.Criterion(Compare(loss, source))(tx, torch.from_numpy(y))
     agrees(value, (x, p), (tx, source.vectors), lambda x, p: reference(x, y, refs=(p, labels)))
+
+
+@pytest.mark.parametrize("impl", ["dense", "plain", "chunked"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_adaface_is_its_equation_with_the_scores_of_lengths_frozen(seed, impl):
+    x, y, p = problem(seed)
+    criterion = pm.method("adaface", classes=C, dim=D, scale=6.0, margin=0.4).double().eval()
+    criterion.objective.weighting.mean.fill_(2.5)
+    criterion.objective.weighting.deviation.fill_(0.2)
+    vectors = criterion.objective.source.vectors
+    vectors.data.copy_(torch.from_numpy(p))
+    z = oracle.length_scores(x, 2.5, 0.2, 0.333)
+    assert min(z) < -0.5
+    assert max(z) > 0.4
+    (tx,) = tensors(x)
+    with pm.ops.using(impl):
+        loss = criterion(tx, torch.from_numpy(y))
+    agrees(loss, (x, p), (tx, vectors), lambda x, p: oracle.adaface(x, y, p, 6.0, 0.4, z))
+
+
+def test_adaface_is_arcface_for_short_embeddings_and_cosface_for_average_ones():
+    x, y, p = (torch.from_numpy(each) for each in problem(0))
+    refs = References(unit(p), torch.arange(C), 1)
+    rule = StepFunction(torch.zeros(C, 0), torch.ones(C, 1))
+    queries = unit(x)
+
+    def adaface(score):
+        return AdaFace(8.0, 0.3)(queries, y, refs, PairWeights(rule, rule, torch.full((B,), score).double()))
+
+    torch.testing.assert_close(adaface(0.0), CosFace(8.0, 0.3)(queries, y, refs))
+    torch.testing.assert_close(adaface(0.0), AdaFace(8.0, 0.3)(queries, y, refs))
+    torch.testing.assert_close(adaface(-1.0), ArcFace(8.0, 0.3)(queries, y, refs))
+    with pytest.raises(ValueError, match="weighting: got a weighting for AdaFace"):
+        AdaFace()(queries, y, refs, PairWeights(rule, rule))
 
 
 def circle_held_at(x, y, refs=None):
@@ -339,6 +433,12 @@ class TestPeer:
     def test_arcface(self, peer):
         theirs = peer.ArcFaceLoss(C, D, margin=math.degrees(0.5), scale=64)
         self.compare(theirs, "arcface", scale=64.0, margin=0.5)
+
+    def test_subcentre_arcface(self, peer):
+        theirs = peer.SubCenterArcFaceLoss(
+            num_classes=C, embedding_size=D, margin=math.degrees(0.5), scale=64, sub_centers=K
+        )
+        self.compare(theirs, "subcentre-arcface", per_class=K)
 
     def test_cosface(self, peer):
         self.compare(peer.CosFaceLoss(C, D, margin=0.35, scale=64), "cosface", scale=64.0, margin=0.35)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from oracles import metrics as oracle
 from proxymetric.metrics import (
+    adjusted_mutual_information,
+    ami,
     covering_radius,
     estimate,
     evaluate,
@@ -44,6 +46,33 @@ def test_mutual_information_equals_scikit_learn(pairs: list[tuple[int, int]]) ->
 
     a, b = (list(each) for each in zip(*pairs))
     assert mutual_information(a, b) == pytest.approx(normalized_mutual_info_score(a, b), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labellings)
+def test_adjusted_mutual_information_equals_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    a, b = (list(each) for each in zip(*pairs))
+    if len(set(a)) == len(set(b)) == len(set(pairs)):
+        assert adjusted_mutual_information(a, b) == 1  # scikit-learn divides two rounding errors if all are alone
+    else:
+        assert adjusted_mutual_information(a, b) == pytest.approx(adjusted_mutual_info_score(a, b), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2]), ([0, 0, 0, 0, 0, 1], [0, 1, 1, 2, 2, 2]), ([0, 1, 1], [0, 0, 1])],
+)
+def test_adjusted_mutual_information_is_adjusted_by_the_mean_of_all_orders(a: list[int], b: list[int]) -> None:
+    assert adjusted_mutual_information(a, b) == pytest.approx(oracle.adjusted_mutual_information(a, b), abs=1e-12)
+    assert adjusted_mutual_information(b, a) == pytest.approx(oracle.adjusted_mutual_information(a, b), abs=1e-12)
+
+
+def test_random_clusters_have_no_adjusted_information_and_much_that_is_normalised() -> None:
+    a, b = torch.randint(0, 300, (2, 1200), generator=torch.Generator().manual_seed(0))
+    assert abs(adjusted_mutual_information(a, b)) < 0.02
+    assert mutual_information(a, b) > 0.5
 
 
 def blobs(clusters: int, each: int, noise: float, dim: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,11 +199,12 @@ def test_geometry_mistakes() -> None:
 
 def test_evaluate_knows_them_by_name() -> None:
     vectors, labels = blobs(6, 8, 0.8)
-    wanted = ["inter_class_distance", "P@1", "NMI", "covering_radius"]
+    wanted = ["inter_class_distance", "P@1", "NMI", "AMI", "covering_radius"]
     assert names(wanted) == tuple(wanted)
     found = evaluate(vectors, labels, wanted)
     assert list(found) == wanted
     assert found["NMI"] == nmi(vectors, labels)
+    assert found["AMI"] == ami(vectors, labels)
     assert found["covering_radius"] == covering_radius(vectors, labels)
     assert found["inter_class_distance"] == inter_class_distance(vectors, labels)
     # Of queries and gallery together.
@@ -196,7 +226,15 @@ def test_they_are_no_means_over_queries() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("nmi", "NMI"), ("Covering-Radius", "covering_radius"), ("interclass distance", "inter_class_distance")],
+    [
+        ("nmi", "NMI"),
+        ("Adjusted mutual information", "AMI"),
+        ("mrr", "MRR"),
+        ("mrr@5", "MRR@5"),
+        ("ap", "AP"),
+        ("Covering-Radius", "covering_radius"),
+        ("interclass distance", "inter_class_distance"),
+    ],
 )
 def test_a_wrong_name_is_told_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {right!r}"):

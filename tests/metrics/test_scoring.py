@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import metrics as oracle
-from proxymetric.metrics import evaluate, left_out, per_query, rank, scores
+from proxymetric.metrics import evaluate, kmeans, left_out, per_query, rank, scores
 from proxymetric.metrics.knn.duplicates import distinct
 from proxymetric.metrics.ranking import Ranking, search
 
@@ -27,10 +27,17 @@ NAMES = [
     "AP@1",
     "AP@5",
     "AP@50",
+    "AP",
+    "MRR",
+    "MRR@1",
+    "MRR@4",
     "nDCG@1",
     "nDCG@4",
     "nDCG@20",
 ]
+
+
+CUT_NAMES = [name for name in NAMES if name not in ("AP", "MRR")]
 
 
 @pytest.fixture(autouse=True)
@@ -219,13 +226,13 @@ def test_the_block_changes_nothing_to_the_last_bit(distance: str) -> None:
     torch.manual_seed(1)
     embeddings = torch.randn(300, 33).repeat(2, 1)[torch.randperm(600)]
     labels = (torch.randn(600).abs() * 20).long()  # classes of very different sizes
-    whole = evaluate(embeddings, labels, NAMES, distance=distance)
+    whole = evaluate(embeddings, labels, CUT_NAMES, distance=distance)
     first = rank(embeddings, labels, distance=distance)
     for block in (7, 129, 100_000):
-        assert evaluate(embeddings, labels, NAMES, distance=distance, block=block) == whole
+        assert evaluate(embeddings, labels, CUT_NAMES, distance=distance, block=block) == whole
         for a, b in zip(rank(embeddings, labels, distance=distance, block=block), first):
             assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-    assert scores(rank(embeddings, labels, 300, distance=distance), NAMES) == pytest.approx(whole, abs=1e-12)
+    assert scores(rank(embeddings, labels, 300, distance=distance), CUT_NAMES) == pytest.approx(whole, abs=1e-12)
 
 
 def test_a_small_memory_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,18 +271,52 @@ def test_table_3_of_the_mpa_paper(pattern: list[int], printed: list[float]) -> N
     assert [round(100 * value, 1) for value in found.values()] == printed
 
 
-def test_equal_to_pytorch_metric_learning() -> None:
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_equal_to_pytorch_metric_learning(seed: int, with_gallery: bool) -> None:
+    """Its k=None ranks the whole gallery; its clusters are ours, because each library seeds its own k-means."""
     calculators = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
-    torch.manual_seed(4)
-    labels = torch.randint(0, 25, (400,))
-    embeddings = torch.nn.functional.normalize(torch.randn(400, 16) + 0.8 * torch.randn(25, 16)[labels])
-    wanted = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
-    theirs = calculators.AccuracyCalculator(include=wanted, k="max_bin_count", device=torch.device("cpu")).get_accuracy(
-        embeddings, labels
+    torch.manual_seed(seed)
+    labels = torch.randint(0, 25, (300,))
+    labels[0] = 25 + seed  # a class with a single item, which both leave out
+    embeddings = torch.nn.functional.normalize(torch.randn(300, 16) + 0.8 * torch.randn(28, 16)[labels])
+    wanted = {
+        "precision_at_1": "P@1",
+        "r_precision": "P@R",
+        "mean_average_precision_at_r": "MAP@R",
+        "mean_average_precision": "AP",
+        "mean_reciprocal_rank": "MRR",
+    }
+    wanted |= {} if with_gallery else {"NMI": "NMI", "AMI": "AMI"}  # it clusters the queries alone
+    calculator = calculators.AccuracyCalculator(
+        include=tuple(wanted),
+        k=None,
+        device=torch.device("cpu"),
+        kmeans_func=lambda vectors, clusters: kmeans(vectors, clusters).assignment,
     )
-    ours = evaluate(embeddings, labels, ["P@1", "P@R", "MAP@R"])
-    assert list(ours.values()) == pytest.approx([theirs[name] for name in wanted], abs=1e-6)
-    assert 0.2 < ours["MAP@R"] < 0.9  # neither chance nor perfect
+    queries, gallery = (slice(0, 100), slice(100, 300)) if with_gallery else (slice(None), slice(None))
+    given = (embeddings[gallery], labels[gallery]) if with_gallery else ()
+    theirs = calculator.get_accuracy(embeddings[queries], labels[queries], *given)
+    ours = evaluate(
+        embeddings[queries],
+        labels[queries],
+        list(wanted.values()),
+        gallery=given[0] if given else None,
+        gallery_labels=given[1] if given else None,
+    )
+    assert ours == pytest.approx({name: theirs[peer] for peer, name in wanted.items()}, abs=1e-6)
+    assert 0.2 < ours["MAP@R"] < ours["AP"] < ours["MRR"] < 0.95  # neither chance nor perfect
+
+
+def test_metrics_of_the_whole_ranking_refuse_one_that_ends_early() -> None:
+    vectors, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9]]), [0, 0, 1, 1]
+    assert per_query(rank(vectors, labels, 2), "MRR@2")["MRR@2"].tolist() == [0.0, 0.0, 0.5, 0.5]
+    for metric in ("AP", "MRR"):
+        with pytest.raises(ValueError, match=f"got 2 results for each query, too few for {metric} of 2 queries"):
+            per_query(rank(vectors, labels, 2), metric)
+    whole = scores(rank(vectors, labels, 3), ["AP", "MRR"])
+    assert whole == evaluate(vectors, labels, ["AP", "MRR"])
+    assert whole["AP"] == whole["MRR"] == pytest.approx((1 / 3 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
 
 
 def test_average_precision_at_k_is_that_of_a_peer_where_its_divisor_is_the_same() -> None:

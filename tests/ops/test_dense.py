@@ -197,7 +197,10 @@ def test_it_is_chosen_where_it_applies() -> None:
     assert chosen(x, many, dense_fits=True) == "chunked"
 
 
-@pytest.mark.parametrize("name", ["proxy-anchor", "proxy-nca++", "cosface", "arcface", "soft-triple", "mpa", "mpa-ap"])
+METHODS = ["proxy-anchor", "proxy-nca++", "cosface", "arcface", "subcentre-arcface", "soft-triple", "mpa", "mpa-ap"]
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_methods_use_it_and_give_the_same(name: str) -> None:
     """A criterion with learned proxies takes this path, and its loss and gradients are those of the plain one."""
     torch.manual_seed(0)
@@ -253,7 +256,7 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["proxy-anchor", "proxy-nca++", "cosface", "arcface", "soft-triple", "mpa", "mpa-ap"])
+@pytest.mark.parametrize("name", METHODS)
 def test_it_needs_fewer_operators(name: str) -> None:
     """The time of a small loss is the number of its operators."""
     criterion = pm.method(name, classes=12, dim=8)

@@ -83,6 +83,52 @@ def _cross_entropy(logits: Array, y: Labels) -> float:
     return total / len(y)
 
 
+def balanced_cross_entropy(logits: Array, y: Labels, weights: Sequence[float]) -> float:
+    """The mean over queries, weighted by the weights of their classes."""
+    terms = [weights[own] * _cross_entropy(logits[i : i + 1], y[i : i + 1]) for i, own in enumerate(y)]
+    return sum(terms) / sum(weights[own] for own in y)
+
+
+def balanced_cosface(
+    x: Array, y: Labels, p: Array, scale: float, margins: Sequence[float], weights: Sequence[float]
+) -> float:
+    """CosFace with a margin for each class (LDAM: Cao 2019, Eq. 13) and a weighted mean."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        s[i, own] -= margins[own]
+    return balanced_cross_entropy(scale * s, y, weights)
+
+
+def balanced_arcface(
+    x: Array, y: Labels, p: Array, scale: float, margins: Sequence[float], weights: Sequence[float]
+) -> float:
+    """ArcFace with a margin for each class and a weighted mean."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        m, theta = margins[own], math.acos(s[i, own])
+        s[i, own] = math.cos(theta + m) if theta + m <= math.pi else s[i, own] - m * math.sin(m)
+    return balanced_cross_entropy(scale * s, y, weights)
+
+
+def balanced_proxy_anchor(
+    s: Array,
+    positive: npt.NDArray[np.bool_],
+    scale: float,
+    margins: Sequence[float],
+    weights: Sequence[float],
+    positive_norm: str = "present",
+) -> float:
+    """Proxy-Anchor of similarities (B, C) and marked positives, any number in a row: weighted means over classes."""
+    attract, repel, present = 0.0, 0.0, 0.0
+    rows, columns = s.shape
+    for c in range(columns):
+        m, w = margins[c], weights[c]
+        present += w * bool(positive[:, c].any())
+        attract += w * math.log1p(sum(math.exp(-scale * (s[i, c] - m)) for i in range(rows) if positive[i, c]))
+        repel += w * math.log1p(sum(math.exp(scale * (s[i, c] + m)) for i in range(rows) if not positive[i, c]))
+    return attract / {"present": present, "all": sum(weights)}[positive_norm] + repel / sum(weights)
+
+
 def norm_softmax(x: Array, y: Labels, p: Array, scale: float) -> float:
     """Cross entropy of a * cos: Wang 2017 (NormFace), Zhai and Wu 2019."""
     return _cross_entropy(scale * cosines(x, p), y)
@@ -105,6 +151,30 @@ def arcface(x: Array, y: Labels, p: Array, scale: float, margin: float) -> float
             s[i, own] = math.cos(theta + margin)
         else:
             s[i, own] -= margin * math.sin(margin)
+    return _cross_entropy(scale * s, y)
+
+
+def subcentre_arcface(x: Array, y: Labels, p: Array, K: int, scale: float, margin: float) -> float:
+    """ArcFace on the greatest cosine to the K centres of each class: Deng 2020, Eqs. 4 and 5."""
+    s = class_similarity(x, p, K, "max")
+    for i, own in enumerate(y):
+        theta = math.acos(min(1.0, max(-1.0, s[i, own])))
+        s[i, own] = math.cos(theta + margin) if theta + margin <= math.pi else s[i, own] - margin * math.sin(margin)
+    return _cross_entropy(scale * s, y)
+
+
+def length_scores(x: Array, mean: float, deviation: float, h: float) -> list[float]:
+    """Kim 2022, Eq. 13: the length of each embedding, standardised, times h, cut to [-1, 1]; 1e-3 as in its code."""
+    lengths = [math.sqrt(float((row**2).sum())) for row in x]
+    return [min(1.0, max(-1.0, h * (length - mean) / (deviation + 1e-3))) for length in lengths]
+
+
+def adaface(x: Array, y: Labels, p: Array, scale: float, margin: float, z: Sequence[float]) -> float:
+    """Kim 2022, Eqs. 10, 11 and 16: cos(theta + g_angle) - g_add, g_angle = -m z and g_add = m z + m."""
+    s = cosines(x, p)
+    for i, own in enumerate(y):
+        angle = math.acos(s[i, own]) - margin * z[i]
+        s[i, own] = math.cos(min(math.pi, max(0.0, angle))) - (margin * z[i] + margin)
     return _cross_entropy(scale * s, y)
 
 

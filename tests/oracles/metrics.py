@@ -3,6 +3,7 @@
 Scores count as equal if they are equal after rounding to 72 binary places (cosine) or digits (squared distance).
 """
 
+import itertools
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -47,8 +48,8 @@ def results(
 
 def one(name: str, hits: list[bool], relevant: int) -> float:
     """One metric of one query, from the hits in its whole list of results."""
-    kind, cutoff = name.split("@")
-    k = relevant if cutoff == "R" else int(cutoff)
+    kind, _, cutoff = name.partition("@")
+    k = len(hits) if not cutoff else relevant if cutoff == "R" else int(cutoff)
     first = [bool(hit) for hit in hits[:k]]
     if kind == "R":
         return float(True in first)
@@ -60,6 +61,8 @@ def one(name: str, hits: list[bool], relevant: int) -> float:
             if first[i - 1]:
                 total += first[:i].count(True) / i
         return total / (k if kind == "MAP" else min(k, relevant))
+    if kind == "MRR":
+        return 1 / (first.index(True) + 1) if True in first else 0.0
     if kind == "nDCG":
         dcg = sum((2 ** int(hit) - 1) / math.log2(i + 2) for i, hit in enumerate(first))
         ideal = sum(1 / math.log2(i + 2) for i in range(min(relevant, k)))
@@ -86,6 +89,21 @@ def all_queries(
         for name in names:
             values[name].append(one(name, hits, relevant))
     return values, left_out
+
+
+def adjusted_mutual_information(a: list[int], b: list[int]) -> float:
+    """(I - E[I]) / (mean entropy - E[I]), where E[I] is the mean over every order of b, each of them tried."""
+
+    def entropy(labels: list) -> float:
+        shares = [labels.count(label) / len(labels) for label in set(labels)]
+        return -sum(share * math.log(share) for share in shares)
+
+    def information(b: tuple[int, ...]) -> float:
+        return entropy(a) + entropy(list(b)) - entropy(list(zip(a, b)))
+
+    orders = [information(order) for order in itertools.permutations(b)]
+    expected, average = sum(orders) / len(orders), (entropy(a) + entropy(b)) / 2
+    return (information(tuple(b)) - expected) / (average - expected)
 
 
 def _distance(a: np.ndarray, b: np.ndarray, distance: str) -> float:

@@ -35,8 +35,9 @@ def evaluate(
         str,
         typer.Option(
             help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K (divided by K, as in the papers), AP@K (the same "
-            "sum divided by min(K, R), R relevant images), nDCG@K, NMI, covering_radius, inter_class_distance; of all "
-            "pairs EER (equal error rate) and FNMR@FMR=0.001 (genuine pairs rejected at that false-match rate)."
+            "sum divided by min(K, R), R relevant images), AP (of the whole ranking), MRR, MRR@K, nDCG@K, NMI, AMI, "
+            "covering_radius, inter_class_distance; of all pairs EER (equal error rate) and FNMR@FMR=0.001 "
+            "(genuine pairs rejected at that false-match rate)."
         ),
     ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
     layout: Annotated[

@@ -80,6 +80,51 @@ def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
     return labels.long()
 
 
+def as_label_masks(labels: Tensor | np.ndarray, embeddings: Tensor, classes: int) -> Tensor:
+    """The labels of queries with several labels each, as a mask; whole numbers on a GPU are waited for.
+
+    Args:
+        labels: (B, C) bool, or (B, L) whole numbers in [0, C), padded with -1.
+        embeddings: (B, D).
+        classes: C.
+
+    Returns:
+        (B, C) bool, on the device of the embeddings.
+
+    Raises:
+        ValueError: the shape or a number does not fit.
+
+    Example:
+        >>> as_label_masks(torch.tensor([[0, 2], [1, -1]]), torch.zeros(2, 4), classes=3)
+        tensor([[ True, False,  True],
+                [False,  True, False]])
+    """
+    given = labels if isinstance(labels, Tensor) else _as_is(labels)
+    wrong_kind = given.is_floating_point() or given.is_complex()
+    if wrong_kind or len(given) != len(embeddings) or (given.dtype == torch.bool and given.shape[1] != classes):
+        raise ValueError(
+            f"labels: got shape {tuple(given.shape)} of {given.dtype}, expected a mask ({len(embeddings)}, {classes}) "
+            f"or whole numbers ({len(embeddings)}, L), padded with -1"
+        )
+    given = given.to(embeddings.device)
+    if given.dtype == torch.bool:
+        return given
+    numbers = given.long()
+    if numbers.numel():
+        low, high = (int(end) for end in torch.aminmax(numbers))
+        if low < -1 or high >= classes:
+            raise ValueError(
+                f"labels: got {low if low < -1 else high}, expected 0 to {classes - 1} (classes={classes}), or -1 for "
+                "no label"
+            )
+    mask = torch.zeros(len(numbers), classes + 1, dtype=torch.bool, device=numbers.device)
+    return mask.scatter_(1, numbers.where(numbers >= 0, classes), True)[:, :classes]
+
+
+def _as_is(labels: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(labels))
+
+
 def check_range(labels: Tensor, classes: int) -> None:
     """Refuse labels outside [0, C); this synchronises with the GPU.
 

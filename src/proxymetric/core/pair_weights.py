@@ -43,9 +43,37 @@ class StepFunction(NamedTuple):
 
 
 class PairWeights(NamedTuple):
-    """The weight of every pair, as a function of its similarity for each class."""
+    """The weight of every pair, as a function of its similarity for each class, and what a loss may know of a query."""
 
     positive: StepFunction
     """for pairs of a reference with queries of its class"""
     negative: StepFunction
     """for pairs of a reference with queries of other classes"""
+    length_scores: Tensor | None = None
+    """(B,) in [-1, 1]: how long each embedding was before its normalisation, compared with others, for a loss whose
+    margin depends on it (AdaFace); None: no such score"""
+    class_weights: Tensor | None = None
+    """(C,) how much each class counts in the mean; None: all the same"""
+    class_margins: Tensor | None = None
+    """(C,) the margin of each class, in place of that of the loss; None: that of the loss"""
+
+    @property
+    def of_pairs(self) -> PairWeights | None:
+        """These weights; None if they tell about queries or classes only, and all pairs count the same."""
+        told = (self.length_scores, self.class_weights, self.class_margins)
+        return self if all(each is None for each in told) else None
+
+
+def equal_pairs(classes: int, like: Tensor) -> StepFunction:
+    """The function that is 1 for every similarity of every class, without memory for each class.
+
+    Args:
+        classes: C.
+        like: a tensor of the right device and type.
+
+    Example:
+        >>> equal_pairs(3, torch.zeros(1)).levels.T
+        tensor([[1., 1., 1.]])
+    """
+    one = like.new_ones(1, 1).expand(classes, 1)
+    return StepFunction(one[:, :0], one)

@@ -271,6 +271,8 @@ class Source(ShortRepr, nn.Module):
     """D, if embeddings must have this width"""
     per_class: int | None = None
     """K, if each class has K references"""
+    takes_several_labels: bool = False
+    """whether the references do not depend on the labels, so that queries may have several"""
     part: Shard | None = None
     """the classes whose proxies this process holds; None: all classes"""
 
@@ -332,6 +334,9 @@ class Source(ShortRepr, nn.Module):
 class Weighting(ShortRepr, nn.Module):
     """Weights the pairs of a batch, from what it remembers of the classes."""
 
+    asks: str | None = None
+    """the attribute that a loss must have to make use of this weighting; None: any loss with weighted exponents"""
+
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         """The weights of this batch's pairs.
 
@@ -356,6 +361,8 @@ class Objective(ShortRepr, nn.Module):
     """C, if labels must lie in [0, C)"""
     dim: int | None = None
     """D, if embeddings must have this width"""
+    several_labels: bool = False
+    """whether a query may have several labels: a mask (B, C) instead of labels (B,)"""
 
     def bind(self, encoder: nn.Module) -> None:
         """Read what the objective needs from the encoder; called once, before any state is saved or loaded.
@@ -398,6 +405,11 @@ class Compare(Objective):
     ) -> None:
         super().__init__()
         one_of("normalise", normalise, NORMALISATIONS)
+        if weighting is not None and weighting.asks is not None and not getattr(loss, weighting.asks, False):
+            raise ValueError(
+                f"weighting: got {type(weighting).__name__} for {type(loss).__name__}, which makes no use of it, "
+                f"expected a loss that states `{weighting.asks}`"
+            )
         self.loss = loss
         self.source = source
         self.weighting = weighting
@@ -405,6 +417,7 @@ class Compare(Objective):
         self.normalise = normalise
         self.classes = source.classes
         self.dim = source.dim
+        self.several_labels = getattr(loss, "has_several_labels", False) and source.takes_several_labels
         # Some of a class's K references can be out of use only if the loss reduces them to one similarity per class.
         reduces_classes = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
         self.use = ProxyUse(source.classes or 0, source.per_class or 1) if reduces_classes else None

@@ -3,11 +3,13 @@
 To add a loss, write its file in this folder and add its line below.
 """
 
+from proxymetric.losses.adaface import AdaFace as AdaFace
 from proxymetric.losses.circle import Circle as Circle
 from proxymetric.losses.contrastive import Contrastive as Contrastive
 from proxymetric.losses.contrastive import MarginContrastive as MarginContrastive
 from proxymetric.losses.margin_softmax import ArcFace as ArcFace
 from proxymetric.losses.margin_softmax import CosFace as CosFace
+from proxymetric.losses.margin_softmax import SubCentreArcFace as SubCentreArcFace
 from proxymetric.losses.mpa import MPA as MPA
 from proxymetric.losses.mpa import MPAAP as MPAAP
 from proxymetric.losses.mpa import MPADW as MPADW

@@ -1,9 +1,10 @@
-"""Softmax losses on the unit sphere: normalised softmax, CosFace, ArcFace."""
+"""Softmax losses on the unit sphere: normalised softmax, CosFace, ArcFace, sub-centre ArcFace."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_scale
-from proxymetric.ops import Arc, Line, cross_entropy
+from proxymetric.ops import Arc, ArcOfQuery, Line, Similarity, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class CosFace:
     """Softmax cross entropy with a margin on the cosine to the query's class (Wang et al. 2018, Eq. 4).
 
     ``-1/B sum_i log( e^{scale (s_iy - margin)} / (e^{scale (s_iy - margin)} + sum_{c != y} e^{scale s_ic}) )``
+
+    With a `ClassBalance`, the mean over i is weighted by the weight of class y, and the margin is that of class y.
 
     Relations: `ProxyNCAPlusPlus` is this loss without a margin; `SoftTriple` is this loss with several centres per
     class.
@@ -36,14 +39,19 @@ class CosFace:
 
     scale: float = 64.0
     margin: float = 0.35
+    has_class_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
         within(0, 2, "two cosines are at most 2 apart", margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        own_class = Line(self.scale, -self.scale * self.margin)
-        return cross_entropy(queries, labels, refs, own_class, Line(self.scale), weight=weight)
+        others, of_pairs, (weights, margins) = Line(self.scale), weight and weight.of_pairs, of_queries(weight, labels)
+        own_class = Line(self.scale, -self.scale * self.margin if margins is None else 0.0)
+        offsets = None if margins is None else -self.scale * margins
+        return cross_entropy(
+            queries, labels, refs, own_class, others, weight=of_pairs, own_offsets=offsets, query_weights=weights
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class ArcFace:
 
     The equation is that of `CosFace` with ``cos(theta + margin)`` instead of ``s - margin``, where
     ``theta = arccos s_iy``. If theta + margin exceeds pi, ``s - margin sin(margin)`` replaces the cosine, which keeps
-    the function monotonic. The loss needs one reference per class.
+    the function monotonic. The loss needs one reference per class. A `ClassBalance` acts as in `CosFace`.
 
     Relations: the margin is the same angle everywhere. The margin of `CosFace`, seen as an angle, grows towards 0 and
     pi.
@@ -70,21 +78,102 @@ class ArcFace:
 
     scale: float = 64.0
     margin: float = 0.5
+    has_class_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
-        at_least_zero(margin=self.margin)
-        if self.margin >= math.pi:
-            raise ValueError(f"margin: got {self.margin}, expected radians below pi")
+        check_angle(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         if refs.per_class != 1:
             raise ValueError(
                 f"references: got {refs.per_class} per class, expected 1: ArcFace adds its margin to one angle"
             )
-        if weight is not None:
-            raise ValueError(
-                "weighting: got a weighting for ArcFace, whose exponent for the query's class is not linear in the "
-                "similarity; expected CosFace"
-            )
-        return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale))
+        refuse_weights("ArcFace", weight and weight.of_pairs)
+        weights, margins = of_queries(weight, labels)
+        own_class = Arc(self.scale, self.margin) if margins is None else ArcOfQuery(self.scale, margins)
+        return cross_entropy(queries, labels, refs, own_class, Line(self.scale), query_weights=weights)
+
+
+@dataclass(frozen=True)
+class SubCentreArcFace:
+    """ArcFace on the similarity to the nearest of K centres of each class (Deng et al. 2020, Eqs. 4 and 5).
+
+    ``1/B sum_i log(1 + sum_{c != y} e^{scale (S_ic - cos(theta_i + margin))})``
+
+    S_ic is the largest similarity to one of the K centres of class c, and theta_i the arccos of S_iy; beyond pi as in
+    `ArcFace`. The centre with the most images of its class becomes dominant; images with wrong labels and unusual ones
+    gather at the others: `inspection.sub_centres` lists them.
+
+    Relations: with one centre this is `ArcFace`. `SoftTriple` combines the centres of a class softly and has its margin
+    on the cosine.
+
+    Args:
+        scale: > 0; 64 for faces.
+        margin: radians in [0, pi); 0.5 in the paper.
+
+    Example:
+        >>> import torch
+        >>> refs = References(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]), per_class=2)
+        >>> SubCentreArcFace(scale=1.0, margin=0.0)(torch.eye(2), torch.tensor([0, 0]), refs)
+        tensor(0.3133)
+    """
+
+    scale: float = 64.0
+    margin: float = 0.5
+    of_class: ClassVar[Similarity] = Similarity("max")
+
+    def __post_init__(self) -> None:
+        check_scale(scale=self.scale)
+        check_angle(margin=self.margin)
+
+    def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
+        refuse_weights("SubCentreArcFace", weight)
+        return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale), self.of_class)
+
+
+def of_queries(weight: PairWeights | None, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The weights and the margins of the queries' classes, (B,) each; None for what is not given.
+
+    Args:
+        weight: what a weighting told.
+        labels: (B,).
+    """
+    if weight is None:
+        return None, None
+    weights, margins = (each if each is None else each[labels] for each in (weight.class_weights, weight.class_margins))
+    return weights, margins
+
+
+def check_angle(**margins: float) -> None:
+    """Refuse a margin that is not an angle in [0, pi).
+
+    Args:
+        **margins: argument name -> radians.
+
+    Example:
+        >>> check_angle(margin=4.0)
+        Traceback (most recent call last):
+        ValueError: margin: got 4.0, expected radians below pi
+    """
+    at_least_zero(**margins)
+    for name, margin in margins.items():
+        if margin >= math.pi:
+            raise ValueError(f"{name}: got {margin}, expected radians below pi")
+
+
+def refuse_weights(loss: str, weight: PairWeights | None) -> None:
+    """Refuse weights of pairs for a loss whose exponent is an angle with a margin.
+
+    Args:
+        loss: its name, for the message.
+        weight: the weights; None is fine.
+
+    Raises:
+        ValueError: there are weights.
+    """
+    if weight is not None:
+        raise ValueError(
+            f"weighting: got a weighting for {loss}, whose exponent for the query's class is not linear in the "
+            "similarity; expected CosFace"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch.nn import functional
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_cosine_margin, check_scale
-from proxymetric.ops import NONE, Line, mean_over_batch
+from proxymetric.ops import NONE, Line, log1p_exp, mean_over_batch
+from proxymetric.ops.problem import MIN_WEIGHT_SUM
 from proxymetric.signatures import one_of
 
 
@@ -25,6 +27,10 @@ class ProxyAnchor:
 
     C+ are the classes present in the batch. With a weighting, w multiplies the exponents, and each sum is divided by
     the sum over classes of their mean weight instead of by the number of classes (Proxy-ISA, Eqs. 12 and 13).
+
+    With a `ClassBalance`, each class has its own margin, and both means over classes are weighted. A query may have
+    several labels: it is then a positive of each of these classes, and a negative of the others. Both are computed on
+    the matrix of all pairs, not in chunks and not sharded.
 
     Relations: `MPA` with one proxy per class equals this loss for every batch of two classes or more; `ProxyNCA` sums
     over the classes for each sample instead.
@@ -45,6 +51,8 @@ class ProxyAnchor:
     scale: float = 32.0
     margin: float = 0.1
     positive_norm: str = "present"
+    has_class_balance: ClassVar[bool] = True
+    has_several_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -52,6 +60,9 @@ class ProxyAnchor:
         one_of("positive_norm", self.positive_norm, ("present", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
+        if labels.ndim > 1 or of_classes(weight):
+            return self._on_all_pairs(queries, labels, refs, weight)
+        weight = weight and weight.of_pairs
         pull, push = anchor_exponents(self.scale, self.margin)
         pulled, pushed = mean_over_batch(
             queries,
@@ -64,6 +75,22 @@ class ProxyAnchor:
             negative_count=refs.all_rows if weight is None else None,
         )
         return pulled + pushed
+
+    def _on_all_pairs(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None) -> Tensor:
+        """The loss with numbers for each class, or for several labels a query: (B, C) bool."""
+        if weight is not None and weight.of_pairs is not None:
+            raise ValueError("weighting: got weights of pairs for queries with several labels, expected none")
+        queries = queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries
+        s = queries @ refs.normalised(queries).T
+        positive, negative = refs.positives(labels) if labels.ndim == 1 else _several(labels, refs)
+        given = (None, None) if weight is None else (weight.class_weights, weight.class_margins)
+        weights = s.new_ones(s.shape[1]) if given[0] is None else given[0].to(s)[refs.labels]
+        margins = s.new_full((), self.margin) if given[1] is None else given[1].to(s)[refs.labels]
+        pulled = torch.logsumexp((self.scale * (margins - s)).masked_fill(~positive, NONE), 0)
+        pushed = torch.logsumexp((self.scale * (s + margins)).masked_fill(~negative, NONE), 0)
+        present = weights if self.positive_norm == "all" else weights * positive.any(0)
+        attraction = (weights * log1p_exp(pulled)).sum() / present.sum().clamp(min=MIN_WEIGHT_SUM)
+        return attraction + (weights * log1p_exp(pushed)).sum() / weights.sum()
 
     def closed_forms(
         self, queries: Tensor, labels: Tensor, refs: References
@@ -101,6 +128,17 @@ class ProxyAnchor:
             return (gradient_factor * mean).sum(0), (curvature_factor * variance).sum(0)
 
         return gradient_and_curvature
+
+
+def of_classes(weight: PairWeights | None) -> bool:
+    """Whether a weighting told numbers for each class."""
+    return weight is not None and not (weight.class_weights is None and weight.class_margins is None)
+
+
+def _several(labels: Tensor, refs: References) -> tuple[Tensor, Tensor]:
+    """The masks (B, R) of positive and negative pairs of queries with several labels (B, C)."""
+    positive = labels[:, refs.labels]
+    return positive, ~positive
 
 
 def anchor_exponents(scale: float, margin: float) -> tuple[Line, Line]:

@@ -1,7 +1,8 @@
-"""Retrieval metrics of embeddings: R@K, P@K, P@R, MAP@R, MAP@K, AP@K and nDCG@K; clustering and geometry of classes."""
+"""Retrieval metrics of embeddings: R@K, P@K, P@R, MAP@R, AP, MRR and nDCG@K; clusters and geometry of classes."""
 
+from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
 from proxymetric.metrics.breakdown import Breakdown, breakdown
-from proxymetric.metrics.clustering import kmeans, mutual_information, nmi
+from proxymetric.metrics.clustering import ami, kmeans, nmi
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.intervals import Estimate, estimate, interval
 from proxymetric.metrics.names import names
@@ -16,6 +17,8 @@ __all__ = [
     "Ranking",
     "Roc",
     "Verification",
+    "adjusted_mutual_information",
+    "ami",
     "breakdown",
     "covering_radius",
     "estimate",

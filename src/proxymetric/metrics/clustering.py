@@ -1,4 +1,4 @@
-"""k-means for many clusters, and the agreement of clusters and classes."""
+"""k-means for many clusters, and how well its clusters agree with the classes."""
 
 import math
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
 from proxymetric.precision import full_precision
@@ -177,38 +178,49 @@ def nmi(
         >>> nmi(torch.eye(3)[[0, 0, 1, 1, 2, 2]], [0, 0, 1, 1, 2, 2])
         1.0
     """
-    vectors = as_vectors("embeddings", embeddings, device)
-    classes = as_labels("labels", labels, "embeddings", vectors)
-    clusters = kmeans(vectors, len(classes.unique()), distance=distance, seed=seed, iterations=iterations)
-    return mutual_information(classes, clusters.assignment)
+    return mutual_information(labels, class_clusters(embeddings, labels, distance, seed, iterations, device))
 
 
-def mutual_information(a: Labels, b: Labels) -> float:
-    """Compute the normalised mutual information 2 I(a; b) / (H(a) + H(b)) of two labellings (N,).
+def ami(
+    embeddings: Vectors,
+    labels: Labels,
+    *,
+    distance: str = "cosine",
+    seed: int = 0,
+    iterations: int = 25,
+    device: torch.device | str | None = None,
+) -> float:
+    """Compute the adjusted mutual information between the classes and an equal number of k-means clusters.
 
-    It is 1 if both have a single label.
+        AMI(U, V) = (I(U; V) - E[I]) / ((H(U) + H(V)) / 2 - E[I])
+
+    E[I] is the mean of the mutual information over all ways to draw clusters of the same sizes at random (Vinh et al.
+    2010). So clusters drawn at random have an AMI of 0 on average; their NMI grows with the number of clusters.
 
     Args:
-        a: the first labelling.
-        b: the second labelling.
+        embeddings: (N, D).
+        labels: (N,).
+        distance: see `kmeans`.
+        seed: see `kmeans`.
+        iterations: see `kmeans`.
+        device: where to compute; by default where the embeddings are.
 
     Example:
-        >>> mutual_information([0, 0, 1, 1], [5, 5, 7, 7])
+        >>> ami(torch.eye(3)[[0, 0, 1, 1, 2, 2]], [0, 0, 1, 1, 2, 2])
         1.0
-        >>> round(mutual_information([0, 0, 1, 1], [0, 1, 0, 1]), 6)
-        0.0
     """
-    first, second = as_labels("a", a), as_labels("b", b)
-    if len(first) != len(second):
-        raise ValueError(f"b: got {len(second)} labels, expected {len(first)}, as many as in a")
-    a_index, b_index = (labels.unique(return_inverse=True)[1] for labels in (first, second.to(first.device)))
-    pair_counts = (a_index * (int(b_index.max()) + 1) + b_index).unique(return_counts=True)[1]
-    counts_of = (torch.bincount(a_index), torch.bincount(b_index), pair_counts)
-    h_a, h_b, h_pairs = (_entropy(counts.double() / len(a_index)) for counts in counts_of)
-    if h_a + h_b == 0:
-        return 1.0
-    return min(1.0, max(0.0, 2 * (h_a + h_b - h_pairs) / (h_a + h_b)))
+    return adjusted_mutual_information(labels, class_clusters(embeddings, labels, distance, seed, iterations, device))
 
 
-def _entropy(shares: Tensor) -> float:
-    return float(-(shares * shares.log()).sum()) + 0.0
+def class_clusters(
+    embeddings: Vectors,
+    labels: Labels,
+    distance: str = "cosine",
+    seed: int = 0,
+    iterations: int = 25,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The k-means cluster (N,) of each item, with as many clusters as there are classes."""
+    vectors = as_vectors("embeddings", embeddings, device)
+    classes = as_labels("labels", labels, "embeddings", vectors)
+    return kmeans(vectors, len(classes.unique()), distance=distance, seed=seed, iterations=iterations).assignment

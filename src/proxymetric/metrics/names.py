@@ -1,7 +1,7 @@
 """The names of the metrics.
 
-A name is a kind and a cutoff (``MAP@R``, ``nDCG@8``), a metric of a whole set (``NMI``), or one of all pairs
-(``EER``, ``FNMR@FMR=0.001``).
+A name is a kind and a cutoff (``MAP@R``, ``nDCG@8``), a metric of the whole ranking (``AP``, ``MRR``), one of a whole
+set (``NMI``), or one of all pairs (``EER``, ``FNMR@FMR=0.001``).
 """
 
 import difflib
@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 MAX_SHOWN_CHARACTERS = 40
 """maximum number of characters of a name in an error"""
-WHOLE = ("NMI", "covering_radius", "inter_class_distance")
+WHOLE = ("NMI", "AMI", "covering_radius", "inter_class_distance")
+UNCUT = ("AP", "MRR")
+"""kinds that without a cutoff are of the whole ranking"""
 ERRORS = ("EER", "FNMR")
 """kinds of error rates of pairs, where lower is better"""
 _ALIASES = {
@@ -23,10 +25,15 @@ _ALIASES = {
     "mean average precision": "MAP",
     "ap": "AP",
     "average precision": "AP",
+    "mrr": "MRR",
+    "mean reciprocal rank": "MRR",
+    "reciprocal rank": "MRR",
     "ndcg": "nDCG",
     "dcg": "nDCG",
     "nmi": "NMI",
     "normalized mutual information": "NMI",
+    "ami": "AMI",
+    "adjusted mutual information": "AMI",
     "covering radius": "covering_radius",
     "inter class distance": "inter_class_distance",
     "eer": "EER",
@@ -37,16 +44,16 @@ _ALIASES = {
 MAX_CUTOFF = 2**31 - 1
 """the largest K"""
 _FORMS = (
-    f"R@K, P@K, P@R, MAP@R, MAP@K, AP@K or nDCG@K with a whole number K of at least 1, {', '.join(WHOLE)}, EER, or "
-    "FNMR@FMR=F with a false-match rate F from 0 to 1"
+    "R@K, P@K, P@R, MAP@R, MAP@K, AP@K, MRR@K or nDCG@K with a whole number K of at least 1, AP or MRR of the whole "
+    f"ranking, {', '.join(WHOLE)}, EER, or FNMR@FMR=F with a false-match rate F from 0 to 1"
 )
 
 
 class Metric(NamedTuple):
     """A checked name, its kind, its cutoff K, and its false-match rate.
 
-    `cutoff` is None for a cutoff at R, the number of relevant items of each query, and for metrics without a cutoff;
-    `fmr` is None for all metrics but FNMR@FMR=F.
+    `cutoff` is None for a cutoff at R, the number of relevant items of each query, and for metrics of a whole set; it
+    is `MAX_CUTOFF` for AP and MRR, which look at the whole ranking. `fmr` is None for all metrics but FNMR@FMR=F.
     """
 
     name: str
@@ -58,6 +65,11 @@ class Metric(NamedTuple):
     def whole(self) -> bool:
         """Whether the metric describes a whole set of embeddings; others are means over queries."""
         return self.kind in WHOLE or self.of_pairs
+
+    @property
+    def uncut(self) -> bool:
+        """Whether the metric looks at the whole ranking of each query."""
+        return self.cutoff == MAX_CUTOFF
 
     @property
     def of_pairs(self) -> bool:
@@ -74,7 +86,7 @@ def parse(name: str) -> Metric:
     """Parse the name of a metric.
 
     Args:
-        name: such as "R@1", "MAP@R" or "NMI".
+        name: such as "R@1", "MAP@R", "AP" or "NMI".
 
     Returns:
         The name with its kind and cutoff.
@@ -94,11 +106,13 @@ def parse(name: str) -> Metric:
     """
     if name in WHOLE or name == "EER":
         return Metric(name, name)
+    if name in UNCUT:
+        return Metric(name, name, MAX_CUTOFF)
     if isinstance(name, str) and (rate := re.fullmatch(r"FNMR@FMR=([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)", name)):
         if not float(rate[1]) <= 1:
             raise ValueError(f"metrics: got {_shown(name)!r}, expected a false-match rate from 0 to 1")
         return Metric(name, "FNMR", fmr=float(rate[1]))
-    match = re.fullmatch(r"(R|P|MAP|AP|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
+    match = re.fullmatch(r"(R|P|MAP|AP|MRR|nDCG)@([1-9][0-9]*)|(P|MAP)@R", name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"metrics: got {name!r}, expected {_FORMS}; did you mean {_nearest(str(name))!r}?")
     if match[3]:
@@ -155,7 +169,7 @@ def _nearest(name: str) -> str:
     normalised_kind = re.sub(r"[\s_-]+", " ", kind.strip().lower())
     aliases = difflib.get_close_matches(normalised_kind, _ALIASES, n=1, cutoff=0.0)
     nearest_kind = _ALIASES[aliases[0]] if aliases else "MAP"
-    if nearest_kind in WHOLE or nearest_kind == "EER":
+    if nearest_kind in WHOLE or nearest_kind == "EER" or (nearest_kind in UNCUT and not cutoff):
         return nearest_kind
     if nearest_kind == "FNMR":
         rate = re.search(r"0?\.[0-9]+|1e-[0-9]+", cutoff)

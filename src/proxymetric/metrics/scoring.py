@@ -6,7 +6,8 @@ results:
     R@K     1 if any of the first K is relevant (a hit rate)
     P@K     P(K)                                           P@R     P(R)
     MAP@K   1/K * sum over i <= K of P(i) rel(i)           MAP@R   the same with K = R
-    AP@K    1/min(K, R) * the same sum
+    AP@K    1/min(K, R) * the same sum                     AP      1/R * the same sum over the whole ranking
+    MRR@K   1/i of the first relevant result, 0 if i > K   MRR     the same for the whole ranking
     nDCG@K  sum over i <= K of (2^rel(i) - 1)/log2(i + 1), divided by its ideal: min(R, K) relevant results first
 
 MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
@@ -15,8 +16,9 @@ Other libraries call AP@K "MAP@K" (open-metric-learning, the `apk` of Kaggle's c
 R, even if R > K (pytorch-metric-learning's mean_average_precision), or by the number of relevant items among the
 first K (torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
-Each metric is a mean over the queries that have a relevant item. NMI, covering_radius and inter_class_distance describe
-a whole set: see `clustering` and `geometry`. EER and FNMR@FMR=F are error rates of all pairs: see `verification`.
+Each metric is a mean over the queries that have a relevant item. NMI, AMI, covering_radius and inter_class_distance
+describe a whole set: see `clustering` and `geometry`. EER and FNMR@FMR=F are error rates of all pairs: see
+`verification`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.clustering import nmi
+from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
+from proxymetric.metrics.clustering import class_clusters
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric, names, parse
@@ -33,8 +36,12 @@ from proxymetric.metrics.ranking import Ranking, ResultTable, Search, search
 from proxymetric.metrics.verification import verification_scores
 
 DEFAULT = ("R@1", "P@R", "MAP@R", "nDCG@8")
+CLUSTER_METRICS: dict[str, Callable[[Labels, Labels], float]] = {
+    "NMI": mutual_information,
+    "AMI": adjusted_mutual_information,
+}
+"""metrics of classes and clusters"""
 SET_METRICS: dict[str, Callable[..., float]] = {
-    "NMI": nmi,
     "covering_radius": covering_radius,
     "inter_class_distance": inter_class_distance,
 }
@@ -67,6 +74,9 @@ def per_query(ranking: Ranking, metrics: str | Sequence[str] = DEFAULT) -> dict[
             )
     width = ranking.hits.shape[1]
     for metric in parsed:
+        if metric.uncut:
+            _check_whole(ranking, metric)
+            continue
         depth = int(ranking.relevant.max()) if metric.cutoff is None and len(ranking.relevant) else metric.cutoff or 1
         if depth > width:
             raise ValueError(
@@ -129,9 +139,10 @@ def evaluate(
     Args:
         embeddings: (N, D); see `rank`.
         labels: (N,) whole numbers or text.
-        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "nDCG@8", with any cutoff from 1; also
-            "NMI", "covering_radius" and "inter_class_distance", which describe embeddings and gallery together, and the
-            error rates of pairs "EER" and "FNMR@FMR=0.001", with any false-match rate.
+        metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "MRR@10", "nDCG@8", with any cutoff from
+            1; "AP" and "MRR", which rank the whole gallery for each query; "NMI", "AMI", "covering_radius" and
+            "inter_class_distance", which describe embeddings and gallery together; and the error rates of pairs "EER"
+            and "FNMR@FMR=0.001", with any false-match rate.
         gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
@@ -161,14 +172,18 @@ def evaluate(
     )
     if pair_metrics := [metric for metric in parsed if metric.of_pairs]:
         values |= verification_scores(task, pair_metrics)
-    set_metrics = [metric for metric in parsed if metric.kind in SET_METRICS]
+    set_metrics = [metric for metric in parsed if metric.whole and not metric.of_pairs]
     vectors, groups = task.vectors, task.labels
     if set_metrics and not task.leave_one_out:
         common_dtype = torch.promote_types(task.vectors.dtype, task.items.dtype)
         vectors = torch.cat([task.vectors.to(common_dtype), task.items.to(common_dtype)])
         groups = torch.cat([task.labels, task.item_labels])
+    if any(metric.kind in CLUSTER_METRICS for metric in set_metrics):
+        clusters = class_clusters(vectors, groups, distance=distance)
+        values |= {name: agreement(groups, clusters) for name, agreement in CLUSTER_METRICS.items()}
     for metric in set_metrics:
-        values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
+        if metric.kind in SET_METRICS:
+            values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
     return {metric.name: values[metric.name] for metric in parsed}
 
 
@@ -218,12 +233,26 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
         return (precision * counted_hits).sum(dim=1) / (
             cutoffs if metric.kind == "MAP" else torch.minimum(cutoffs, relevant)
         )
+    if metric.kind == "MRR":
+        first = counted_hits.double().argmax(dim=1)  # the first of equal values
+        return counted_hits.any(dim=1) / (first + 1).double()
     assert metric.cutoff is not None, metric
     max_depth = int(torch.minimum(relevant, cutoffs).max()) if len(relevant) else 1
     gain = 1 / torch.log2(torch.arange(2, max(k, max_depth) + 2, dtype=torch.float64))
     # The cumulative sum runs on the CPU, because it is not deterministic on a GPU.
     ideal = gain.cumsum(dim=0).to(hits.device)[torch.minimum(relevant, cutoffs) - 1]
     return (counted_hits * gain[:k].to(hits.device)).sum(dim=1) / ideal
+
+
+def _check_whole(ranking: Ranking, metric: Metric) -> None:
+    """Refuse a ranking that ends before the relevant items that the metric needs: all of them, or the first one."""
+    found = ranking.hits.sum(dim=1)
+    missing = (found < ranking.relevant) if metric.kind == "AP" else (found == 0)
+    if missing.any():
+        raise ValueError(
+            f"ranking: got {ranking.hits.shape[1]} results for each query, too few for {metric.name} of "
+            f"{int(missing.sum())} queries, expected the whole gallery: rank(..., k=number of items)"
+        )
 
 
 def _no_relevant_items(queries: int) -> str:

@@ -5,7 +5,7 @@
 """
 
 from proxymetric.ops.plain import Columns, similarities
-from proxymetric.ops.problem import NONE, Arc, Exponent, Line, Means, Reduced, Settings, log1p_exp
+from proxymetric.ops.problem import NONE, Arc, ArcOfQuery, Exponent, Line, Means, QueryArc, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import (
     IMPLS,
     Implementation,
@@ -22,11 +22,13 @@ __all__ = [
     "IMPLS",
     "NONE",
     "Arc",
+    "ArcOfQuery",
     "Columns",
     "Exponent",
     "Implementation",
     "Line",
     "Means",
+    "QueryArc",
     "Reduced",
     "Settings",
     "Similarity",

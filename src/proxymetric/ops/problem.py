@@ -80,6 +80,62 @@ class Arc(NamedTuple):
         return self.scale * slope.where(s >= -math.cos(self.margin), 1.0)
 
 
+class ArcOfQuery(NamedTuple):
+    """An `Arc` with a margin for each query.
+
+    Example:
+        >>> s = torch.tensor([0.3, -0.95])
+        >>> ArcOfQuery(1.0, torch.tensor([0.5, 0.5]))(s), Arc(1.0, 0.5)(s)
+        (tensor([-0.1941, -1.1897]), tensor([-0.1941, -1.1897]))
+    """
+
+    scale: float
+    margins: Tensor
+    """(B,)"""
+
+    def __call__(self, s: Tensor) -> Tensor:
+        margins = self.margins.view_as(s)
+        with_margin = (s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + margins).cos()
+        return self.scale * with_margin.where(s >= -margins.cos(), s - margins * margins.sin())
+
+    def slope_at(self, s: Tensor) -> Tensor:
+        """The derivative in s, as that of `Arc`."""
+        margins, cosine = self.margins.view_as(s), s.clamp(-1 + ROUNDING, 1 - ROUNDING)
+        theta = cosine.arccos()
+        slope = ((theta + margins).sin() / theta.sin()).where(cosine == s, 0.0)
+        return self.scale * slope.where(s >= -margins.cos(), 1.0)
+
+
+class QueryArc(NamedTuple):
+    """`scale (cos(theta + angle_i) - offset_i)` of query i, as a function of `s = cos theta`, with angles in [0, pi].
+
+    Example:
+        >>> exponent, s = QueryArc(1.0, torch.tensor([-0.4, 0.4]), torch.tensor([0.8, 0.0])), torch.tensor([0.3, 0.3])
+        >>> exponent(s)
+        tensor([-0.1522, -0.0952])
+        >>> exponent.slope_at(s)
+        tensor([0.7986, 1.0435])
+    """
+
+    scale: float
+    angles: Tensor
+    """(B,)"""
+    offsets: Tensor
+    """(B,)"""
+
+    def __call__(self, s: Tensor) -> Tensor:
+        theta = s.clamp(-1 + ROUNDING, 1 - ROUNDING).arccos() + self.angles.view_as(s)
+        return self.scale * (theta.clamp(0, math.pi).cos() - self.offsets.view_as(s))
+
+    def slope_at(self, s: Tensor) -> Tensor:
+        """The derivative in s: `scale sin(theta + angle) / sin(theta)`; 0 where the angle or the cosine is held."""
+        cosine = s.clamp(-1 + ROUNDING, 1 - ROUNDING)
+        theta = cosine.arccos()
+        moved = theta + self.angles.view_as(s)
+        is_free = (cosine == s) & (moved >= 0) & (moved <= math.pi)
+        return self.scale * (moved.sin() / theta.sin()).where(is_free, 0.0)
+
+
 class Problem(NamedTuple):
     """Everything that a reduction depends on except the queries."""
 

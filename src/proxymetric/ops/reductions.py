@@ -28,7 +28,18 @@ from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.ops import chunked, dense, plain
-from proxymetric.ops.problem import NONE, Count, Exponent, Line, Means, Problem, Reduced, Settings, Totals
+from proxymetric.ops.problem import (
+    MIN_WEIGHT_SUM,
+    NONE,
+    Count,
+    Exponent,
+    Line,
+    Means,
+    Problem,
+    Reduced,
+    Settings,
+    Totals,
+)
 from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.triton import reductions as triton
 from proxymetric.ops.triton.launch import installed
@@ -257,6 +268,8 @@ def cross_entropy(
     weight: PairWeights | None = None,
     *,
     reduction: str = "mean",
+    own_offsets: Tensor | None = None,
+    query_weights: Tensor | None = None,
 ) -> Tensor:
     """`-log( e^{z(s_iy)} / (e^{z(s_iy)} + sum_{c != y} e^{w z(s_ic)}) )`, the mean over the queries or their sum.
 
@@ -272,6 +285,8 @@ def cross_entropy(
         of_class: combines the K references of a class into one column; None: each reference is a column.
         weight: factors of the exponents; None: all are 1.
         reduction: "mean" or "sum".
+        own_offsets: (B,) added to the exponent of each query's class; None: 0.
+        query_weights: (B,) above 0; the mean is the weighted one. None: 1.
 
     Returns:
         A scalar.
@@ -283,13 +298,20 @@ def cross_entropy(
     """
     exponent = own_class if isinstance(own_class, Line) else Line(1.0)
     problem = Problem(labels, _here(refs), exponent, others, of_class, weight)
-    if dense.fits(queries, problem) and chosen(queries, refs, dense_fits=True) == "dense":
+    is_plain = own_offsets is None and query_weights is None
+    if is_plain and dense.fits(queries, problem) and chosen(queries, refs, dense_fits=True) == "dense":
         with _full_precision(queries):
             return dense.cross_entropy(queries, problem, own_class, len(queries) if reduction == "mean" else 1)
     sums = over_classes(queries, labels, refs, exponent, others, of_class, weight)
     exponents = sums.positive if isinstance(own_class, Line) else own_class(sums.positive)
+    if own_offsets is not None:
+        exponents = exponents + own_offsets
     has_positive = sums.positive.isfinite()
     losses = torch.logaddexp(exponents, sums.negative).sub(exponents).where(has_positive, 0.0)
+    if query_weights is not None:
+        weights = query_weights * has_positive
+        total = (losses * weights).sum()
+        return total / weights.sum().clamp(min=MIN_WEIGHT_SUM) if reduction == "mean" else total
     total = (losses * has_positive).sum()
     return total / has_positive.sum().clamp(min=1) if reduction == "mean" else total
 

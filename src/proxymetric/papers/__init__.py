@@ -25,6 +25,8 @@ CATALOGUE: dict[str, Method] = load_registry(
         "norm-softmax": "margin_softmax:norm_softmax",
         "cosface": "margin_softmax:cosface",
         "arcface": "margin_softmax:arcface",
+        "subcentre-arcface": "margin_softmax:subcentre_arcface",
+        "adaface": "adaface:adaface",
         "soft-triple": "soft_triple:soft_triple",
         "mpa": "mpa:mpa",
         "mpa-dw": "mpa:mpa_dw",

@@ -10,7 +10,7 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Sun et al. 2020, Circle Loss: A Unified Perspective of Pair Similarity Optimization",
-    choose="a pair loss that weights each pair by its distance from the optimum and needs no mining",
+    choose="a pair loss that weights each pair by its distance from the optimum",
     samples_per_class=4,
     surrogate_gradient=True,
     no_plan=NO_PROXIES,

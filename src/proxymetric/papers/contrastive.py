@@ -10,7 +10,7 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Wang et al. 2020, Cross-Batch Memory for Embedding Learning",
-    choose="the pair loss that gains most from a memory of past batches in the paper of xbm",
+    choose="the pair loss that gains most from a memory in the paper of xbm",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

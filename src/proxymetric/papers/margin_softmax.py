@@ -1,11 +1,14 @@
-"""Normalised softmax (Zhai & Wu, BMVC 2019), CosFace (Wang et al., CVPR 2018), ArcFace (Deng et al., CVPR 2019)."""
+"""Normalised softmax (Zhai & Wu 2019), CosFace (Wang et al. 2018), ArcFace (Deng et al. 2019 and 2020)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from proxymetric.core.pieces import Compare, Objective
-from proxymetric.losses import ArcFace, CosFace
+from proxymetric.losses import ArcFace, CosFace, SubCentreArcFace
 from proxymetric.papers.about import about
 from proxymetric.sources import proxies
+from proxymetric.weightings.class_balance import PerClass, balance
 
 
 @about(
@@ -21,6 +24,8 @@ def norm_softmax(
     per_class: int = 1,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy on cosines. Loss: `losses.CosFace` without a margin.
 
@@ -31,8 +36,13 @@ def norm_softmax(
         per_class: K proxies per class.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched))
+    return Compare(
+        CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched), balance(classes, weights, counts=counts)
+    )
 
 
 @about(
@@ -49,6 +59,9 @@ def cosface(
     per_class: int = 1,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    margins: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy with a margin on the cosine to the sample's own class. Loss: `losses.CosFace`.
 
@@ -60,8 +73,17 @@ def cosface(
         per_class: K proxies per class.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
+            of the number of images), or None: `margin` for all.
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(CosFace(scale, margin), proxies(classes, dim, per_class, init, touched))
+    return Compare(
+        CosFace(scale, margin),
+        proxies(classes, dim, per_class, init, touched),
+        balance(classes, weights, margins, counts, margin),
+    )
 
 
 @about(
@@ -77,6 +99,9 @@ def arcface(
     margin: float = 0.5,
     init: str = "kaiming",
     touched: str | float = "all",
+    weights: PerClass = None,
+    margins: PerClass = None,
+    counts: Sequence[int] | None = None,
 ) -> Objective:
     """Softmax cross entropy with a margin on the angle to the sample's own class. Loss: `losses.ArcFace`.
 
@@ -87,5 +112,47 @@ def arcface(
         margin: radians in [0, pi); 0.5 in the paper.
         init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+        weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
+            None: all the same (`weightings.ClassBalance`).
+        margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
+            of the number of images), or None: `margin` for all.
+        counts: the number of training images of each class, for "frequency".
     """
-    return Compare(ArcFace(scale, margin), proxies(classes, dim, 1, init, touched))
+    return Compare(
+        ArcFace(scale, margin),
+        proxies(classes, dim, 1, init, touched),
+        balance(classes, weights, margins, counts, margin),
+    )
+
+
+@about(
+    paper="Deng et al. 2020, Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
+    choose="over arcface if labels are noisy: lists images that may be wrong",
+    sums_over="classes",
+    grouped=True,
+)
+def subcentre_arcface(
+    classes: int,
+    dim: int,
+    *,
+    scale: float = 64.0,
+    margin: float = 0.5,
+    per_class: int = 3,
+    init: str = "kaiming",
+    touched: str | float = "all",
+) -> Objective:
+    """ArcFace on the nearest of K centres of each class. Loss: `losses.SubCentreArcFace`.
+
+    After training, `inspection.sub_centres(embeddings, labels, criterion)` lists the images at minor centres. The paper
+    drops those more than 75 degrees from the dominant centre of their class and trains again with one centre.
+
+    Args:
+        classes: number of training classes, C.
+        dim: width of the embeddings, D.
+        scale: > 0; 64 for faces.
+        margin: radians in [0, pi); 0.5 in the paper.
+        per_class: K centres per class; 3 in the paper.
+        init: initialisation of the centres, a name of `sources.INITIALISATIONS`.
+        touched: which centres a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
+    """
+    return Compare(SubCentreArcFace(scale, margin), proxies(classes, dim, per_class, init, touched))

@@ -17,7 +17,7 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
 
 @about(
     paper=PAPER,
-    choose="when images of a class look very different (colours, sides, poses); on CUB here level with proxy-anchor",
+    choose="when images of a class look very different; on CUB here level with proxy-anchor",
     sums_over="batch",
     grouped=True,
 )
@@ -54,7 +54,7 @@ def mpa(
 
 @about(
     paper=PAPER,
-    choose="over mpa for small batches: a sample's loss does not depend on the others in the batch",
+    choose="over mpa for small batches: a sample's loss does not depend on the others",
     sums_over="classes",
     grouped=True,
 )

@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; in our runs its R@1 is no better than that of vptsp-m, whose memory has no parameters",
+    choose="the paper's best; here its R@1 is no better than that of vptsp-m",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,

@@ -10,7 +10,7 @@ from proxymetric.sources import Memory
 
 @about(
     paper="Wang et al. 2020, Cross-Batch Memory for Embedding Learning",
-    choose="over its base loss if batches are small compared with the number of classes, according to its paper",
+    choose="for small batches and many classes, according to its paper",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

@@ -64,6 +64,7 @@ class LearnedProxies(Source):
     """
 
     proxies = ("vectors",)
+    takes_several_labels = True
     labels: Tensor
     per_class: int
 

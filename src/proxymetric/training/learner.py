@@ -47,6 +47,11 @@ class Learner(nn.Module):
             images: (B, 3, H, W), or cached features (B, F) if the learner is frozen.
             labels: (B,), preferably in host memory.
         """
+        if labels.ndim != 1:
+            raise ValueError(
+                f"labels: got shape {tuple(labels.shape)}, expected one label for each image: training runs take one; "
+                "give several labels to the criterion in a loop of your own"
+            )
         device_labels = labels.to(images.device, non_blocking=True)
         if self.world > 1:
             return self._global_loss(images, device_labels)

@@ -1,0 +1,110 @@
+"""Weights and margins for each class, such as larger ones for rare classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.core.pair_weights import PairWeights, equal_pairs
+from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
+
+PerClass = Sequence[float] | str | None
+"""a number for each class, "frequency", or None"""
+
+
+class ClassBalance(Weighting):
+    """Give each class its own weight in the mean, its own margin, or both; nothing is learned.
+
+    By frequency, with n_c training images of class c:
+
+    ``w_c = C (1/n_c) / sum_k (1/n_k)``, so that the weights are 1 on average
+
+    ``m_c = margin (min_k n_k / n_c)^{1/4}``, the margins of LDAM (Cao et al. 2019, Eq. 13)
+
+    Args:
+        classes: C.
+        weights: C numbers above 0, "frequency", or None: all classes count the same.
+        margins: C numbers of at least 0, "frequency", or None: the margin of the loss.
+        counts: C numbers of training images, for "frequency".
+        margin: the margin of the rarest class, for margins="frequency".
+
+    Example:
+        >>> balance = ClassBalance(2, "frequency", "frequency", counts=[16, 1], margin=0.5)
+        >>> balance.weights, balance.margins
+        (tensor([0.1176, 1.8824]), tensor([0.2500, 0.5000]))
+    """
+
+    asks = "has_class_balance"
+    changed_by_commit = ()
+    weights: Tensor | None
+    margins: Tensor | None
+
+    def __init__(
+        self,
+        classes: int,
+        weights: PerClass = None,
+        margins: PerClass = None,
+        counts: Sequence[int] | None = None,
+        margin: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        images = None if counts is None else _numbers("counts", counts, classes)
+        if weights == "frequency":
+            rarity = 1 / _known(images, "weights")
+            weights = (rarity / rarity.mean()).tolist()
+        if margins == "frequency":
+            images = _known(images, "margins")
+            margins = (margin * (images.min() / images) ** 0.25).tolist()
+        self.register_buffer("weights", None if weights is None else _numbers("weights", weights, classes).float())
+        self.register_buffer("margins", None if margins is None else _numbers("margins", margins, classes).float())
+
+    def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
+        equal = equal_pairs(self.classes, queries)
+        return PairWeights(equal, equal, class_weights=self.weights, class_margins=self.margins), nothing
+
+
+def balance(
+    classes: int,
+    weights: PerClass = None,
+    margins: PerClass = None,
+    counts: Sequence[int] | None = None,
+    margin: float = 0.0,
+) -> ClassBalance | None:
+    """A `ClassBalance`, or None if neither weights nor margins are given.
+
+    Args:
+        classes: C.
+        weights: see `ClassBalance`.
+        margins: see `ClassBalance`.
+        counts: see `ClassBalance`.
+        margin: see `ClassBalance`.
+
+    Example:
+        >>> balance(3) is None
+        True
+    """
+    return None if weights is None and margins is None else ClassBalance(classes, weights, margins, counts, margin)
+
+
+def _known(images: Tensor | None, argument: str) -> Tensor:
+    if images is None:
+        raise ValueError(
+            f"counts: got none, expected the number of training images of each class: {argument}='frequency' needs it"
+        )
+    return images
+
+
+def _numbers(argument: str, values: Sequence[float] | str, classes: int) -> Tensor:
+    """One number for each class, (C,) float64."""
+    if isinstance(values, str):
+        raise ValueError(f"{argument}: got {values!r}, expected 'frequency' or {classes} numbers, one for each class")
+    numbers = [float(value) for value in values]
+    if len(numbers) != classes:
+        raise ValueError(f"{argument}: got {len(numbers)} numbers, expected {classes}, one for each class")
+    for number in numbers:
+        (at_least_zero if argument == "margins" else above_zero)(**{argument: number})
+    return torch.tensor(numbers, dtype=torch.float64)

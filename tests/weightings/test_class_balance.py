@@ -1,0 +1,74 @@
+"""Weights and margins of classes: by frequency, in every implementation, and what is refused."""
+
+import pytest
+import torch
+
+import proxymetric as pm
+from proxymetric.core.pieces import Compare
+from proxymetric.ops import using
+from proxymetric.weightings import ClassBalance, EmbeddingLengths
+
+COUNTS = [100, 25, 4, 1]
+
+
+def test_by_frequency_a_rare_class_counts_more_and_has_a_larger_margin() -> None:
+    balance = ClassBalance(4, "frequency", "frequency", COUNTS, margin=0.5)
+    assert balance.weights.mean().item() == pytest.approx(1)
+    assert (balance.weights * torch.tensor(COUNTS)).unique().numel() == 1, "all classes count the same in a mean"
+    assert balance.margins.tolist() == pytest.approx([0.5 * n**-0.25 for n in COUNTS])
+
+
+@pytest.mark.parametrize("name", ["norm-softmax", "cosface", "arcface", "proxy-anchor"])
+def test_equal_numbers_for_all_classes_change_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3
+    losses = []
+    margins = {} if name == "norm-softmax" else {"margin": 0.2, "margins": [0.2] * 4}
+    for arguments in (
+        {key: value for key, value in margins.items() if key == "margin"},
+        margins | {"weights": [3] * 4},
+    ):
+        torch.manual_seed(1)
+        losses.append(pm.method(name, classes=4, dim=5, scale=8.0, **arguments).double()(x, y))
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)  # numbers of classes are float32
+
+
+@pytest.mark.parametrize("name", ["cosface", "arcface"])
+def test_all_implementations_of_the_softmax_family_agree(name: str) -> None:
+    torch.manual_seed(0)
+    criterion = pm.method(name, classes=4, dim=5, weights="frequency", margins="frequency", counts=COUNTS).double()
+    found = []
+    for impl in ("plain", "dense", "chunked"):
+        x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+        with using(impl, rows=2):
+            loss = criterion(x, torch.arange(9) % 3)
+        loss.backward()
+        criterion.discard()
+        found.append((loss.detach(), x.grad))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": [1.0]}, "weights: got 1 numbers, expected 4, one for each class"),
+        ({"weights": [1.0, 1.0, 0.0, 1.0]}, "weights: got 0.0, expected a number above 0"),
+        ({"margins": [0.1, 0.1, -0.1, 0.1]}, "margins: got -0.1, expected a number of at least 0"),
+        ({"weights": "frequency"}, "counts: got none, expected the number of training images of each class"),
+        ({"margins": "rare"}, "margins: got 'rare', expected 'frequency' or 4 numbers"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pm.method("cosface", classes=4, dim=5, **arguments)
+
+
+def test_a_loss_that_makes_no_use_of_a_weighting_refuses_it() -> None:
+    source = pm.sources.LearnedProxies(4, 5)
+    for weighting, asks in (
+        (ClassBalance(4, [1] * 4), "has_class_balance"),
+        (EmbeddingLengths(4), "has_length_scores"),
+    ):
+        with pytest.raises(ValueError, match=f"weighting: got .* for MPA, which makes no use of it.*{asks}"):
+            Compare(pm.losses.MPA(), source, weighting)
