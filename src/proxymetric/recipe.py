@@ -473,6 +473,22 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             f"{tuning if isinstance(tuning, str) else tuning['name']!r} would change them; expected no --frozen, or "
             "--tuning linear"
         )
+    own = tables["view"].get("transform")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(
+            f"view.transform: got {own!r}, expected 'module:function'; a transform of Python is an argument: "
+            "proxymetric.train(..., transform=...)"
+        )
+    if own not in (None, "none") and data["cache"] == "device":
+        raise ValueError(
+            f"data.cache: got 'device' with view.transform={own!r}, which changes one image at a time in main memory; "
+            "expected 'none', 'memory' or 'auto'"
+        )
+    if own not in (None, "none") and train["frozen"]:
+        raise ValueError(
+            f"train.frozen: got true with view.transform={own!r}, but cached features are those of one view without "
+            "random changes; expected no --frozen"
+        )
     view = {"name": view_name, **complete("view", {**view_defaults, **tables["view"]}, TrainView)}
     if not SIZES[0] <= view["size"] <= SIZES[1]:
         raise ValueError(f"view.size: got {view['size']}, expected at least {SIZES[0]} and at most {SIZES[1]} pixels")
