@@ -46,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"checks", "papers"},
     "checkpoint": {"files", "tensor_files"},
     "data": {"core", "files"},
+    "samplers": {"data"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},
@@ -66,7 +67,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli", "studies"},
     "__init__": {
         "losses", "sources", "testing", "criterion", "data", "inspection", "metrics", "models", "papers", "runs",
-        "search",
+        "search", "samplers", "training",
     },
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""
