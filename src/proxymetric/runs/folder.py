@@ -19,11 +19,13 @@ from proxymetric.models.run_folder import is_description, read_run, read_state, 
 from proxymetric.recipe import Recipe, check
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
+from proxymetric.tracking.run_id import FILE as TRACKER_FILE
+from proxymetric.tracking.tensorboard import EVENTS_SUFFIX
 from proxymetric.training.optim import steps_in
-from proxymetric.training.tensorboard import EVENTS_SUFFIX
 
 RUN_FILES = (
-    "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html"
+    "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html",
+    TRACKER_FILE,
 )  # fmt: skip
 """the files that a run writes"""
 FOLDERS = ("refit", "tensorboard")
