@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "files": set(),
     "device": set(),
     "lock": set(),
+    "tracking": {"files"},
     "core": set(),
     "tensor_files": {"core"},
     "ops": {"core", "checks"},
@@ -46,17 +47,18 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"checks", "papers"},
     "checkpoint": {"files", "tensor_files"},
     "data": {"core", "files"},
+    "samplers": {"data"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},
-    "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol"},
+    "recipe": {"data", "encoders", "files", "losses", "metrics", "papers", "protocol", "tracking"},
     "models": {"core", "data", "encoders", "checkpoint", "files", "papers", "tensor_files", "device"},
     "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
     "serve": {"data", "models", "search"},
-    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe"},
+    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe", "tracking"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
-        "training", "models", "checkpoint", "device", "lock", "cli", "search",
+        "training", "models", "checkpoint", "device", "lock", "cli", "search", "tracking",
     },
     "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
     "cli": {
@@ -66,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli", "studies"},
     "__init__": {
         "losses", "sources", "testing", "criterion", "data", "inspection", "metrics", "models", "papers", "runs",
-        "search",
+        "search", "samplers", "training",
     },
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxymetric import losses, sources, testing
+    from proxymetric import losses, samplers, sources, testing
     from proxymetric.criterion import Criterion
     from proxymetric.data import open_data
     from proxymetric.inspection import inspect
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from proxymetric.papers import method, methods
     from proxymetric.runs.train import train
     from proxymetric.search import Index
+    from proxymetric.training.gathering import gather_batch
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOMES = {
     "Index": "proxymetric.search",
     "Model": "proxymetric.models.model",
     "evaluate": "proxymetric.metrics",
+    "gather_batch": "proxymetric.training.gathering",
     "inspect": "proxymetric.inspection.report",
     "load": "proxymetric.models.load",
     "method": "proxymetric.papers",
@@ -37,19 +39,21 @@ _HOMES = {
     "open_data": "proxymetric.data",
     "train": "proxymetric.runs.train",
 }
-_MODULES = ("losses", "sources", "testing")
+_MODULES = ("losses", "samplers", "sources", "testing")
 
 __all__ = [
     "Criterion",
     "Index",
     "Model",
     "evaluate",
+    "gather_batch",
     "inspect",
     "load",
     "losses",
     "method",
     "methods",
     "open_data",
+    "samplers",
     "sources",
     "testing",
     "train",

@@ -32,6 +32,7 @@ from typing import Any
 from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
 from proxymetric.signatures import did_you_mean, fit, one_of
+from proxymetric.tracking.tracker import TRACKERS
 
 TOP_KEYS = ("method", "protocol", "seed")
 TABLES = ("data", "view", "encoder", "loss", "train")
@@ -43,7 +44,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "decay": ("none", "step", "cosine"),
     "amp": ("auto", "bf16", "fp16", "off"),
     "parallel": ("ddp", "fsdp"),
-    "track": (None, "tensorboard"),
+    "track": (None, *TRACKERS),
 }
 """key of `[train]` -> the values it may have"""
 MINIMA = {
@@ -152,7 +153,8 @@ class TrainOptions:
         parallel: how several processes train the encoder. "ddp": each holds all of it. "fsdp": each holds a part of its
             parameters and of their optimiser state (FSDP2; not with warmup, frozen, compile or fp16).
         device: "auto", "cpu", "cuda" or "cuda:0".
-        track: "tensorboard" also writes the curves to the folder `tensorboard` of the run (needs the extra `track`).
+        track: "tensorboard" also writes the curves to the folder `tensorboard` of the run (needs the extra `track`);
+            "wandb" and "mlflow" send them to Weights & Biases and MLflow (extras `wandb` and `mlflow`).
     """
 
     epochs: int = 40
@@ -472,6 +474,22 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             "train.frozen: got true, but the cached features are computed before training and encoder.tuning="
             f"{tuning if isinstance(tuning, str) else tuning['name']!r} would change them; expected no --frozen, or "
             "--tuning linear"
+        )
+    own = tables["view"].get("transform")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(
+            f"view.transform: got {own!r}, expected 'module:function'; a transform of Python is an argument: "
+            "proxymetric.train(..., transform=...)"
+        )
+    if own not in (None, "none") and data["cache"] == "device":
+        raise ValueError(
+            f"data.cache: got 'device' with view.transform={own!r}, which changes one image at a time in main memory; "
+            "expected 'none', 'memory' or 'auto'"
+        )
+    if own not in (None, "none") and train["frozen"]:
+        raise ValueError(
+            f"train.frozen: got true with view.transform={own!r}, but cached features are those of one view without "
+            "random changes; expected no --frozen"
         )
     view = {"name": view_name, **complete("view", {**view_defaults, **tables["view"]}, TrainView)}
     if not SIZES[0] <= view["size"] <= SIZES[1]:

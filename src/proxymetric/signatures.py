@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ def in_words(annotation: Any) -> str:
         ('a list of 2 numbers', 'a whole number')
     """
     inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Callable:
+        return "a function"
     if typing.get_origin(annotation) is dict:
         return "a table"
     if typing.get_origin(annotation) is typing.Literal:

@@ -91,26 +91,48 @@ def read_image(path: str | Path, title: str | None = None, min_side: int | None 
         ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
     """
     title = printable(str(path)) if title is None else title
-    limit = max_pixels()
-    _silence_pillow()
+    max_pixels()  # refuses a wrong value, which is no fault of the image
     try:
         if os.path.getsize(path) == 0:
             raise BadImage(title, "the file is empty")
         with open(path, "rb") as file:
-            image = _open(file)
-            if image is None:
-                raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
-            if min_side is not None:
-                _reduce(image, min_side)
-            _limit_pixels(image, limit, title)
-            image.load()
+            return read_encoded(file, title, min_side)
+    except BadImage:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot exist
+        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise BadImage(title, reason or type(error).__name__) from error
+
+
+def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Image.Image:
+    """Read an image from an open file or from bytes in memory (`io.BytesIO`), as `read_image` does.
+
+    Args:
+        file: the encoded image.
+        title: name of the image in errors.
+        min_side: as for `read_image`.
+
+    Raises:
+        BadImage: the image cannot be read.
+        ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
+    """
+    limit = max_pixels()
+    _silence_pillow()
+    try:
+        image = _open(file)
+        if image is None:
+            raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+        if min_side is not None:
+            _reduce(image, min_side)
+        _limit_pixels(image, limit, title)
+        image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return as_rgb(image)
     except (BadImage, MemoryError):
         raise
     except Exception as error:
         # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
-        # `strerror` is the operating system's message for a missing or forbidden file; it does not contain the path.
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise BadImage(title, reason or type(error).__name__) from error
 

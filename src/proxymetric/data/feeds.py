@@ -73,6 +73,7 @@ class _Reader(Dataset):
             pixels.share_memory_()
         squares = pixels.numpy()
         readable: list[int] = []
+        places: list[int] = []
         bad: list[tuple[str, str]] = []
         boxes = self._cached_boxes(request)
         for k, row in enumerate(request.rows.tolist()):
@@ -85,18 +86,25 @@ class _Reader(Dataset):
                 square = cut(image, boxes, k, size, self.view.interpolation)
             elif isinstance(self.view, TrainView):
                 assert request.draws is not None
-                square = self.view.apply(image, request.draws[k : k + 1]).numpy()
+                square = self.view.cut(image, request.draws[k : k + 1]).numpy()
             else:
                 square = self.view(image).numpy()
             squares[len(readable)] = square
             readable.append(row)
-        return _BatchImages(pixels[: len(readable)], np.array(readable, dtype=np.int64), bad)
+            places.append(k)
+        pixels = pixels[: len(readable)]
+        if isinstance(self.view, TrainView) and request.draws is not None:
+            finished = self.view.finish(pixels, request.draws[places])
+            pixels = pixels.copy_(finished) if finished is not pixels else pixels
+        return _BatchImages(pixels, np.array(readable, dtype=np.int64), bad)
 
     def _cached_boxes(self, request: _BatchRequest) -> Boxes | None:
         """Return the boxes of all training views, if the sizes of the images are known because they are in memory."""
         if self.cached is None:
             return None
         assert isinstance(self.view, TrainView)
+        if self.view.transform is not None:
+            return None
         assert request.draws is not None
         rows = self.cached.buffer_rows[request.rows]  # -1, the last image, for an image that cannot be read
         buffer = self.cached.buffer
@@ -256,6 +264,11 @@ class TrainFeed:
             )
         if seed < 0:
             raise ValueError(f"seed: got {seed}, expected at least 0")
+        if cache == "device" and view.transform is not None:
+            raise ValueError(
+                "cache: got 'device' with a transform of your own, which changes one image at a time in main memory; "
+                "expected 'none' or 'memory'"
+            )
         self.images = images
         self.batches = batches
         self.view = view
@@ -351,7 +364,7 @@ class TrainFeed:
         readable = buffer_rows >= 0
         rows = buffer_rows[readable]
         boxes = self.view.boxes(buffer.heights[rows], buffer.widths[rows], request.draws[readable])
-        images = buffer.cut(rows, boxes, self.view.size)
+        images = self.view.finish(buffer.cut(rows, boxes, self.view.size), request.draws[readable])
         return Batch(images, self._labels[request.rows[readable]])
 
 

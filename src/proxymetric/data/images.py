@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import operator
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
-from proxymetric.data.decoding import read_image
+from proxymetric.data.decoding import BadImage, read_encoded, read_image
 from proxymetric.files import printable
+
+
+class EncodedImages(Protocol):
+    """N encoded images that are not files of their own, such as those of a table; each is read when it is needed."""
+
+    def __len__(self) -> int: ...
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of image `index`, as in a file; an `OSError` says why they cannot be read."""
+
+    def title(self, index: int) -> str:
+        """Return the name of image `index` in messages."""
+
+    def subset(self, rows: np.ndarray) -> EncodedImages:
+        """Return the images `rows`, in this order."""
+
+    def identity(self) -> str:
+        """Return a text that is the same for the same images and differs for others."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
-    """N labelled images of C classes, either as files (`paths`) or as pixels (`arrays`).
+    """N labelled images of C classes: as files (`paths`), as pixels (`arrays`), or encoded in a table (`encoded`).
 
     Args:
         name: the name of the set in reports.
@@ -26,6 +46,7 @@ class ImageSet:
         classes: the C class names, in the order of the labels.
         paths: N image files.
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
+        encoded: N encoded images, see `EncodedImages`.
         test_classes: labels of the official test classes; `()` if there are none.
         root: the folder that `paths` are relative to in `identity`.
         test_images: (N,) bool, True for the test images, if the data comes with a split of its images (MNIST, folders
@@ -67,11 +88,13 @@ class ImageSet:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unlisted: dict[str, str] = field(default_factory=dict)
+    encoded: EncodedImages | None = None
 
     def __post_init__(self) -> None:
-        assert (self.paths is None) != (self.arrays is None), "exactly one of paths and arrays is expected"
+        places = [place for place in (self.paths, self.arrays, self.encoded) if place is not None]
+        assert len(places) == 1, "exactly one of paths, arrays and encoded is expected"
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
-        count = len(self.paths) if self.paths is not None else len(self.arrays)  # type: ignore[arg-type]
+        count = len(places[0])
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
@@ -117,6 +140,12 @@ class ImageSet:
         """
         if self.arrays is not None:
             return Image.fromarray(self.arrays[index]).convert("RGB")
+        if self.encoded is not None:
+            try:
+                content = self.encoded.content(index)
+            except OSError as error:
+                raise BadImage(self.title(index), error.strerror or str(error)) from error
+            return read_encoded(io.BytesIO(content), self.title(index), min_side)
         assert self.paths is not None
         return read_image(self.paths[index], self.title(index), min_side)
 
@@ -126,6 +155,8 @@ class ImageSet:
 
     def title(self, index: int) -> str:
         """Return the path of image `index` as printable text; for arrays, the name of the set and the index."""
+        if self.encoded is not None:
+            return self.encoded.title(index)
         return f"{self.name}#{index}" if self.paths is None else printable(str(self.paths[index]))
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
@@ -188,6 +219,7 @@ class ImageSet:
             labels=self.labels[rows],
             paths=None if self.paths is None else [self.paths[i] for i in rows],
             arrays=None if self.arrays is None else self.arrays[rows],
+            encoded=None if self.encoded is None else self.encoded.subset(rows),
             test_images=test,
             validation_images=validation,
             gallery=gallery if gallery is not None and gallery.any() else None,
@@ -212,6 +244,8 @@ class ImageSet:
         if self.arrays is not None:
             digest.update(repr(self.arrays.shape).encode())
             digest.update(np.ascontiguousarray(self.arrays).tobytes())
+        elif self.encoded is not None:
+            digest.update(self.encoded.identity().encode())
         else:
             assert self.paths is not None
             for path in self.paths:

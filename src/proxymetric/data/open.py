@@ -1,4 +1,4 @@
-"""Opening of image sets: embedded sets, folders, CSV files and benchmarks."""
+"""Opening of image sets: embedded sets, folders, CSV files, benchmarks and data sets of Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from proxymetric.data.decoding import max_pixels
 from proxymetric.data.digits import digits
 from proxymetric.data.folders import first_names, from_folder
 from proxymetric.data.glyphs import glyphs
+from proxymetric.data.hugging_face import from_hugging_face, is_hugging_face
 from proxymetric.data.images import ImageSet
 from proxymetric.signatures import did_you_mean, one_of
 
@@ -25,7 +26,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
 
     Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
-            .csv file. Write "./glyphs" for a folder of your own with this name.
+            .csv file. Write "./glyphs" for a folder of your own with this name. "hf:PLACE" is a folder that Hugging
+            Face's `save_to_disk` wrote, or a name on its hub (`data.hugging_face`; needs the extra `hf`).
         layout: "folder" (one folder per class, with images at any depth), "nested" (one class for each folder that
             holds images itself), "csv" (columns file and class), or a benchmark in the form that its authors
             distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop
@@ -53,6 +55,10 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
         return _add_note(EMBEDDED[source]())
     if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
         return _add_note(glyphs(int(match[1])))
+    if isinstance(source, str) and is_hugging_face(source):
+        if layout != "auto":
+            raise ValueError(f"layout: got {layout!r} for {source!r}, expected 'auto': its columns say what is what")
+        return _add_note(from_hugging_face(source))
     path = Path(source).expanduser()
     if not path.exists():
         hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)

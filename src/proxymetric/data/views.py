@@ -8,6 +8,7 @@ uint8; the encoder normalises the pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.data import augmentation
+from proxymetric.data.own_transforms import apply_transform, find_transform
 from proxymetric.signatures import one_of
 
 TRIES = 10
 """number of random boxes that "random-resized" tries before it takes the largest box in the centre"""
 DRAWS = 2 * TRIES + 3
 """number of random numbers per training view: area and ratio of each try, vertical and horizontal position, flip"""
+_VERTICAL, _HORIZONTAL, _FLIP = DRAWS - 3, DRAWS - 2, DRAWS - 1
+_JITTER = slice(DRAWS, DRAWS + augmentation.JITTER_DRAWS)
+_ERASE = slice(_JITTER.stop, _JITTER.stop + augmentation.ERASE_DRAWS)
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _CROPS = ("random-resized", "random", "none")
@@ -86,6 +92,13 @@ class TrainView:
         ratio: smallest and largest ratio of width to height, above 0, of "random-resized".
         flip: mirror an image with probability 1/2.
         interpolation: "bilinear" or "bicubic"; with a device cache, crops are always bilinear.
+        jitter: how much brightness, contrast, saturation (0..1 each) and hue (0..0.5) of a view change at most, such as
+            `(0.4, 0.4, 0.4, 0.1)`; see `augmentation.jitter`.
+        erase: probability that a random rectangle of a view is filled with its mean colour; see `augmentation.erase`.
+        transform: replaces crop, flip, jitter and erase by your own transform of a PIL image, such as a pipeline of
+            torchvision: "module:function", a function of the size that returns the transform, or (in Python) the
+            transform itself. It returns a PIL image, or a tensor (3, size, size) of uint8 or of floats in 0..1. Not
+            with a device cache.
 
     Raises:
         ValueError: an argument is out of range.
@@ -106,6 +119,9 @@ class TrainView:
         ratio: tuple[float, float] = (0.75, 1.3333),
         flip: bool = True,
         interpolation: str = "bilinear",
+        jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+        erase: float = 0.0,
+        transform: str | Callable[[Any], Any] | None = None,
     ) -> None:
         self.size = _checked_size(size, interpolation)
         one_of("crop", crop, _CROPS)
@@ -119,8 +135,12 @@ class TrainView:
             )
         if not 0 < ratio[0] <= ratio[1]:
             raise ValueError(f"ratio: got {ratio}, expected two numbers above 0, the smaller first")
+        augmentation.check_strengths(jitter, erase)
         self.crop = crop
         self.flip = flip
+        self.jitter = jitter
+        self.erase = erase
+        self.transform = find_transform(transform, size) if isinstance(transform, str) else transform
         self.interpolation = interpolation
         self.scale = (float(scale[0]), float(scale[1]))
         self.ratio = (float(ratio[0]), float(ratio[1]))
@@ -131,12 +151,16 @@ class TrainView:
         return _default_resize(self.size) if self.resize is None else self.resize
 
     def draw(self, count: int, random: np.random.Generator | int) -> np.ndarray:
-        """Return the uniform random numbers (count, DRAWS) of `count` views."""
-        return np.random.default_rng(random).random((count, DRAWS))
+        """Return the uniform random numbers of `count` views: (count, DRAWS), or more with jitter or erase."""
+        random = np.random.default_rng(random)
+        draws = random.random((count, DRAWS))
+        if not any(self.jitter) and not self.erase:
+            return draws
+        return np.concatenate([draws, random.random((count, _ERASE.stop - DRAWS))], axis=1)
 
     def boxes(self, heights: np.ndarray, widths: np.ndarray, draws: np.ndarray) -> Boxes:
         """Return the boxes for images of these heights and widths (B,), from random numbers (B, DRAWS)."""
-        flip = (draws[:, -1] < 0.5) & self.flip
+        flip = (draws[:, _FLIP] < 0.5) & self.flip
         if self.crop == "none":
             assert self.resize is not None
             return _centred_boxes(heights, widths, self.size / self.resize)._replace(flip=flip)
@@ -146,10 +170,10 @@ class TrainView:
         image_heights, image_widths = np.round(image_heights * zoom), np.round(image_widths * zoom)
         if self.crop == "random":
             height, width = np.full_like(image_heights, self.size), np.full_like(image_widths, self.size)
-            vertical, horizontal = draws[:, -3], draws[:, -2]
+            vertical, horizontal = draws[:, _VERTICAL], draws[:, _HORIZONTAL]
         else:
             height, width, fits = self._random_sides(image_heights, image_widths, draws)
-            vertical, horizontal = (np.where(fits, draws[:, k], 0.5) for k in (-3, -2))
+            vertical, horizontal = (np.where(fits, draws[:, k], 0.5) for k in (_VERTICAL, _HORIZONTAL))
         top = np.floor(vertical * (image_heights - height + 1))
         left = np.floor(horizontal * (image_widths - width + 1))
         return Boxes(top / zoom, left / zoom, height / zoom, width / zoom, flip)
@@ -180,10 +204,24 @@ class TrainView:
         return self.apply(image, self.draw(1, random))
 
     def apply(self, image: Image.Image, draws: np.ndarray) -> Tensor:
-        """Cut a view of an RGB image, (3, size, size) uint8, with the random numbers (1, DRAWS)."""
+        """Cut a view of an RGB image, (3, size, size) uint8, with the random numbers of one view."""
+        return self.finish(self.cut(image, draws)[None], draws)[0]
+
+    def cut(self, image: Image.Image, draws: np.ndarray) -> Tensor:
+        """Cut a view of an RGB image, or apply the own transform, with the random numbers of one view."""
+        if self.transform is not None:
+            return apply_transform(self.transform, image, self.size, seed=int(draws[0, 0] * 2**53))
         if self.resize is not None:
             image = shrink(image, self.resize, self.interpolation)
         return _cut(image, self.boxes(*_sides(image), draws), self.size, self.interpolation)
+
+    def finish(self, images: Tensor, draws: np.ndarray) -> Tensor:
+        """Change the colours of cut views (B, 3, size, size) uint8 and erase parts of them, on any device."""
+        if self.transform is not None:
+            return images
+        if any(self.jitter):
+            images = augmentation.jitter(images, self.jitter, draws[:, _JITTER])
+        return augmentation.erase(images, self.erase, draws[:, _ERASE]) if self.erase else images
 
 
 VIEWS: dict[str, dict[str, dict[str, Any]]] = {

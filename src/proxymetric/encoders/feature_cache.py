@@ -191,6 +191,11 @@ def _names(images: "ImageSet") -> list[str]:
         if images.arrays is not None:
             row = np.ascontiguousarray(images.arrays[index])
             content = f"{row.shape} {row.dtype} ".encode() + row.tobytes()
+        elif images.encoded is not None:
+            try:
+                content = images.encoded.content(index)
+            except OSError:
+                content = f"{images.title(index)} is not there".encode()
         else:
             assert images.paths is not None
             path = Path(images.paths[index])

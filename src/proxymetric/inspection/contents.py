@@ -99,8 +99,10 @@ def digest_of(images: ImageSet, index: int) -> str:
     if images.arrays is not None:
         row = np.ascontiguousarray(images.arrays[index])
         return hashlib.sha256(f"{row.shape} ".encode() + row.tobytes()).hexdigest()
-    assert images.paths is not None
     try:
+        if images.encoded is not None:
+            return hashlib.sha256(images.encoded.content(index)).hexdigest()
+        assert images.paths is not None
         with open(images.paths[index], "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:

@@ -66,7 +66,7 @@ class RunContext:
         setting = self.recipe.data.cache
         if setting != "auto":
             return setting
-        return "none" if images.arrays is None else "device"
+        return "none" if images.arrays is None or self.recipe.view["transform"] is not None else "device"
 
     def workers(self, images: ImageSet) -> int:
         """The value of `data.workers` for these images, with -1 resolved."""

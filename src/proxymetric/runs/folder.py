@@ -12,17 +12,20 @@ from typing import Any
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.watcher import Watcher
+from proxymetric.data.hugging_face import is_hugging_face, place_of
 from proxymetric.files import read_json
 from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
 from proxymetric.recipe import Recipe, check
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
+from proxymetric.tracking.run_id import FILE as TRACKER_FILE
+from proxymetric.tracking.tensorboard import EVENTS_SUFFIX
 from proxymetric.training.optim import steps_in
-from proxymetric.training.tensorboard import EVENTS_SUFFIX
 
 RUN_FILES = (
-    "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html"
+    "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html",
+    TRACKER_FILE,
 )  # fmt: skip
 """the files that a run writes"""
 FOLDERS = ("refit", "tensorboard")
@@ -56,7 +59,8 @@ path of the images may change, because their content is compared"""
 def default_folder(raw: dict[str, Any]) -> Path:
     """The default folder of a run: `runs/<data>-<method>`."""
     table = raw.get("data", {})
-    data = Path(str(table.get("path", "") if isinstance(table, dict) else "") or "run").resolve()
+    source = str(table.get("path", "") if isinstance(table, dict) else "") or "run"
+    data = Path(place_of(source) if is_hugging_face(source) else source).resolve()
     name = data.stem if data.suffix.lower() == ".csv" else data.name
     return Path("runs") / f"{name.lower()}-{raw.get('method', 'proxy-anchor')}"
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from proxymetric import recipe as recipes
 from proxymetric.core.watcher import Silent, Watcher
+from proxymetric.data.own_transforms import name_of
+from proxymetric.data.views import TrainView
 from proxymetric.files import printable
 from proxymetric.runs import folder as folders
+from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
 from proxymetric.runs.session import Run, RunSession
 from proxymetric.training.process_group import ProcessGroup, restarts
@@ -24,6 +29,7 @@ FLAGS = {
     "epochs": "train.epochs",
     "batch": "train.batch",
     "size": "view.size",
+    "transform": "view.transform",
     "dim": "encoder.dim",
     "nested": "loss.nested",
     "lr": "train.lr",
@@ -49,6 +55,7 @@ def train(
     epochs: int | None = None,
     batch: int | None = None,
     size: int | None = None,
+    transform: str | Callable[[Any], Any] | None = None,
     dim: int | None = None,
     nested: Sequence[int] | None = None,
     lr: float | None = None,
@@ -81,6 +88,9 @@ def train(
         epochs: passes over the training images.
         batch: images in a forward pass.
         size: side of the images in pixels.
+        transform: your own training views instead of crop and flip: a transform of a PIL image, such as a pipeline of
+            `torchvision.transforms.v2` without normalisation, or "module:function" (`data.TrainView`). The random
+            numbers of torch, NumPy and Python that it draws are seeded for each image, so that a run can be resumed.
         dim: dimensions of the embedding.
         nested: dimensions that the vectors can be cut to afterwards, such as [64, 128, 256, 512]; the last one is the
             dimension of the embedding (`losses.Nested`).
@@ -119,6 +129,7 @@ def train(
         epochs=epochs,
         batch=batch,
         size=size,
+        transform=transform if transform is None or isinstance(transform, str) else name_of(transform),
         dim=dim,
         nested=nested,
         lr=lr,
@@ -147,6 +158,7 @@ def train(
             said = {key: value for key, value in raw.items() if key != "method" or not chooses}
             raw = recipes.merged(earlier_run["said"], said)
         checked = recipes.check(raw)
+        _try_view(train_view(checked))
         if earlier_run is not None:
             folders.check_same_recipe(checked, earlier_run, folder)
         listener = (watcher or _terminal()) if world.first else Silent()
@@ -177,6 +189,12 @@ def read_recipe(
     overrides = {key: str(value) if isinstance(value, Path) else value for key, value in overrides.items()}
     tables = {} if recipe is None else recipes.load(recipe)
     return recipes.merged(tables, recipes.settings(overrides), recipes.settings(settings))
+
+
+def _try_view(view: TrainView) -> None:
+    """Refuse a transform of your own that does not work, before the images are opened."""
+    if view.transform is not None:
+        view(Image.new("RGB", (2 * view.size, 2 * view.size), "grey"), 0)
 
 
 def _terminal() -> Watcher:

@@ -24,8 +24,8 @@ NOT_COMPARED = {
 """keys of a recipe that do not change the result of a run"""
 STATE = "study.json"
 """the file that holds the status of all runs"""
-EMBEDDED = "glyphs", "digits"
-"""data sets that come with the package and need no files"""
+EMBEDDED = "glyphs", "digits", "hf"
+"""data sets that come with the package and need no files, and the prefix of those of Hugging Face"""
 LOCK_SECONDS = 90.0
 """time to wait until the workers of a killed study have saved"""
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.second_pass import SecondPassResult
 from proxymetric.criterion import Criterion
+from proxymetric.training.gathering import gather_rows, row_counts
 
 if TYPE_CHECKING:
     from proxymetric.encoders import Encoder
@@ -102,39 +103,3 @@ def _no_rows(module: nn.Module, encode: Callable[[Tensor], Tensor], images: Tens
     rows = encode(images.new_zeros((1, *images.shape[1:])))[:0]
     module.train(training)
     return rows
-
-
-def row_counts(rows: int, device: torch.device) -> list[int]:
-    """Return the number of rows in each process; a process has fewer if it could not read some images.
-
-    Args:
-        rows: the number of rows in this process.
-        device: the device on which the processes communicate.
-    """
-    counts = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int64, device=device)
-    counts[torch.distributed.get_rank()] = rows
-    torch.distributed.all_reduce(counts)
-    return counts.tolist()
-
-
-def gather_rows(part: Tensor, counts: list[int]) -> Tensor:
-    """Return the rows of all processes in the order of their ranks; gradients flow to the rows of this process.
-
-    All processes compute the same loss from the gathered rows, and their gradients are averaged afterwards. Only this
-    process has the gradient through its own rows, so this gradient is multiplied by the number of processes.
-
-    Args:
-        part: the rows of this process.
-        counts: the number of rows in each process, from `row_counts`.
-    """
-    world = len(counts)
-    padded = part.new_zeros((max(counts), *part.shape[1:]))
-    padded[: len(part)] = part.detach()
-    gathered = [torch.empty_like(padded) for _ in counts]
-    torch.distributed.all_gather(gathered, padded)
-    parts = [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
-    if part.requires_grad:
-        local_rows = part.view_as(part)
-        local_rows.register_hook(lambda grad: grad * world)
-        parts[torch.distributed.get_rank()] = local_rows
-    return torch.cat(parts)

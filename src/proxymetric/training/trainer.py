@@ -17,6 +17,7 @@ from proxymetric.core.pieces import Batch
 from proxymetric.core.signals import stop_on_signal
 from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
+from proxymetric.tracking import Recorder
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
@@ -25,7 +26,6 @@ from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
 from proxymetric.training.stepper import Stepper, StepResult
-from proxymetric.training.tensorboard import TensorBoard
 
 LOG_EVERY_STEPS = 10
 REPORTED_SKIPPED_STEPS = (1, 10, 100, 1000)
@@ -168,7 +168,8 @@ class Trainer:
                 f"train.warmup: got {options.warmup}, but there is neither head nor proxies to warm up; expected 0"
             )
         self.stepper = Stepper(learner, self.parallel, self.optimizer, self.sharded, options, world, device)
-        self.tracker = TensorBoard(folder / "tensorboard") if options.track == "tensorboard" and world.first else None
+        tracks = options.track is not None and world.first
+        self.tracker = Recorder(str(options.track), folder, watcher.say) if tracks else None
         self.log = Log(folder / "log.jsonl", writes=world.first, on_record=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
         self.steps = steps_in(options.epochs if stop_after is None else stop_after, self.steps_per_epoch)
@@ -215,12 +216,16 @@ class Trainer:
         """
         if self.tracker is not None:
             self.tracker.begin(self.step)
-        with stop_on_signal(self._request_stop):
-            if self.step == 0 and self.epoch == 0 and not self.curve:
-                self._evaluate()
-                self.save()  # a run that has begun always has a checkpoint, so that a lost checkpoint is noticed
-            while not self.done:
-                self._train_epoch()
+        try:
+            with stop_on_signal(self._request_stop):
+                if self.step == 0 and self.epoch == 0 and not self.curve:
+                    self._evaluate()
+                    self.save()  # a run that has begun always has a checkpoint, so that a lost checkpoint is noticed
+                while not self.done:
+                    self._train_epoch()
+        finally:
+            if self.tracker is not None:
+                self.tracker.end()
         self.world.wait()
 
     def _train_epoch(self) -> None:

@@ -1,0 +1,93 @@
+"""From the records of the log to the numbers of a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from proxymetric.files import read_json
+from proxymetric.tracking.tracker import Tracker, open_tracker
+
+SECTIONS = {"step": "train", "evaluation": "validation"}
+"""event of a record -> the first part of the names of its numbers"""
+
+
+class Recorder:
+    """Passes the records of the log to a tracker. If the tracker fails, the training goes on without it.
+
+    Args:
+        name: one of `TRACKERS`.
+        folder: the folder of the run.
+        say: receives the message when the tracker fails.
+
+    Raises:
+        ValueError: the name is unknown, or the package is not installed.
+    """
+
+    def __init__(self, name: str, folder: Path, say: Callable[[str], None]) -> None:
+        self.name = name
+        self.folder = folder
+        self.say = say
+        self.tracker: Tracker | None = open_tracker(name, folder)
+
+    def begin(self, step: int) -> None:
+        """Begin the run, or continue it after `step`.
+
+        Raises:
+            ValueError: the tracker cannot begin, for example because its server does not answer.
+        """
+        assert self.tracker is not None
+        try:
+            self.tracker.begin(step, settings_of(self.folder))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ValueError(
+                f"train.track: got {self.name!r}, which cannot begin ({reason}); expected a tracker that works, or none"
+            ) from error
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Pass on the numbers of a record."""
+        self._try(lambda tracker: tracker.record(record.get("step", 0), numbers_of(record)))
+
+    def end(self) -> None:
+        """End the run."""
+        self._try(lambda tracker: tracker.end())
+
+    def _try(self, call: Callable[[Tracker], None]) -> None:
+        if self.tracker is None:
+            return
+        try:
+            call(self.tracker)
+        except Exception as error:  # trackers raise errors of many libraries
+            self.tracker = None
+            self.say(f"{self.name} failed ({type(error).__name__}: {error}); the training goes on without it")
+
+
+def numbers_of(record: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a record of the log, with names of two or three parts.
+
+    Example:
+        >>> numbers_of({"event": "step", "step": 5, "epoch": 0, "loss": 2.5, "lr": {"head": 0.1}})
+        {'train/loss': 2.5, 'train/lr/head': 0.1}
+    """
+    section = SECTIONS.get(str(record.get("event")), str(record.get("event")))
+    numbers = {}
+    for name, value in record.items():
+        if name in ("event", "step", "epoch") or isinstance(value, str):
+            continue
+        for key, number in value.items() if isinstance(value, dict) else [("", value)]:
+            numbers[f"{section}/{name}{f'/{key}' if key else ''}"] = number
+    return numbers
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Return the recipe of the run in a folder as `table.key` entries; empty if the folder has no `run.json`."""
+    if not (folder / "run.json").is_file():
+        return {}
+    recipe = read_json(folder / "run.json")["recipe"]
+    return {
+        f"{name}.{key}" if key else name: value
+        for name, table in recipe.items()
+        for key, value in (table.items() if isinstance(table, dict) else [("", table)])
+    }
