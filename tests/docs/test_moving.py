@@ -39,6 +39,16 @@ def test_both_scripts_train_the_same_network_and_give_it_the_same_scores():
     assert scores[0] == pytest.approx(scores[1], abs=0.005)
 
 
+def test_our_side_of_the_other_guide_learns():
+    torch.manual_seed(0)
+    labels = torch.arange(256) % 8
+    images = torch.randn(8, 48)[labels] + 0.5 * torch.randn(256, 48)
+    net, side = torch.nn.Linear(48, 128), script("oml_ours")
+    curve = side["train"](net, images, labels, 8, 2)
+    assert curve[-1] < curve[0]
+    assert side["measure"](net, images, labels)["R@1"] > 0.9
+
+
 def test_the_check_of_the_page_holds():
     code = re.findall(r"```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[-1]
     assert "assert_close" in code
