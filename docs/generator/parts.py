@@ -11,6 +11,7 @@ from typing import NamedTuple
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
 from generator.inspection import inspection_table
+from generator.moving import costs, scripts
 from generator.none_of_these import choice_table, none_of_these_table
 from generator.performance import (
     losses_table,
@@ -72,6 +73,10 @@ PARTS = {
     "growth-cpu": Part(partial(growth_table, "cpu"), benchmark("growth-cpu")),
     "growth-cuda": Part(partial(growth_table, "cuda"), benchmark("growth-cuda")),
     "inspection": Part(inspection_table, benchmark("inspection-cpu")),
+    "moving-pml-scripts": Part(partial(scripts, "pml")),
+    "moving-pml-costs": Part(partial(costs, "pml"), benchmark("moving-in-cpu")),
+    "moving-oml-scripts": Part(partial(scripts, "oml")),
+    "moving-oml-costs": Part(partial(costs, "oml"), benchmark("moving-in-cpu")),
     "start-up": Part(start_up_table, benchmark("start-up")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),

@@ -89,6 +89,7 @@ def evaluate(
     from proxymetric.cli.tables import comparison_table, score_table
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
+    from proxymetric.models.load import is_run, read_run
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
@@ -118,9 +119,7 @@ def evaluate(
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
     notes = [] if "trained on" in note else class_notes(run, images, model.classes)
     sentences = [*unfinished(run), *notes, *comparison.verdict()]
-    if not comparison.helped and not run.is_file():
-        from proxymetric.models.load import read_run
-
+    if not comparison.helped and is_run(run):
         sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
     if untrained:
         sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")

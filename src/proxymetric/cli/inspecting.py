@@ -122,9 +122,9 @@ MAX_UNREADABLE_NAMED = 10
 
 def _trained_on(run: Path, images: ImageSet) -> list[str]:
     """A sentence if the run was trained with these labels."""
-    from proxymetric.models.load import read_run
+    from proxymetric.models.load import is_run, read_run
 
-    if run.is_file() or read_run(run)["data"]["identity"] != images.identity():
+    if not is_run(run) or read_run(run)["data"]["identity"] != images.identity():
         return []
     return [
         f"{run} was trained with these labels, and may have learned wrong ones by heart; --untrained inspects the "

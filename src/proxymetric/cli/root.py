@@ -47,7 +47,8 @@ Data = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).")]
 RunOrFile = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`), or a file of `export --slim`.")
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of a run (`train --out`), file of `export --slim`, or `export --hub`."),
 ]
 SlimWeights = Annotated[
     Path | None,

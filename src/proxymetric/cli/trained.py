@@ -162,10 +162,11 @@ def _check_order(folder: Path, images: list[Path]) -> None:
 
 
 @app.command(
-    short_help="Write the model of a run to one file, for use elsewhere.",
+    short_help="Write the model of a run for use elsewhere, or to share it.",
     epilog=example(
         "proxymetric export runs/birds --torch birds.pt2",
         "proxymetric export runs/birds --slim birds.safetensors",
+        "proxymetric export runs/birds --hub birds --licence apache-2.0",
     ),
 )
 def export(
@@ -176,18 +177,32 @@ def export(
         Path | None,
         typer.Option("--slim", help="Write a .safetensors file with the trained parameters only, for pm.load."),
     ] = None,
+    hub: Annotated[
+        Path | None,
+        typer.Option("--hub", metavar="FOLDER", help="Write a folder for the Hugging Face hub: weights, config, card."),
+    ] = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--licence", help="With --hub: the licence on the card, such as apache-2.0. Default: unknown."),
+    ] = None,
     takes: Annotated[
         str, typer.Option("--input", help="Pixels that --torch and --onnx take: uint8, or float in [0, 1].")
     ] = "uint8",
     which: Which = "best",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that `export` wrote.")] = False,
 ) -> None:
-    """Write the encoder of a run, with its prompts and without proxies, as a program or as its trained parameters."""
+    """Write the encoder of a run, with its prompts and without proxies: a program, its trained parameters, or a folder.
+
+    The folder of --hub holds the names of the training classes and, on the card, the scores and the name of the data.
+    """
     from proxymetric.models.export import export as write_files
 
-    targets = {"torch": torch, "onnx": onnx, "slim": slim}
+    if licence is not None and hub is None:
+        raise ValueError(f"--licence: got {licence!r} without --hub; expected it only for a folder to share")
+    targets = {"torch": torch, "onnx": onnx, "slim": slim, "hub": hub}
     files = {kind: file for kind, file in targets.items() if file is not None}
-    for file, description in write_files(run, files, which=which, takes=takes, overwrite=overwrite).items():
+    written = write_files(run, files, which=which, takes=takes, overwrite=overwrite, licence=licence)
+    for file, description in written.items():
         typer.echo(f"{file}: {description}")
 
 
@@ -206,9 +221,9 @@ def report(run: RunFolder) -> None:
 
 def load_model(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
     """Load the model that a verb uses."""
-    from proxymetric.models.load import load
+    from proxymetric.models.load import is_run, load
 
-    if weights is not None and run.is_dir():
+    if weights is not None and run.is_dir() and is_run(run):
         raise ValueError(
             f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
             "`export --slim`"
@@ -223,8 +238,10 @@ def check_folder(folder: Path) -> None:
 
 
 def unfinished(run: Path) -> list[str]:
-    """A sentence about a run that is not finished; an empty list for a finished run or a slim file."""
-    if run.is_file() or (run / "result.json").is_file():
+    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared folder."""
+    from proxymetric.models.load import is_run
+
+    if not is_run(run) or (run / "result.json").is_file():
         return []
     return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 

@@ -1,4 +1,4 @@
-"""Write the model of a run to one file: a torch.export program, an ONNX model, or its trained parameters."""
+"""Write the model of a run: a torch.export program, an ONNX model, its trained parameters, or a folder to share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.encoders import Encoder
-from proxymetric.files import check_output, replacing
+from proxymetric.files import check_output, read_json, replacing
+from proxymetric.models.hub import check_folder, write_hub
 from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
+from proxymetric.models.model_card import check_licence
 from proxymetric.models.slim import is_slim, write_slim
 from proxymetric.signatures import one_of
 
-SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors"}
+SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors", "hub": ""}
 INPUTS = {"uint8": "uint8 in 0..255", "float": "float32 in [0, 1]"}
 MAX_DIFFERENCE = {"torch": 1e-6, "onnx": 1e-4}
 """largest allowed difference between a program's vectors and the model's: kernels and the order of sums differ"""
@@ -70,19 +72,23 @@ def export(
     which: str = "best",
     takes: str = "uint8",
     overwrite: bool = False,
+    licence: str | None = None,
 ) -> dict[Path, str]:
     """Write the model of a run to files.
 
     A program holds the whole encoder with its prompts and no proxies. It takes any number of images of the encoder's
     size, and is compared with the model before its file is put in place. A slim file holds the trained parameters;
-    `load(file, weights=BACKBONE)` restores the model.
+    `load(file, weights=BACKBONE)` restores the model. A folder for the hub holds the whole encoder, its
+    description and a card; `load(folder)` restores the model.
 
     Args:
         run: the folder of a run.
-        files: the file to write for each kind: "torch" (.pt2), "onnx" (.onnx) or "slim" (.safetensors).
+        files: the file to write for each kind: "torch" (.pt2), "onnx" (.onnx) or "slim" (.safetensors); for
+            "hub", a folder.
         which: "best", "last" or "chosen", as for `load`.
         takes: the pixels that "torch" and "onnx" take: "uint8" in 0..255 or "float" in [0, 1].
         overwrite: replace files that an earlier export wrote; other files are never replaced.
+        licence: of "hub": the hub's identifier of the model's licence; None: the card says that it is unknown.
 
     Returns:
         A description of each file.
@@ -95,9 +101,12 @@ def export(
         {PosixPath('birds.safetensors'): 'the trained parameters of ...'}
     """
     if not files:
-        raise ValueError("files: got none, expected --torch FILE.pt2, --onnx FILE.onnx or --slim FILE.safetensors")
+        raise ValueError(
+            "files: got none, expected --torch FILE.pt2, --onnx FILE.onnx, --slim FILE.safetensors or --hub FOLDER"
+        )
     one_of("input", takes, INPUTS)
     targets = {kind: _target(kind, Path(file), overwrite) for kind, file in files.items()}
+    check_licence(licence)
     if "onnx" in targets:
         _check_installed("onnx", "onnxscript")
     recipe = read_run(run)["recipe"]
@@ -105,6 +114,10 @@ def export(
     descriptions: dict[Path, str] = {}
     if "slim" in targets:
         descriptions[targets["slim"]] = write_slim(model, recipe, targets["slim"])
+    if "hub" in targets:
+        result = Path(run) / "result.json"
+        facts = read_json(result) if result.is_file() else {}
+        descriptions[targets["hub"]] = write_hub(model, recipe, facts, targets["hub"], licence)
     if "torch" in targets or "onnx" in targets:
         program = trace(model, takes)
         for kind, write in (("torch", _write_torch), ("onnx", _write_onnx)):
@@ -208,6 +221,8 @@ def _shapes(model: Model, takes: str) -> str:
 def _target(kind: str, file: Path, overwrite: bool) -> Path:
     """Refuse a wrong ending, an existing file without `overwrite`, and in any case a file that no export wrote."""
     one_of("files", kind, SUFFIXES)
+    if kind == "hub":
+        return check_folder(file, overwrite)
     if file.suffix != SUFFIXES[kind]:
         raise ValueError(f"--{kind}: got {file}, expected a name that ends in {SUFFIXES[kind]}")
     if file.name in ("best.safetensors", "last.safetensors") and (file.parent / "run.json").is_file():

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.models.load import read_run
+from proxymetric.files import read_json
+from proxymetric.models.hub_client import CONFIG
+from proxymetric.models.load import is_run, read_run
 from proxymetric.models.model import Model
 
 
@@ -45,11 +47,13 @@ class FeatureModel(Model):
 
 
 def is_frozen(run: str | Path) -> bool:
-    """Whether the backbone of a run, or of a slim file, was frozen in training."""
+    """Whether the backbone of a run, of a slim file or of a shared folder, was frozen in training."""
     if Path(run).is_file():
         from proxymetric.checkpoint import Checkpoint
 
         return bool(Checkpoint.read(Path(run)).state.get("held"))
+    if not is_run(run):
+        return bool(read_json(Path(run) / CONFIG).get("frozen"))
     return bool(read_run(run)["recipe"]["train"]["frozen"])
 
 
@@ -72,10 +76,10 @@ def load_untrained(run: str | Path, device: str | torch.device | None = None) ->
     from proxymetric.device import pick_device
     from proxymetric.encoders import build
 
-    if Path(run).is_file():
+    if not is_run(run):
         raise ValueError(
-            f"run: got {run}, a slim file, which does not hold the backbone before training; expected the folder of a "
-            "run"
+            f"run: got {run}, a slim file or a shared model, which does not hold the backbone before training; "
+            "expected the folder of a run"
         )
     description = read_run(run)
     recipe: dict[str, Any] = description["recipe"]

@@ -1,4 +1,4 @@
-"""Load the model of a run, or of a slim file."""
+"""Load the model of a run, of a slim file, or of a shared folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from proxymetric.files import read_json
+from proxymetric.models.hub_client import fetch, is_address
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import (
     FILES,
@@ -18,7 +19,7 @@ from proxymetric.models.run_folder import (
 )
 from proxymetric.signatures import one_of
 
-__all__ = ["is_refitted", "load", "read_run"]
+__all__ = ["is_refitted", "is_run", "load", "read_run"]
 
 
 def load(
@@ -27,21 +28,23 @@ def load(
     device: str | torch.device | None = None,
     weights: str | Path | None = None,
 ) -> Model:
-    """Load the model of a run or of a slim file.
+    """Load the model of a run, of a slim file or of a shared folder.
 
     Args:
-        run: folder of a run, or a file that `export --slim` wrote, which holds only the trained parameters.
+        run: folder of a run, or a file that `export --slim` wrote, which holds only the trained parameters;
+            or a folder that `export --hub` wrote, or its address on the Hugging Face hub: "hf://owner/name", or
+            "hf://owner/name@revision".
         which: "best" (the refitted model if there is one, else the model of the chosen epoch), "last", or "chosen" (the
             model of the chosen epoch, also if there is a refitted one).
         device: where the model computes; None or "auto" means a GPU if there is one.
         weights: a safetensors file with weights for the backbone. For a run they replace its own. For a slim file they
-            must be the weights that the training started from; None takes those of the hub.
+            must be the weights that the training started from; None takes those of the hub. A shared folder takes none.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: there is no such run or checkpoint, a file is damaged, or the weights do not fit.
+        ValueError: there is no such run, checkpoint or address, a file is damaged, or the weights do not fit.
     """
     from proxymetric.checkpoint import Checkpoint
     from proxymetric.data.views import EvalView
@@ -49,8 +52,12 @@ def load(
     from proxymetric.encoders import load_weights
 
     target_device = pick_device(str(device or "auto"))
+    if is_address(run):
+        return _load_shared(fetch(str(run)), str(run), which, weights, target_device)
     run = Path(run)
-    if run.is_file():
+    if not is_run(run):
+        if run.is_dir():
+            return _load_shared(run, str(run), which, weights, target_device)
         from proxymetric.models.slim import load_slim
 
         if which != "best":
@@ -77,6 +84,31 @@ def load(
         view=view,
         nested=description["recipe"]["loss"].get("nested"),
     )
+
+
+def is_run(place: str | Path) -> bool:
+    """Whether a place is meant as the folder of a run: neither a slim file nor a shared folder.
+
+    Example:
+        >>> is_run("runs/birds"), is_run("hf://owner/birds")
+        (True, False)
+    """
+    from proxymetric.models.hub import is_hub_folder
+
+    if is_address(place) or Path(place).is_file():
+        return False
+    return (Path(place) / "run.json").is_file() or not is_hub_folder(place)
+
+
+def _load_shared(folder: Path, name: str, which: str, weights: str | Path | None, device: torch.device) -> Model:
+    """Load the model of a folder that `export --hub` wrote; `name` is what the user called it."""
+    from proxymetric.models.hub import load_hub
+
+    if which != "best":
+        raise ValueError(f"which: got {which!r}, but {name} holds a single model; expected 'best'")
+    if weights is not None:
+        raise ValueError(f"weights: got {weights}, but {name} holds the whole encoder; expected no weights")
+    return load_hub(folder, device)
 
 
 def _check_refit(run: Path) -> None:

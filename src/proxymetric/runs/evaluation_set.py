@@ -10,7 +10,7 @@ import numpy as np
 
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.models.load import is_refitted, load, read_run
+from proxymetric.models.load import is_refitted, is_run, load, read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.signatures import one_of
@@ -38,11 +38,11 @@ def evaluation_set(
         ValueError: the data has no such part, or a slim file is given without data.
     """
     one_of("split", part, PARTS)
-    if Path(run).is_file():
+    if not is_run(run):
         if data is None or part not in ("auto", "all"):
             raise ValueError(
-                f"run: got {run}, a slim file, which does not record the data of its training; expected --data, "
-                "without --split or with --split all"
+                f"run: got {run}, a slim file or a shared model, which does not record the data of its training; "
+                "expected --data, without --split or with --split all"
             )
         return _test_images(open_data(data, layout), part)
     description = read_run(run)
@@ -95,7 +95,7 @@ def class_notes(run: str | Path, images: ImageSet, trained_on: Sequence[str]) ->
     training_names = set(trained_on)
     present = {images.classes[label] for label in np.unique(images.labels)}
     held_out: set[str] = set()
-    if not Path(run).is_file():
+    if is_run(run):
         held_out = _held_out(read_run(run)) if present - training_names else set()
     notes = []
     if present & training_names:

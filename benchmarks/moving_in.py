@@ -1,0 +1,132 @@
+"""Compares the scripts of the guides for users of pytorch-metric-learning and open-metric-learning, in one run.
+
+    python benchmarks/moving_in.py                             Proxy-Anchor, against pytorch-metric-learning
+    python benchmarks/moving_in.py --oml OML/bin/python        also ArcFace, against open-metric-learning
+
+open-metric-learning needs NumPy below 2, so it runs with the Python of a virtual environment of its own. The scripts
+are those of benchmarks/moving/: the same network, images, seeds and settings on both sides. They take turns, each round
+in a new process with one thread. Recorded are the lines of code, the CPU time of a step, the peak memory of the process
+(with its imports, and above what it held before training), the largest difference between the two curves of losses, and
+the scores on classes that were not trained. The result is written to results/moving-in-cpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, about, spread, write
+
+from proxymetric.data import open_data
+
+FOLDER = Path(__file__).resolve().parent / "moving"
+PAIRS = {"pytorch-metric-learning": ("pml_theirs", "pml_ours"), "open-metric-learning": ("oml_theirs", "oml_ours")}
+
+
+def lines_of(script: str) -> int:
+    """The lines of code of a script: without its docstring, empty lines and comments.
+
+    >>> lines_of("pml_ours") > 10
+    True
+    """
+    text = (FOLDER / f"{script}.py").read_text()
+    docstring = ast.parse(text).body[0]
+    rest = text.splitlines()[docstring.end_lineno or 0 :]
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in rest)
+
+
+def write_images(file: Path, classes: int) -> None:
+    """Write glyphs of 32 x 32 pixels: half of the classes to train on, half to measure with."""
+    from proxymetric.data.views import EvalView
+
+    images = open_data(f"glyphs:{classes}")
+    view = EvalView(32, 32)
+    pixels = torch.stack([view(images.read(row)) for row in range(len(images))]).float() / 255
+    labels = torch.as_tensor(images.labels)
+    trained = labels < classes // 2
+    torch.save(
+        {
+            "images": pixels[trained],
+            "labels": labels[trained],
+            "test_images": pixels[~trained],
+            "test_labels": labels[~trained],
+        },
+        file,
+    )
+
+
+def side(python: str, script: str, data: Path, epochs: int) -> dict[str, Any]:
+    """Run a script once in a new process."""
+    command = [python, str(FOLDER / "worker.py"), script, str(data), "--epochs", str(epochs)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{script}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def version(python: str, package: str) -> str:
+    """The version of a package in another environment."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def compare(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], scripts: tuple[str, str]) -> dict[str, Any]:
+    """The record of a pair of scripts."""
+    differences = [abs(a - b) / abs(a) for a, b in zip(theirs[0]["curve"], ours[0]["curve"], strict=True)]
+    return {
+        "sides": {
+            name: {
+                "lines": lines_of(script),
+                "ms": spread([run["ms"] for run in runs]),
+                "process_mb": spread([run["process_mb"] for run in runs], 1),
+                "training_mb": spread([run["process_mb"] - run["before_mb"] for run in runs], 1),
+                "scores": runs[0]["scores"],
+                "first and last loss": [runs[0]["curve"][0], runs[0]["curve"][-1]],
+                "torch": runs[0]["torch"],
+            }
+            for name, script, runs in zip(("theirs", "ours"), scripts, (theirs, ours), strict=True)
+        },
+        "steps": len(differences),
+        "largest relative difference of the losses": max(differences),
+        "of the first 10 losses": max(differences[:10]),
+    }
+
+
+def main() -> None:
+    """Run the comparison and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--oml", help="the Python of an environment with open-metric-learning")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULTS / "moving-in-cpu.json")
+    arguments = parser.parse_args()
+    pythons = {"pytorch-metric-learning": sys.executable}
+    if arguments.oml:
+        pythons["open-metric-learning"] = arguments.oml
+    record = about("moving_in", "cpu", 1) | {"classes": arguments.classes, "epochs": arguments.epochs, "pairs": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "glyphs.pt"
+        write_images(data, arguments.classes)
+        for peer, python in pythons.items():
+            theirs, ours = PAIRS[peer]
+            runs: dict[str, list[dict[str, Any]]] = {theirs: [], ours: []}
+            for _ in range(arguments.rounds):
+                for script, interpreter in ((theirs, python), (ours, sys.executable)):
+                    runs[script].append(side(interpreter, script, data, arguments.epochs))
+            found = compare(runs[theirs], runs[ours], PAIRS[peer])
+            record["pairs"][peer] = found | {"version": version(python, peer), "rounds": arguments.rounds}
+            print(peer, json.dumps(record["pairs"][peer], indent=1))
+    write(arguments.out, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Parts of the guides for users of other libraries: both scripts of benchmarks/moving/, and what they cost."""
+
+from __future__ import annotations
+
+from generator.scores import BENCHMARKS, ROOT, paragraph, read, table
+
+SCRIPTS = ROOT / "benchmarks" / "moving"
+NAMES = {"pml": "pytorch-metric-learning", "oml": "open-metric-learning"}
+
+
+def scripts(peer: str) -> str:
+    """Both scripts of a pair; tests run the files, so the blocks are not run a second time."""
+    parts = []
+    runner = "tests/docs/test_moving.py" if peer == "pml" else "benchmarks/moving_in.py"
+    for title, side in ((f"With {NAMES[peer]}", "theirs"), ("With proxymetric", "ours")):
+        code = (SCRIPTS / f"{peer}_{side}.py").read_text(encoding="utf-8").split('"""\n', 1)[1].strip()
+        parts.append(f"**{title}**\n\n<!-- skip: {runner} runs this file -->\n```python\n{code}\n```")
+    return "\n\n".join(parts)
+
+
+def costs(peer: str) -> str:
+    """What both scripts of a pair cost in the recorded run, and how far their numbers agree."""
+    study = read(BENCHMARKS / "moving-in-cpu.json")
+    pair = study["pairs"].get(NAMES[peer])
+    if pair is None:
+        return f"No run with {NAMES[peer]} is recorded."
+    sides = pair["sides"]
+    metrics = list(sides["ours"]["scores"])
+    rows = [
+        [
+            NAMES[peer] if name == "theirs" else "proxymetric",
+            str(side["lines"]),
+            f"{side['ms']['median']:.1f} ms ({side['ms']['lowest and highest'][0]:.1f} to "
+            f"{side['ms']['lowest and highest'][1]:.1f})",
+            f"{side['training_mb']['median']:,.0f} MB",
+            f"{side['process_mb']['median']:,.0f} MB",
+            *(f"{100 * side['scores'][metric]:.2f}" for metric in metrics),
+        ]
+        for name, side in sides.items()
+    ]
+    columns = ["", "lines", "a step (lowest and highest round)", "memory of training", "whole process"]
+    text = paragraph(
+        f"{NAMES[peer]} {pair['version']}, torch {sides['theirs']['torch']} and {sides['ours']['torch']}, "
+        f"{study['machine']['processor']}, one thread; {pair['rounds']} rounds of {pair['steps']} steps, in turns. The "
+        "time of a step is CPU time and includes the network, which takes most of it. The largest relative difference "
+        f"between the losses of the two sides is {pair['of the first 10 losses']:.0e} in the first 10 steps and "
+        f"{pair['largest relative difference of the losses']:.0e} in all. Scores in per cent, on classes that were not "
+        "trained; rounding may change the last digits. Other work ran on this machine: a difference of times whose "
+        "ranges overlap is not resolved."
+    )
+    return f"{text}\n\n{table([*columns, *metrics], rows)}"
