@@ -13,8 +13,8 @@ results:
 MAP@K is the definition of the papers of this field. It divides by K: a query with R < K relevant items reaches at most
 R/K. AP@K divides by the number of relevant items that K results can hold: a perfect ranking has 1 for every query.
 The `apk` of Kaggle's competitions is AP@K. Others divide the sum by R, even if R > K (pytorch-metric-learning's
-mean_average_precision), or by the number of relevant items among the first K (map@k of open-metric-learning, torchmetrics'
-RetrievalMAP with top_k), which ignores those that were not found.
+mean_average_precision), or by the number of relevant items among the first K (map@k of open-metric-learning,
+torchmetrics' RetrievalMAP with top_k), which ignores those that were not found.
 
 Each metric is a mean over the queries that have a relevant item. NMI, AMI, covering_radius and inter_class_distance
 describe a whole set: see `clustering` and `geometry`. EER and FNMR@FMR=F are error rates of all pairs: see
