@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -19,12 +19,17 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 @pytest.fixture
 def benchmark(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FOLDER))
-    module = importlib.import_module("inspection")
+    # By its file: `inspection` may also be the package of the tests of inspect.
+    spec = importlib.util.spec_from_file_location("inspection_benchmark", FOLDER / "inspection.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "inspection_benchmark", module)
+    spec.loader.exec_module(module)
     monkeypatch.setattr(module, "FILE", tmp_path / "inspection.json")
     monkeypatch.setattr(module, "COPIED", 0.05)
     yield module
-    for name in ("inspection", "common"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("common", None)
 
 
 def test_the_faults_are_those_that_are_counted(benchmark, photos, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -35,8 +36,10 @@ def children(process: int) -> list[int]:
 def one_sentence(error: str, *said: str) -> None:
     lines = [line for line in error.splitlines() if line.startswith("proxymetric: ")]
     assert len([line for line in lines if not line.startswith("proxymetric: warning: ")]) == 1, error
-    assert "Traceback" not in error
-    assert "Exception ignored" not in error
+    # A signal may arrive while torch imports an optional module: torch then logs the error, and goes on without it.
+    own = "\n".join(line for line in error.splitlines() if not re.match(r"W\d{4} .*torch", line))
+    assert "Traceback" not in own
+    assert "Exception ignored" not in own
     for part in said:
         assert part in error, error
 

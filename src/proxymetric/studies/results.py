@@ -26,8 +26,10 @@ LOG_LINES = 200
 
 
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
-    """The content of a `result.json` without local paths; floats have five digits, except in `rows`."""
+    """The content of a `result.json` without local paths and ROC; floats have five digits, except in `rows`."""
     small = {key: value if key == "rows" else _rounded(value) for key, value in result.items()}
+    if small.get("thresholds") is not None:
+        small["thresholds"] = {key: value for key, value in small["thresholds"].items() if key != "roc"}
     data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
     root = str(data["path"])
     data["path"] = task.settings["data.path"]
