@@ -10,13 +10,14 @@ import torch
 
 import proxymetric as pm
 from proxymetric.data import ImageSet
+from proxymetric.data.splits import some_classes
 from proxymetric.metrics import verification
 from proxymetric.plots.report import _table
 from proxymetric.runs import thresholds as module
 from proxymetric.runs.comparison import Difference, compare, verdict
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet
-from proxymetric.runs.thresholds import held_out_thresholds, some_classes
+from proxymetric.runs.thresholds import held_out_thresholds
 from proxymetric.search.run_knowledge import run_knowledge
 from proxymetric.studies.choice import selection_score
 from terminal import finished_run
@@ -58,12 +59,13 @@ def test_thresholds_are_those_of_the_pairs(tmp_path):
     assert held_out_thresholds(embedded(images=1)) is None, "no genuine pair"
 
 
-def test_of_many_images_whole_classes_are_drawn(monkeypatch):
-    monkeypatch.setattr(module, "MAX_IMAGES", 30)
-    part = some_classes(embedded())
-    counts = np.unique(part.labels.numpy(), return_counts=True)[1]
-    assert counts.tolist() == [5] * 6 or counts.tolist() == [5] * 5
-    np.testing.assert_array_equal(part.vectors, embedded().vectors[part.kept])
+def test_of_many_images_whole_classes_are_drawn():
+    labels = np.repeat(np.arange(8), 5)
+    rows = some_classes(labels, 32, seed=0)
+    assert np.unique(labels[rows], return_counts=True)[1].tolist() == [5] * 6
+    assert (np.diff(rows) > 0).all()
+    assert not np.array_equal(rows, some_classes(labels, 32, seed=1))
+    assert len(some_classes(labels, 3, seed=0, fewest=5)) == 25
 
 
 def test_a_run_stores_its_thresholds_and_held_out_vectors(photos, tmp_path):

@@ -168,3 +168,27 @@ def _test_classes(images: ImageSet, counts: np.ndarray, test: str | float) -> np
             f"{len(candidates)} of the {len(counts)} classes"
         )
     return np.sort(np.random.default_rng(len(counts)).choice(candidates, count, replace=False))
+
+
+def some_classes(labels: np.ndarray, limit: int, seed: int, fewest: int = 2) -> np.ndarray:
+    """Draw whole classes, so that they have at most `limit` images together.
+
+    Args:
+        labels: (N,) the label of each image.
+        limit: most images; all of them are taken if there are no more.
+        seed: seed of the draw.
+        fewest: classes that are taken even if they have more images.
+
+    Returns:
+        The rows of the images of these classes, in order.
+
+    Example:
+        >>> len(some_classes(np.arange(40) // 4, 15, seed=0)), len(some_classes(np.arange(40) // 4, 40, seed=0))
+        (12, 40)
+    """
+    if len(labels) <= limit:
+        return np.arange(len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(classes))
+    taken = max(fewest, int((counts[order].cumsum() <= limit).sum()))
+    return np.flatnonzero(np.isin(labels, classes[order[:taken]]))

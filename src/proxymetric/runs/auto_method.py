@@ -19,6 +19,7 @@ from torch import Tensor
 from proxymetric import recipe as recipes
 from proxymetric.core.watcher import Silent
 from proxymetric.data import ImageSet, split
+from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.metrics import interval
 from proxymetric.recipe import Recipe
@@ -178,8 +179,8 @@ def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | 
         return Choice(DEFAULT_METHOD, f"no trials: {count} held-out classes are too few to compare methods")
     torch.manual_seed(recipe.seed)
     encoder = make_encoder(recipe).to(context.device)
-    training = some_classes(training, MAX_TRAINING_IMAGES, recipe.seed)
-    held_out = some_classes(held_out, MAX_HELD_OUT_IMAGES, recipe.seed)
+    training = training.subset(some_classes(training.labels, MAX_TRAINING_IMAGES, recipe.seed))
+    held_out = held_out.subset(some_classes(held_out.labels, MAX_HELD_OUT_IMAGES, recipe.seed))
     features = embed_features(context, encoder, training, "training images")
     queries = embed_features(context, encoder, held_out, "held-out images")
     context.watcher.say(f"trying {len(CANDIDATES)} methods on the features of {len(features.kept)} training images")
@@ -199,22 +200,6 @@ def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | 
         trials.append(Trial(method, *means, low, high, round(seconds, 2)))
     trials.sort(key=lambda trial: -trial.score)
     return Choice(*decide(trials), tuple(trials), round(time.perf_counter() - started, 1))
-
-
-def some_classes(images: ImageSet, limit: int, seed: int) -> ImageSet:
-    """Return the images of random classes, at most `limit` images, but at least two classes.
-
-    Example:
-        >>> images = ImageSet("dots", np.arange(40) // 4, list("abcdefghij"), arrays=np.zeros((40, 8, 8), np.uint8))
-        >>> len(some_classes(images, 12, seed=0)), len(some_classes(images, 100, seed=0))
-        (12, 40)
-    """
-    if len(images) <= limit:
-        return images
-    present, counts = np.unique(images.labels, return_counts=True)
-    order = np.random.default_rng(seed).permutation(len(present))
-    taken = max(2, int((counts[order].cumsum() <= limit).sum()))
-    return images.subset(np.flatnonzero(np.isin(images.labels, present[order[:taken]])))
 
 
 def _is_pretrained(recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from proxymetric.criterion import Criterion
+from proxymetric.data.splits import some_classes
 from proxymetric.metrics.verification_intervals import verification_estimate
 from proxymetric.runs.class_uncertainty import has_uncertainty
 from proxymetric.runs.score import EmbeddedSet, search_task
@@ -21,18 +22,6 @@ MIN_CLASSES = 5
 MAX_IMAGES = 8_000
 """images of held-out classes that are compared and stored; whole classes are drawn if there are more"""
 ROC_POINTS = 200
-
-
-def some_classes(embedded: EmbeddedSet, seed: int = 0) -> EmbeddedSet:
-    """Return whole classes of a set, by chance, with about `MAX_IMAGES` images; all of them if there are no more."""
-    labels = embedded.labels.numpy()
-    if len(labels) <= MAX_IMAGES:
-        return embedded
-    classes, counts = np.unique(labels, return_counts=True)
-    order = np.random.default_rng(seed).permutation(len(classes))
-    chosen = classes[order[: max(MIN_CLASSES, int(np.searchsorted(counts[order].cumsum(), MAX_IMAGES)))]]
-    rows = np.flatnonzero(np.isin(labels, chosen))
-    return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
 
 
 def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
@@ -87,7 +76,8 @@ def store_thresholds(
     Returns:
         See `held_out_thresholds`.
     """
-    held_out = some_classes(embedded, seed)
+    rows = some_classes(embedded.labels.numpy(), MAX_IMAGES, seed, MIN_CLASSES)
+    held_out = embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
     uncertainty: dict[str, float] = {}
     if has_uncertainty(criterion):
         uncertainty = dict(zip(trained, criterion.uncertainty().double().cpu().tolist(), strict=True))
