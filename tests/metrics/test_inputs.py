@@ -31,7 +31,7 @@ LABELS = [0, 0, 1, 1]
         ("nDCG@R", "nDCG@1"),
         ("R@-3", "R@3"),
         ("R@1 ", "R@1"),
-        (8, "R@1"),
+        (8, "R@8"),
     ],
 )
 def test_a_wrong_name_is_told_the_nearest(wrong: object, right: str) -> None:

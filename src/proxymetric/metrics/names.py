@@ -164,8 +164,10 @@ def _shown(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    """The metric whose name is most like an unknown name."""
+    """The metric whose name is most like an unknown name; a number alone is taken for the cutoff of R@K."""
     kind, _, cutoff = name.partition("@")
+    if kind.isdigit():
+        return f"R@{int(kind) or 1}"
     normalised_kind = re.sub(r"[\s_-]+", " ", kind.strip().lower())
     aliases = difflib.get_close_matches(normalised_kind, _ALIASES, n=1, cutoff=0.0)
     nearest_kind = _ALIASES[aliases[0]] if aliases else "MAP"
