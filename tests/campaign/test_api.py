@@ -52,9 +52,10 @@ REFUSED: dict[str, Callable[[Tensor, Tensor], tuple[Any, Any]]] = {
     "text": lambda e, y: ("embeddings", y),
     "too wide": lambda e, y: (torch.cat([e, e], 1), y),
 }
-UNKNOWN_TO_PAIRS: dict[str, Callable[[pm.Criterion], bool]] = {
+REFUSED_BY: dict[str, Callable[[pm.Criterion], bool]] = {
     "too large a label": lambda criterion: criterion.objective.classes is not None,
     "a negative label": lambda criterion: criterion.objective.classes is not None,
+    "labels of two axes": lambda criterion: criterion.name != "proxy-anchor",
     "too wide": lambda criterion: criterion.objective.dim is not None,
 }
 """whether a method can know: only proxies have classes, and only proxies and memories have a width"""
@@ -94,7 +95,7 @@ def test_a_wrong_argument_is_refused_and_an_odd_one_taken(name, case):
     if case in NOT_FINITE:
         loss = call(criterion, *NOT_FINITE[case](embeddings, labels))
         assert not torch.isfinite(loss), f"a finite loss: {loss}"
-    elif case in UNKNOWN_TO_PAIRS and not UNKNOWN_TO_PAIRS[case](criterion):
+    elif case in REFUSED_BY and not REFUSED_BY[case](criterion):
         assert torch.isfinite(call(criterion, *REFUSED[case](embeddings, labels)))
     elif case in REFUSED:
         with pytest.raises((ValueError, TypeError)) as refusal:
