@@ -58,7 +58,8 @@ REFUSED_BY: dict[str, Callable[[pm.Criterion], bool]] = {
     "labels of two axes": lambda criterion: criterion.name != "proxy-anchor",
     "too wide": lambda criterion: criterion.objective.dim is not None,
 }
-"""whether a method can know: only proxies have classes, and only proxies and memories have a width"""
+"""whether a method refuses: only proxies have classes, only proxies and memories have a width, and Proxy-Anchor takes
+several labels of a query"""
 TAKEN: dict[str, Callable[[Tensor, Tensor], tuple[Any, Any]]] = {
     "a list of labels": lambda e, y: (e, y.tolist()),
     "labels of NumPy": lambda e, y: (e, y.numpy()),

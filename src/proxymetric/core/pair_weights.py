@@ -60,8 +60,8 @@ class PairWeights(NamedTuple):
     @property
     def of_pairs(self) -> PairWeights | None:
         """These weights; None if they tell about queries or classes only, and all pairs count the same."""
-        told = (self.length_scores, self.class_weights, self.class_margins)
-        return self if all(each is None for each in told) else None
+        facts = (self.length_scores, self.class_weights, self.class_margins)
+        return self if all(each is None for each in facts) else None
 
 
 def equal_pairs(classes: int, like: Tensor) -> StepFunction:

@@ -222,8 +222,8 @@ def _image_column(source: str, features: Any) -> str:
 
     columns = [name for name, feature in features.items() if isinstance(feature, Image)]
     if len(columns) != 1:
-        told = f"the image columns {', '.join(columns)}" if columns else f"no image column among {', '.join(features)}"
-        raise ValueError(f"{source}: got {told}, expected one, or its name: {_with_key(source, 'image', columns)}")
+        got = f"the image columns {', '.join(columns)}" if columns else f"no image column among {', '.join(features)}"
+        raise ValueError(f"{source}: got {got}, expected one, or its name: {_with_key(source, 'image', columns)}")
     return columns[0]
 
 
@@ -235,8 +235,8 @@ def _label_column(source: str, features: Any) -> str:
     if not columns:
         columns = [n for n, feature in features.items() if isinstance(feature, Value) and n.lower() in LABEL_NAMES]
     if len(columns) != 1:
-        told = f"the label columns {', '.join(columns)}" if columns else f"no label column among {', '.join(features)}"
-        raise ValueError(f"{source}: got {told}, expected one, or its name: {_with_key(source, 'label', columns)}")
+        got = f"the label columns {', '.join(columns)}" if columns else f"no label column among {', '.join(features)}"
+        raise ValueError(f"{source}: got {got}, expected one, or its name: {_with_key(source, 'label', columns)}")
     return columns[0]
 
 
