@@ -27,8 +27,9 @@ MAX_PARTS = 512
 """the largest number of running sums of one query, one in each program"""
 NUMBERS_PER_TILE = 2**13
 """numbers that a program holds at most, if a column has several rows or a program reads the batch in blocks"""
-NUMBERS_PER_CLASSES_TILE = 2**12
-"""the same for sums over the classes"""
+NUMBERS_PER_GROUPS_TILE, MAX_GROUPS_BLOCK = 2**12, 256
+"""numbers and queries that a program of sums over the classes holds at most, if a column has several rows; the program
+is one warp: each of its threads has all rows of its queries, so that no thread waits for another one"""
 CLASSES_TILE, LARGE_BATCH_CLASSES_TILE = (16, 128), (8, 128)
 """rows and queries that a program of sums over the classes holds: 16 or 8 running sums for each thread of 4 warps; the
 second is for batches from `LARGE_BATCH` queries, where there are more programs"""
@@ -250,26 +251,28 @@ class ChunkPass:
         parts = min(max(MAX_RUNNING_SUMS // next_power_of_two(self.batch), 1), MAX_PARTS, self.columns)
         return self.new_float32(4, parts, self.batch)
 
-    def _classes_tile(self) -> tuple[int, int]:
-        """The rows and queries that a program over the classes holds.
+    def _classes_tile(self) -> tuple[int, int, int]:
+        """The rows and queries that a program over the classes holds, and its warps.
 
         If a column has several rows, the forward and the backward pass use the same tile: it determines the order in
         which threads sum these rows, and a large scale turns a difference in the last bit into a large error of a
         share.
         """
         if self.K == 1:
-            tile, block = CLASSES_TILE if self.batch < LARGE_BATCH else LARGE_BATCH_CLASSES_TILE
+            (tile, block), warps = CLASSES_TILE if self.batch < LARGE_BATCH else LARGE_BATCH_CLASSES_TILE, 4
         else:
-            tile, block = self.padded_K, max(16, NUMBERS_PER_CLASSES_TILE // self.padded_K)
-        return tile, min(block, next_power_of_two(self.batch))
+            tile, warps = self.padded_K, 1
+            most = MAX_GROUPS_BLOCK if self.half else MAX_GROUPS_BLOCK // 2  # a thread loads 16 bytes at once
+            block = min(max(16, NUMBERS_PER_GROUPS_TILE // tile), most)
+        return tile, min(block, next_power_of_two(self.batch)), warps
 
     def log_sums(self, chunk: ColumnChunk, sums: Tensor) -> None:
         """Add the columns of a chunk to the running sums of each query."""
-        tile, block = self._classes_tile()
+        tile, block, warps = self._classes_tile()
         launch(
             "log_sums",
             (sums.shape[1], -(-self.batch // block)),
-            4,
+            warps,
             (self.similarities, *sums, *self._chunk_tensors(chunk)),
             self._chunk_numbers(chunk),
             self.constants | {"FIRST": chunk.columns.start == 0} | self._tile_constants(tile, block),
@@ -291,7 +294,7 @@ class ChunkPass:
     def shares(self, chunk: ColumnChunk, logs: Tensor, grads: Tensor, lift: float) -> None:
         """Compute the shares of a chunk from the log-sums of each query, and prepare the gradients."""
         if self.K > 1:
-            (tile, block), warps = self._classes_tile(), 4
+            tile, block, warps = self._classes_tile()
         else:
             # As measured: smaller tiles for similarities in 16 bits.
             tile, block, warps = (2, 512, 2) if self.half else (8, NUMBERS_PER_TILE // 8, 8)
