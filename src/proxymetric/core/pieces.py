@@ -35,6 +35,8 @@ from proxymetric.core.short_repr import ShortRepr, call_text
 from proxymetric.core.tally import ProxyUse, close_tallies
 from proxymetric.signatures import one_of
 
+MAX_FLOAT32_PAIRS = 2**24
+"""pairs of queries and references up to which bfloat16 references are compared in float32"""
 Commit = Callable[[], None]
 """changes the memory of a piece; called once, after the optimiser has stepped"""
 
@@ -446,8 +448,12 @@ class Compare(Objective):
                 piece_commit()
 
         if refs.vectors.dtype == torch.bfloat16:
-            # With bfloat16 proxies the products are bfloat16; exponents and sums stay float32 (`ops`).
-            queries = queries.to(torch.bfloat16)
+            # Many pairs: the products are bfloat16; exponents and sums stay float32 (`ops`). Few pairs take as long as
+            # their launches, and float32 has fewer.
+            if len(labels) * len(refs.labels) <= MAX_FLOAT32_PAIRS:
+                refs = refs._replace(vectors=refs.vectors.float())
+            else:
+                queries = queries.to(torch.bfloat16)
         # The batch can be empty, and so can a memory at the start. Then there are no pairs, and the loss is 0.
         if len(labels) and len(refs.labels):
             value = self.loss(queries, labels, refs, weight)

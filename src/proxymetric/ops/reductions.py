@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, grad_all_reduce
 from proxymetric.core.pair_weights import PairWeights
@@ -65,6 +66,8 @@ MAX_DENSE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
 """pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
 MAX_DENSE_MEAN_PAIRS = {"cpu": 2**20, "cuda": 2**18}
 """the same for `mean_over_batch`, whose fused kernels have fewer launches"""
+MAX_EXPONENT = 50.0
+"""`log(1 + e^x)` is x above this number, to the last bit of a float64"""
 MAX_PLAIN_PAIRS = 2**16
 """pairs up to which "auto" chooses plain"""
 MAX_PLAIN_PAIRS_WITHOUT_TRITON = 2**26
@@ -306,14 +309,18 @@ def cross_entropy(
     exponents = sums.positive if isinstance(own_class, Line) else own_class(sums.positive)
     if own_offsets is not None:
         exponents = exponents + own_offsets
+    # -log(e^z / (e^z + e^n)) = log(1 + e^(n - z)): few operators, also in the backward pass.
+    differences = sums.negative - exponents
+    if refs.all_classes and query_weights is None:  # every query has a positive
+        losses = softplus(differences, threshold=MAX_EXPONENT)
+        return losses.mean() if reduction == "mean" else losses.sum()
     has_positive = sums.positive.isfinite()
-    losses = torch.logaddexp(exponents, sums.negative).sub(exponents).where(has_positive, 0.0)
-    if query_weights is not None:
-        weights = query_weights * has_positive
-        total = (losses * weights).sum()
-        return total / weights.sum().clamp(min=MIN_WEIGHT_SUM) if reduction == "mean" else total
-    total = (losses * has_positive).sum()
-    return total / has_positive.sum().clamp(min=1) if reduction == "mean" else total
+    losses = softplus(differences.where(has_positive, NONE), threshold=MAX_EXPONENT)
+    weights = has_positive if query_weights is None else query_weights * has_positive
+    total = (losses if query_weights is None else losses * weights).sum()
+    if reduction == "sum":
+        return total
+    return total / weights.sum().clamp(min=1 if query_weights is None else MIN_WEIGHT_SUM)
 
 
 def _here(refs: References) -> References:

@@ -14,17 +14,20 @@ ALWAYS_KEPT = 2**26
 SHARE = 0.5
 """the part of the free memory that may be used; the gradient and the buffers of a chunk need some of the rest"""
 SECONDS = 1.0
-"""the driver's answer, which can change only if another process allocates, is used for so long"""
+"""an answer is used for so long, if the request is far below it: asking torch takes as long as several launches"""
+FAR_BELOW = 4
+"""a request for the budget divided by this number, or less, is far below it"""
 
 
-class _Obtainable(NamedTuple):
-    """The bytes that torch holds or could still get from the driver, and when they were asked for."""
+class _Budget(NamedTuple):
+    """A budget in bytes, and when it was computed."""
 
     size: int
     seconds: float
 
 
-_obtainable: dict[int, _Obtainable] = {}
+_budgets: dict[int, _Budget] = {}
+"""the last budget of each device"""
 
 
 def default_budget(device: torch.device, size: int) -> int:
@@ -45,8 +48,10 @@ def default_budget(device: torch.device, size: int) -> int:
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return DEFAULT_BUDGET
     index, now = device.index if device.index is not None else torch.cuda.current_device(), time.monotonic()
-    obtainable = _obtainable.get(index)
-    if obtainable is None or now - obtainable.seconds > SECONDS:
-        free, _ = torch.cuda.mem_get_info(index)
-        obtainable = _obtainable[index] = _Obtainable(free + torch.cuda.memory_reserved(index), now)
-    return int(SHARE * (obtainable.size - torch.cuda.memory_allocated(index)))
+    known = _budgets.get(index)
+    if known is not None and now - known.seconds <= SECONDS and FAR_BELOW * size <= known.size:
+        return known.size
+    free, _ = torch.cuda.mem_get_info(index)
+    unused = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+    budget = _budgets[index] = _Budget(int(SHARE * (free + unused)), now)
+    return budget.size
