@@ -1,9 +1,10 @@
 """The losses that pytorch-metric-learning has too: the same loss in both libraries, and its formula in plain torch.
 
 `cell` measures one loss at one size; `build` gives the sides of a comparison as candidates that have the same
-embeddings, labels and proxies. "ours" is the criterion of `pm.method` with its `commit`, "peer" the loss of the peer as
-its README calls it, without a regulariser; "compiled" is the formula under `torch.compile`, on a matrix of all pairs. A
-step computes the loss and its gradients for embeddings and proxies.
+embeddings, labels and proxies. "ours" is the criterion of `pm.method` with its `commit`, "ours, compiled" the same
+under `torch.compile`; "peer" is the loss of the peer as its README calls it, without a regulariser; "compiled" is the
+formula under `torch.compile`, on a matrix of all pairs. A step computes the loss and its gradients for embeddings and
+proxies.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def build(
         dim: width of the embeddings, D.
         device: "cpu" or "cuda".
         dtype: type of embeddings and proxies on every side.
-        sides: some of "ours", "peer", "compiled", "formula" (the same in eager mode).
+        sides: some of "ours", "ours, compiled", "peer", "compiled", "formula" (the formula in eager mode).
     """
     x, y = inputs(pair, batch, classes, dim, device, dtype)
     candidates, gradients = {}, {}
@@ -162,13 +163,14 @@ def _side(
     call: Callable[[Tensor, Tensor], Tensor]
     vectors: Tensor | None = None
     with torch.device(device):
-        if side == "ours":
+        if side.startswith("ours"):
             import proxymetric as pm
 
             criterion = pm.method(pair.method, classes=max(classes, 2), dim=dim, **pair.arguments).to(device, dtype)
             leaves = list(criterion.parameters())
             vectors = criterion.objective.source.vectors if pair.has_proxies else None
-            call, commit = criterion, criterion.commit
+            call = torch.compile(criterion, dynamic=False) if side == "ours, compiled" else criterion
+            commit = criterion.commit
         elif side == "peer":
             module = peer_of(pair, classes, dim).to(device, dtype)
             leaves = list(module.parameters())
@@ -299,6 +301,8 @@ def cell(
     found["of the peer's"] = ratios(timings["ours"], timings["peer"], cpu=cpu)
     if "compiled" in timings:
         found["of the compiled formula's"] = ratios(timings["ours"], timings["compiled"], cpu=cpu)
+        if "ours, compiled" in timings:
+            found["compiled, of the compiled formula's"] = ratios(timings["ours, compiled"], timings["compiled"], cpu=cpu)
     return found
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peer_cuda.py                       five sizes, float32; about two minutes on an H200
     python benchmarks/peer_cuda.py --dtypes bfloat16     embeddings and proxies in bfloat16
-    python benchmarks/peer_cuda.py --compiled            also the formula under torch.compile; minutes of compilation
+    python benchmarks/peer_cuda.py --compiled            also formula and criterion under torch.compile; minutes
     python benchmarks/peer_cuda.py --all                 B 32 to 4,096 and C 10 to 10 million, where they fit
     python benchmarks/peer_cuda.py --losses proxy-anchor --sizes 128x100 512x11318
     python benchmarks/peer_cuda.py --device cpu --tiny --out FILE      check that the benchmark runs, without a GPU
@@ -61,7 +61,7 @@ def too_large(pair: Pair, batch: int, classes: int, itemsize: int, sides: int, d
 
 def measured(name: str, batch: int, classes: int, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
     """Return the measurements of one loss at one size."""
-    sides = ("ours", "peer", "compiled") if options.compiled else ("ours", "peer")
+    sides = ("ours", "peer", "compiled", "ours, compiled") if options.compiled else ("ours", "peer")
     reason = too_large(PAIRS[name], batch, classes, dtype.itemsize, len(sides), options.device)
     if reason is not None:
         return {"skipped": reason}
@@ -95,7 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", default=None, help="BxC of losses with proxies, such as 128x100")
     parser.add_argument("--batches", nargs="+", type=int, default=None, help="B of the pair losses")
     parser.add_argument("--all", action="store_true", help="B 32 to 4,096, C 10 to 10 million")
-    parser.add_argument("--compiled", action="store_true", help="also the formula under torch.compile")
+    parser.add_argument("--compiled", action="store_true", help="also the formula and the criterion under torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a side in a cell, about; at least 50 steps")
     parser.add_argument("--limit", type=float, default=None, help="seconds after which no further cell is begun")
@@ -154,6 +154,7 @@ def main() -> None:
         print(table(record["cells"][dtype], dtype))
         if options.compiled:
             print(table(record["cells"][dtype], dtype, "of the compiled formula's", "compiled"))
+            print(table(record["cells"][dtype], dtype, "compiled, of the compiled formula's", "compiled"))
     if record["targets"]["failed"]:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in record["targets"]["failed"].items()))
 

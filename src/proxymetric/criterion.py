@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -169,7 +169,8 @@ class Criterion(nn.Module):
             self._raise_missing("images")
         if "encoder" in self.needs and not self._encoder:
             self._raise_missing("encoder")
-        progress = Progress(self.step, self._current_epoch())
+        traced = torch.compiler.is_compiling()
+        progress = cast(Progress, _TracedProgress(self)) if traced else Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
             self._raise_missing("epochs")
         if trains and self.careful:
@@ -531,6 +532,25 @@ class _Walk(NamedTuple):
 
     tables: list[RowTable]
     parameters: list[nn.Parameter]
+
+
+class _TracedProgress:
+    """A `Progress` that reads its fields when a piece asks for them.
+
+    torch.compile compiles a function anew when a number that it has read changes: only methods that ask for the step
+    are compiled for every step.
+    """
+
+    def __init__(self, criterion: Criterion) -> None:
+        self._criterion = criterion
+
+    @property
+    def step(self) -> int:
+        return self._criterion.step
+
+    @property
+    def epoch(self) -> float | None:
+        return self._criterion._current_epoch()
 
 
 class _StepEncoder:

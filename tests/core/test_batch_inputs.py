@@ -115,6 +115,19 @@ def test_a_finite_loss_keeps_its_bits(name) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["proxy-anchor", "norm-softmax", "triplet"])
+def test_a_criterion_is_compiled_once_and_not_at_every_step(name: str) -> None:
+    criterion = pm.method(name, classes=C, dim=D)
+    compiled = torch.compile(criterion, backend="eager")
+    for step in range(6):
+        embeddings = X.clone().requires_grad_()
+        # The first steps may differ: the label check keeps what it has allocated.
+        with torch.compiler.set_stance("default" if step < 2 else "fail_on_recompile"):
+            compiled(embeddings, Y).backward()
+        criterion.commit()
+    assert criterion.step == 6
+
+
 def test_a_compiled_criterion_is_not_finite_either() -> None:
     criterion = pm.method("norm-softmax", classes=C, dim=D)
     compiled = torch.compile(criterion, backend="eager")

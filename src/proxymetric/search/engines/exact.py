@@ -42,8 +42,8 @@ class Exact:
         """
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
-        best = torch.empty(len(queries), 0)
-        found = torch.empty(len(queries), 0, dtype=torch.long)
+        best = queries.new_empty(len(queries), 0)
+        found = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
             part = self.vectors[start:stop] if rows is None else self.vectors[rows[start:stop]]
@@ -79,7 +79,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     count, width = values.shape
     k = min(k, width)
     if k == 0 or count == 0:
-        return values[:, :0], torch.empty(count, 0, dtype=torch.long)
+        return values[:, :0], torch.empty(count, 0, dtype=torch.long, device=values.device)
     if count == 1 and values.device.type == "cpu":
         row = values.numpy()[0]
         columns_of_row = _top_k_of_one(row, k)
@@ -92,14 +92,14 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # A group is every `groups`-th column: maxima over the outer dimension are computed by vector instructions.
         grouped = values[:, : groups * GROUP].view(count, GROUP, groups)
         chosen = grouped.amax(dim=1).topk(more, dim=1).indices
-        columns = (torch.arange(GROUP)[:, None] * groups + chosen[:, None]).flatten(1)
-        rest = torch.arange(groups * GROUP, width).expand(count, -1)
+        columns = (torch.arange(GROUP, device=values.device)[:, None] * groups + chosen[:, None]).flatten(1)
+        rest = torch.arange(groups * GROUP, width, device=values.device).expand(count, -1)
         columns = torch.cat([columns, rest], dim=1)
         best, places = values.gather(1, columns).topk(more, dim=1)
         columns = columns.gather(1, places)
     if not (best[:, 1:] == best[:, :-1]).any():
         return best[:, :k], columns[:, :k]
-    tied = best[:, k] == best[:, k - 1] if more > k else torch.zeros(count, dtype=torch.bool)
+    tied = best[:, k] == best[:, k - 1] if more > k else best.new_zeros(count, dtype=torch.bool)
     best, columns = best[:, :k].clone(), columns[:, :k].clone()
     for row in tied.nonzero().flatten().tolist():  # the first of the equal columns count
         smallest = best[row, -1]
