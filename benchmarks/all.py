@@ -42,7 +42,9 @@ class Job(NamedTuple):
 JOBS = {
     "cuda": {
         "peer": Job("peer_cuda", (), "peer-cuda.json", 200),
-        "many classes": Job("losses_cuda", ("--parts", "rates", "others", "groups"), "losses-cuda.json", 150),
+        "many classes": Job(
+            "losses_cuda", ("--parts", "rates", "others", "groups", "profile"), "losses-cuda.json", 150
+        ),
         "step": Job("step", ("--device", "cuda"), "step-cuda.json", 120),
         "growth": Job("growth", ("--device", "cuda"), "growth-cuda.json", 120),
         "peer, bfloat16": Job("peer_cuda", ("--dtypes", "bfloat16", "--limit", "100"), "peer-cuda.json", 130),

@@ -1,8 +1,7 @@
 """Compares implementations of proxy losses over very many classes on one GPU.
 
     python benchmarks/losses_cuda.py                 131k, a million and ten million classes; about two minutes
-    python benchmarks/losses_cuda.py --parts rates   some parts: rates, gradients, groups, others, curve, rows
-    python benchmarks/losses_cuda.py --profile       profile one step of the fused kernels
+    python benchmarks/losses_cuda.py --parts rates   some parts: rates, gradients, groups, others, curve, rows, profile
     python benchmarks/losses_cuda.py --plot          draw results/losses-cuda.png from the JSON; needs no GPU
     TRITON_INTERPRET=1 python benchmarks/losses_cuda.py --tiny    check that the benchmark runs, also without a GPU
 
@@ -315,19 +314,23 @@ def rows(record: Record) -> None:
         record.put("rows of a chunk", str(count), value=found)
 
 
-def profile() -> None:
-    """Print the times of the operations of a loss that sums over the batch, and of one that sums over the classes."""
+def profile(record: Record) -> None:
+    """Record the times of the kernels of a loss that sums over the batch, and of one that sums over the classes."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (DEVICE == "cuda")
-    by = "cuda_time_total" if DEVICE == "cuda" else "cpu_time_total"
+    field = "self_device_time_total" if DEVICE == "cuda" else "self_cpu_time_total"
     for batch in BATCHES:
-        for side, loss in (("triton", ProxyAnchor(SCALE, MARGIN)), ("triton, kept", CosFace(SCALE, 0.0))):
+        for name, side, loss in (
+            ("proxy-anchor", "triton", ProxyAnchor(SCALE, MARGIN)),
+            ("norm-softmax", "triton, kept", CosFace(SCALE, 0.0)),
+        ):
             step = step_of(side, loss, *inputs(batch, CLASSES[1]))
             step()
             with torch.profiler.profile(activities=kinds) as seen:
                 step()
                 synchronise()
-            print(f"batch {batch}, {type(loss).__name__}, {side}")
-            print(seen.key_averages().table(sort_by=by, row_limit=16, max_name_column_width=60))
+            spent = {each.key[:80]: round(getattr(each, field) / 1e3, 3) for each in seen.key_averages()}
+            longest = dict(sorted(spent.items(), key=lambda each: -each[1])[:12])
+            record.put("kernels, ms", name, f"batch {batch}", value=longest | {"all": round(sum(spent.values()), 3)})
 
 
 def plot(file: Path) -> None:
@@ -354,6 +357,7 @@ def plot(file: Path) -> None:
 
 PARTS: dict[str, Callable[[Record], None]] = {
     "rates": rates, "gradients": gradients, "groups": groups, "others": others, "curve": curve, "rows": rows,
+    "profile": profile,
 }  # fmt: skip
 
 
@@ -361,14 +365,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=RESULTS / "losses-cuda.json", help="JSON file to add to")
-    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the benchmark runs")
     options = parser.parse_args()
     if options.plot:
         return plot(options.out)
-    if options.profile:
-        return profile()
     if DEVICE == "cpu" and not TINY:
         parser.error("device: got no GPU, expected a GPU, or --tiny")
     begun, record = time.perf_counter(), Record(options.out)

@@ -301,8 +301,9 @@ def cell(
     found["of the peer's"] = ratios(timings["ours"], timings["peer"], cpu=cpu)
     if "compiled" in timings:
         found["of the compiled formula's"] = ratios(timings["ours"], timings["compiled"], cpu=cpu)
-        if "ours, compiled" in timings:
-            found["compiled, of the compiled formula's"] = ratios(timings["ours, compiled"], timings["compiled"], cpu=cpu)
+    if "ours, compiled" in timings:
+        both = timings["ours, compiled"], timings["compiled"]
+        found["compiled, of the compiled formula's"] = ratios(*both, cpu=cpu)
     return found
 
 

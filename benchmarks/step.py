@@ -303,7 +303,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads, with --device cpu")
     parser.add_argument("--only", choices=sorted({name for each in SETTINGS.values() for name in each}), default=None)
     parser.add_argument("--batch", type=int, default=None, help="images in a batch; default: that of the setting")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="JSON file; settings that it has from an earlier run stay"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":
@@ -314,12 +316,13 @@ def main() -> None:
     begun, file = time.perf_counter(), options.out or RESULTS / f"step-{options.device}.json"
     record = about("step", options.device)
     record["targets"] = {f"{name} times proxy-anchor": most for name, most in TARGETS.items()}
-    record["settings"] = {}
+    record["settings"] = json.loads(file.read_text())["settings"] if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name, setting in SETTINGS[options.device].items():
             if options.only not in (None, name):
                 continue
-            setting = setting._replace(batch=options.batch or setting.batch)
+            if options.batch is not None:
+                setting, name = setting._replace(batch=options.batch), f"{name}, batches of {options.batch}"
             record["settings"][name] = compared(setting, device, rounds, Path(folder))
             record["clock_mhz_during"] = clock_mhz()
             record["seconds"] = round(time.perf_counter() - begun, 1)

@@ -23,6 +23,7 @@ from generator.performance import (
     step_table,
 )
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
+from generator.training import criterion_table, files_table, loop_table
 from generator.tunings import alike_table, parameters_table, released_table, tuned_table, tuning_table
 
 
@@ -64,6 +65,9 @@ PARTS = {
     "alike": Part(alike_table, (RESULTS / "vit-s-128",)),
     "released": Part(released_table, (RESULTS / "vit-s-128",)),
     "tuning": Part(tuning_table, benchmark("tuning-cuda")),
+    "loop": Part(loop_table, benchmark("train-step-cuda", "train-step-cpu")),
+    "criterion": Part(criterion_table, benchmark("train-step-cuda")),
+    "files": Part(files_table, benchmark("files-cpu")),
     "step": Part(step_table, benchmark("step-cuda", "step-cpu")),
     "metrics": Part(metrics_table, benchmark("metrics-cpu", "metrics-cuda")),
     "losses": Part(losses_table, benchmark("losses-cpu")),
