@@ -6,6 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
+from generator.claims import claims_table, costs_table
 from generator.scores import RESULTS, ROOT, table
 
 
@@ -13,10 +14,11 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
     """The pages of all studies and their index (path in the site -> text), and their pictures (path -> PNG)."""
     from proxymetric.studies import load_study
     from proxymetric.studies.results import stored_results
+    from proxymetric.studies.scores import Results
 
     pages: dict[str, str] = {}
     pictures: dict[str, bytes] = {}
-    rows = []
+    rows, all_results = [], []
     for file in sorted((ROOT / "studies").glob("*.toml")):
         study = load_study(file)
         folder = results / study.name
@@ -24,6 +26,8 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
             runs = stored_results(study, folder)
         except ValueError:
             runs = {}
+        if runs:
+            all_results.append(Results(study, runs))
         text, images = measured(study, runs) if runs else (f"No results are stored in `results/{study.name}/` yet.", {})
         comment = "\n".join(re.findall(r"^# ?(.*)$", file.read_text(encoding="utf-8").split("\n\n")[0], re.MULTILINE))
         parts = [f"# {study.title}", comment, design(study), text, "## Run it", command(file, study.name)]
@@ -33,10 +37,23 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
     index = (
         "# Studies\n\nA study compares methods over data sets, backbones, protocols and seeds; "
         "[Run a study](../how-to/studies.md) explains how. Tables and plots are generated from the files in `results/` "
-        f"when this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n"
+        f"when this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n{_summary(all_results)}"
         "[History](history.md) has the results of 0.1.0, whose settings differ from the papers'.\n"
     )
     return pages | {"studies/index.md": index}, pictures
+
+
+def _summary(all_results: list) -> str:
+    """The claims of the papers beside what was measured, and what the runs cost; nothing without results."""
+    if not all_results:
+        return ""
+    return (
+        "## What the papers claim\n\nDifferences to the row's baseline in points: the paper's, and those measured here "
+        "at equal seeds ± half the 95 % Student interval. `papers` chooses the epoch on the test half, as the papers "
+        "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0."
+        f"\n\n{claims_table(all_results)}\n\n## What the runs cost\n\nRuns share a machine; its minutes are those in which "
+        f"at least one of them ran.\n\n{costs_table(all_results)}\n\n"
+    )
 
 
 def design(study) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from proxymetric.papers import CATALOGUE
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generator import equations, growth, methods, parts, performance, reference, scores, study_pages  # noqa: E402
+from generator import claims, equations, growth, methods, parts, performance, reference, scores, study_pages  # noqa: E402
 
 
 @pytest.mark.parametrize("page", parts.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -93,12 +94,23 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     assert "No results are stored" not in text
     value = 100 * scores.score(scores.read(source), "R@1")
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
-    assert "4 of 70" in pages["studies/index.md"]
+    index = pages["studies/index.md"]
+    assert "4 of 70" in index
+    line = "| [VCPA](cub-wave1-eager.md) | CUB-200-2011 | R@1 | +1.4 |  |  | +0.00 ± 0.00 (2) | no, not resolved |"
+    assert line in index, "the same scores at equal seeds"
+    assert "| NVIDIA H200 | 4 |" in index
     assert set(pictures) == {
         f"studies/cub-wave1-eager/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
     }
     for picture in pictures:
         assert f"]({picture.removeprefix('studies/')})" in text
+
+
+def test_minutes_in_which_runs_share_a_machine_count_once():
+    start = datetime(2026, 1, 1)
+    minutes = [(0, 10), (2, 5), (8, 12), (20, 21)]
+    spans = [tuple(start + timedelta(minutes=end) for end in span) for span in minutes]
+    assert claims._covered(spans) == timedelta(minutes=13)
 
 
 def test_every_package_has_a_page():

@@ -104,10 +104,14 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
             if measured is None:
                 continue
             titles = [study.rows[cell.row].title, study.rows[base.row].title]
-            line = [*titles, metric, str(measured.n), _text(measured, "+")]
+            line = [*titles, metric, str(measured.n), mean_text(measured, "+")]
             if papers:
-                line.append(_text(results.difference(cell, metric, LAST), "+"))
-            line += [f"{claim:+.1f}" if claim is not None else "", _sign(measured, claim), _seeds(measured, claim)]
+                line.append(mean_text(results.difference(cell, metric, LAST), "+"))
+            line += [
+                f"{claim:+.1f}" if claim is not None else "",
+                sign_text(measured, claim),
+                seeds_text(measured, claim),
+            ]
             table.rows.append(line)
     return table
 
@@ -147,7 +151,7 @@ def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
             other = alone.get(key[0])
             for metric in metrics:
                 ours, theirs = (by_metric[metric][each].get(key, {}) if each else {} for each in (cell, other))
-                line.append(_text(paired(ours, theirs), "+") if other is not None and other != cell else "")
+                line.append(mean_text(paired(ours, theirs), "+") if other is not None and other != cell else "")
             table.rows.append(line)
     return table
 
@@ -191,13 +195,13 @@ def write_tables(study: Study, results: dict[str, Result], folder: Path) -> list
 
 
 def _mean(values: dict[int, float]) -> str:
-    return _text(student(list(values.values()))) if values else ""
+    return mean_text(student(list(values.values()))) if values else ""
 
 
-def _text(mean: Mean | None, sign: str = "") -> str:
+def mean_text(mean: Mean | None, sign: str = "") -> str:
     """A mean with its interval as text.
 
-    >>> _text(Mean(61.23, 0.44, 5)), _text(Mean(0.5, None, 1), "+")
+    >>> mean_text(Mean(61.23, 0.44, 5)), mean_text(Mean(0.5, None, 1), "+")
     ('61.2 ± 0.4', '+0.50')
     """
     if mean is None:
@@ -207,7 +211,7 @@ def _text(mean: Mean | None, sign: str = "") -> str:
     return f"{mean.value:{sign}.{digits}f}{half}"
 
 
-def _sign(measured: Mean, claim: float | None) -> str:
+def sign_text(measured: Mean, claim: float | None) -> str:
     """Whether the difference has the sign of the paper's, and whether its interval excludes 0."""
     if claim is None or claim == 0:
         return ""
@@ -215,7 +219,8 @@ def _sign(measured: Mean, claim: float | None) -> str:
     return words if measured.half is not None and abs(measured.value) > measured.half else f"{words}, not resolved"
 
 
-def _seeds(measured: Mean, claim: float | None) -> str:
+def seeds_text(measured: Mean, claim: float | None) -> str:
+    """The number of seeds that would resolve the paper's difference, given the measured spread; "" if not known."""
     if claim is None or measured.sd is None:
         return ""
     needed = seeds_needed(claim, measured.sd)
