@@ -51,8 +51,8 @@ def _summary(all_results: list) -> str:
         "## What the papers claim\n\nDifferences to the row's baseline in points: the paper's, and those measured here "
         "at equal seeds ± half the 95 % Student interval. `papers` chooses the epoch on the test half, as the papers "
         "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0."
-        f"\n\n{claims_table(all_results)}\n\n## What the runs cost\n\nRuns share a machine; its minutes are those in which "
-        f"at least one of them ran.\n\n{costs_table(all_results)}\n\n"
+        f"\n\n{claims_table(all_results)}\n\n## What the runs cost\n\nRuns share a machine; its minutes are those in "
+        f"which at least one of them ran.\n\n{costs_table(all_results)}\n\n"
     )
 
 
