@@ -42,7 +42,7 @@ def commands() -> dict[str, list[str]]:
     """Return the arguments of Python for each measurement."""
     from proxymetric.cli import VERBS
 
-    verbs = [verb.__name__ for verb in VERBS]
+    verbs = [verb.__name__.replace("_", "-") for verb in VERBS]
     package = {"import proxymetric": ["-c", "import proxymetric"], "--help": ["-m", "proxymetric", "--help"]}
     package |= {f"{verb} --help": ["-m", "proxymetric", verb, "--help"] for verb in verbs}
     return BARE | package | {NEEDS_TORCH: ["-c", CRITERION]}

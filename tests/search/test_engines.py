@@ -69,6 +69,20 @@ def test_among_some_rows_and_with_large_k(engine, vectors, queries):
     assert engine.search(queries[:2], 5, torch.tensor([], dtype=torch.long))[1].shape == (2, 0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("k", [1, 10, 500])
+def test_exact_search_on_a_gpu(vectors, queries, k):
+    """One query and several; few and many results, among all rows and some."""
+    gallery = torch.from_numpy(vectors)
+    for some in (None, torch.arange(0, len(vectors), 3)):
+        for asked in (queries[:1], queries):
+            ours = Exact(gallery.cuda()).search(asked.cuda(), k, None if some is None else some.cuda())
+            theirs = Exact(gallery).search(asked, k, some)
+            torch.testing.assert_close(ours[0].cpu(), theirs[0], rtol=0, atol=1e-5)
+            assert (ours[1].cpu() == theirs[1]).float().mean() > 0.99, "similarities may differ in their last bits"
+
+
 def test_an_index_keeps_its_engine(vectors, tmp_path):
     pytest.importorskip("faiss", reason="the extra `index` is not installed")
     index = Index.create(tmp_path / "a.index", DIM, engine="faiss", map="none")
