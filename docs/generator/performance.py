@@ -142,11 +142,20 @@ def peer_cpu_table() -> str:
     return "\n\n".join(parts)
 
 
+MAX_SIZES = 6
+"""columns of a table of the peer"""
+
+
 def _peer_tables(cells: dict, against: str, side: str) -> list[str]:
     """Tables of losses with proxies (batch and classes) and of pair losses (batch)."""
-    sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
+    sizes = dict.fromkeys(
+        size for by_size in cells.values() for size, found in by_size.items() if _peer_cell(found, against, side)
+    )
+    in_order = sorted(sizes, key=lambda size: [int(number) for number in re.findall(r"\d+", size)[::-1]])
     tables = []
-    for part in ([size for size in sizes if "C" in size], [size for size in sizes if "C" not in size]):
+    with_classes = [size for size in in_order if "C" in size]
+    parts = [with_classes[start : start + MAX_SIZES] for start in range(0, len(with_classes), MAX_SIZES)]
+    for part in (*parts, [size for size in in_order if "C" not in size]):
         rows = []
         for loss, by_size in cells.items():
             texts = [_peer_cell(by_size.get(size, {}), against, side) for size in part]
