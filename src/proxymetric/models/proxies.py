@@ -41,6 +41,7 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     """
     from proxymetric.checkpoint import Checkpoint
     from proxymetric.papers import method
+    from proxymetric.papers.class_counts import with_class_counts
 
     run = Path(run)
     if run.is_file():
@@ -51,7 +52,9 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     names, recipe = description["classes"], description["recipe"]
     if not 0 < len(names) <= MAX_CLASSES:
         return None
-    criterion = method(recipe["method"], classes=len(names), dim=dim, **recipe["loss"])
+    # The proxies do not depend on the numbers of images.
+    arguments = with_class_counts(recipe["method"], recipe["loss"], [1] * len(names))
+    criterion = method(recipe["method"], classes=len(names), dim=dim, **arguments)
     stored = Checkpoint.read(model_file(run, which)).under("criterion.")
     found = [
         proxies for path, module in criterion.named_modules() if (proxies := _read(module, path, stored)) is not None
