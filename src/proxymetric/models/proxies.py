@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from proxymetric.core.capabilities import ClassProxies, HasClassProxies
+from proxymetric.models.load import is_run
 from proxymetric.models.run_folder import is_refitted, model_file, read_run
 
 MAX_CLASSES = 100_000
@@ -29,7 +30,7 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     """Read the proxies of a run.
 
     Args:
-        run: folder of a run; a slim file has no proxies.
+        run: folder of a run; slim files and shared models have no proxies.
         dim: dimensions of the vectors.
         which: the model whose proxies are read, as for `load`.
 
@@ -43,9 +44,9 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     from proxymetric.papers import method
     from proxymetric.papers.class_counts import with_class_counts
 
-    run = Path(run)
-    if run.is_file():
+    if not is_run(run):
         return None
+    run = Path(run)
     if is_refitted(run, which):
         run, which = run / "refit", "last"
     description = read_run(run)
