@@ -7,7 +7,8 @@ open-metric-learning needs NumPy below 2, so it runs with the Python of a virtua
 are those of benchmarks/moving/: the same network, images, seeds and settings on both sides. They take turns, each round
 in a new process with one thread. Recorded are the lines of code, the CPU time of a step, the peak memory of the process
 (with its imports, and above what it held before training), the largest difference between the two curves of losses, and
-the scores on classes that were not trained, by the script's own library and by proxymetric. The result is written to results/moving-in-cpu.json.
+the scores on classes that were not trained, by the script's own library and by proxymetric. The result is written to
+results/moving-in-cpu.json.
 """
 
 from __future__ import annotations

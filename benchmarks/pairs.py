@@ -302,9 +302,7 @@ def cell(
     if "compiled" in timings:
         found["of the compiled formula's"] = ratios(timings["ours"], timings["compiled"], cpu=cpu)
         if "ours, compiled" in timings:
-            found["compiled, of the compiled formula's"] = ratios(
-                timings["ours, compiled"], timings["compiled"], cpu=cpu
-            )
+            found["compiled, of the compiled formula's"] = ratios(timings["ours, compiled"], timings["compiled"], cpu=cpu)
     return found
 
 

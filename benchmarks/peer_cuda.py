@@ -95,9 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", default=None, help="BxC of losses with proxies, such as 128x100")
     parser.add_argument("--batches", nargs="+", type=int, default=None, help="B of the pair losses")
     parser.add_argument("--all", action="store_true", help="B 32 to 4,096, C 10 to 10 million")
-    parser.add_argument(
-        "--compiled", action="store_true", help="also the formula and the criterion under torch.compile"
-    )
+    parser.add_argument("--compiled", action="store_true", help="also the formula and the criterion under torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a side in a cell, about; at least 50 steps")
     parser.add_argument("--limit", type=float, default=None, help="seconds after which no further cell is begun")

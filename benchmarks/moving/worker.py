@@ -48,10 +48,10 @@ def run(script: str, data: dict[str, torch.Tensor], epochs: int, vectors: Path |
     curve = module.train(net, data["images"], data["labels"], classes, epochs)
     seconds = (time.process_time() - start) / len(curve)
     scores = module.measure(net, data["test_images"], data["test_labels"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if vectors is not None:
         with torch.no_grad():
             torch.save(net(data["test_images"]), vectors)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "curve": curve,
         "scores": {name: float(score) for name, score in scores.items()},

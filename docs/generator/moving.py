@@ -52,7 +52,7 @@ def costs(peer: str) -> str:
         "time of a step is CPU time and includes the network, which takes most of it. The largest relative difference "
         f"between the losses of the two sides is {pair['of the first 10 losses']:.0e} in the first 10 steps and "
         f"{pair['largest relative difference of the losses']:.0e} in all. Scores in per cent, on classes that were not "
-        f"trained; rounding may change the last digits; {by_proxymetric}. Other work ran on this machine: a difference of times whose "
-        "ranges overlap is not resolved."
+        f"trained; rounding may change the last digits; {by_proxymetric}. Other work ran on this machine: a difference "
+        "of times whose ranges overlap is not resolved."
     )
     return f"{text}\n\n{table([*columns, *metrics], rows)}"
