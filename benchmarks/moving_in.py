@@ -7,7 +7,8 @@ open-metric-learning needs NumPy below 2, so it runs with the Python of a virtua
 are those of benchmarks/moving/: the same network, images, seeds and settings on both sides. They take turns, each round
 in a new process with one thread. Recorded are the lines of code, the CPU time of a step, the peak memory of the process
 (with its imports, and above what it held before training), the largest difference between the two curves of losses, and
-the scores on classes that were not trained. The result is written to results/moving-in-cpu.json.
+the scores on classes that were not trained, by the script's own library and by proxymetric. The result is written to
+results/moving-in-cpu.json.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from common import RESULTS, about, spread, write
 
+from proxymetric import evaluate
 from proxymetric.data import open_data
 
 FOLDER = Path(__file__).resolve().parent / "moving"
@@ -64,12 +66,16 @@ def write_images(file: Path, classes: int) -> None:
 
 
 def side(python: str, script: str, data: Path, epochs: int) -> dict[str, Any]:
-    """Run a script once in a new process."""
-    command = [python, str(FOLDER / "worker.py"), script, str(data), "--epochs", str(epochs)]
+    """Run a script once in a new process, and measure its vectors by proxymetric too."""
+    vectors = data.with_name("vectors.pt")
+    options = ["--epochs", str(epochs), "--vectors", str(vectors)]
+    command = [python, str(FOLDER / "worker.py"), script, str(data), *options]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{script}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
+    labels = torch.load(data)["test_labels"]
+    return result | {"by_proxymetric": evaluate(torch.load(vectors), labels, list(result["scores"]))}
 
 
 def version(python: str, package: str) -> str:
@@ -89,6 +95,7 @@ def compare(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], scripts: t
                 "process_mb": spread([run["process_mb"] for run in runs], 1),
                 "training_mb": spread([run["process_mb"] - run["before_mb"] for run in runs], 1),
                 "scores": runs[0]["scores"],
+                "scores by proxymetric": runs[0]["by_proxymetric"],
                 "first and last loss": [runs[0]["curve"][0], runs[0]["curve"][-1]],
                 "torch": runs[0]["torch"],
             }

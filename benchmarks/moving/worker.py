@@ -30,8 +30,15 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-def run(script: str, data: dict[str, torch.Tensor], epochs: int) -> dict[str, object]:
-    """Train and measure with a script: the losses, the scores, the CPU time of a step and the memory."""
+def run(script: str, data: dict[str, torch.Tensor], epochs: int, vectors: Path | None = None) -> dict[str, object]:
+    """Train and measure with a script: the losses, the scores, the CPU time of a step and the memory.
+
+    Args:
+        script: name of a file of this folder.
+        data: the images and labels.
+        epochs: passes over the training images.
+        vectors: file for the vectors of the test images.
+    """
     module = importlib.import_module(script)
     classes = int(data["labels"].max()) + 1
     module.train(network(), data["images"], data["labels"], classes, 1)  # warm-up
@@ -42,6 +49,9 @@ def run(script: str, data: dict[str, torch.Tensor], epochs: int) -> dict[str, ob
     seconds = (time.process_time() - start) / len(curve)
     scores = module.measure(net, data["test_images"], data["test_labels"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if vectors is not None:
+        with torch.no_grad():
+            torch.save(net(data["test_images"]), vectors)
     return {
         "curve": curve,
         "scores": {name: float(score) for name, score in scores.items()},
@@ -57,7 +67,8 @@ if __name__ == "__main__":
     parser.add_argument("script")
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--vectors", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    print(json.dumps(run(arguments.script, torch.load(arguments.data), arguments.epochs)))
+    print(json.dumps(run(arguments.script, torch.load(arguments.data), arguments.epochs, arguments.vectors)))

@@ -38,6 +38,13 @@ def costs(peer: str) -> str:
         ]
         for name, side in sides.items()
     ]
+    theirs = sides["theirs"]
+    same = all(abs(theirs["scores"][name] - theirs["scores by proxymetric"][name]) < 5e-7 for name in metrics)
+    stated = ", ".join(f"{name} {100 * theirs['scores by proxymetric'][name]:.2f}" for name in metrics)
+    by_proxymetric = (
+        f"proxymetric measures {stated} with the network of {NAMES[peer]}"
+        f"{': the same, so that a difference between the rows is one of training, not of definitions' if same else ''}"
+    )
     columns = ["", "lines", "a step (lowest and highest round)", "memory of training", "whole process"]
     text = paragraph(
         f"{NAMES[peer]} {pair['version']}, torch {sides['theirs']['torch']} and {sides['ours']['torch']}, "
@@ -45,7 +52,7 @@ def costs(peer: str) -> str:
         "time of a step is CPU time and includes the network, which takes most of it. The largest relative difference "
         f"between the losses of the two sides is {pair['of the first 10 losses']:.0e} in the first 10 steps and "
         f"{pair['largest relative difference of the losses']:.0e} in all. Scores in per cent, on classes that were not "
-        "trained; rounding may change the last digits. Other work ran on this machine: a difference of times whose "
-        "ranges overlap is not resolved."
+        f"trained; rounding may change the last digits; {by_proxymetric}. Other work ran on this machine: a difference "
+        "of times whose ranges overlap is not resolved."
     )
     return f"{text}\n\n{table([*columns, *metrics], rows)}"

@@ -91,21 +91,77 @@ def test_the_client_fetches_a_model_from_the_server_in_hf_endpoint(run, shared, 
     assert pm.load(first, device="cpu").fingerprint() == pm.load(run, device="cpu").fingerprint()
 
 
-def test_load_takes_an_address(run, shared, tmp_path, monkeypatch):
+@pytest.fixture
+def served(shared, tmp_path, monkeypatch):
+    """The shared model at hf://me/birds, with an empty cache."""
     from huggingface_hub import constants
 
     with hub("me/birds", shared) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)  # what HF_ENDPOINT sets in a new process
         template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        model = pm.load(f"hf://me/birds@{COMMIT}", device="cpu")
-        with pytest.raises(ValueError, match="which: got 'last', but hf://me/birds holds a single model"):
-            pm.load("hf://me/birds", "last")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+
+
+@pytest.mark.usefixtures("served")
+def test_load_takes_an_address(run):
+    model = pm.load(f"hf://me/birds@{COMMIT}", device="cpu")
     assert model.fingerprint() == pm.load(run, device="cpu").fingerprint()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="which: got 'last', but hf://me/birds holds a single model"):
+        pm.load("hf://me/birds", "last")
+
+
+def test_a_hub_that_does_not_answer(shared, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    with hub("me/birds", shared) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="the hub cannot be reached"):
         pm.load("hf://me/birds", device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("served")
+def test_verbs_take_an_address(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address, cpu = "hf://me/birds", ("--device", "cpu")
+    image = next(iter(sorted(photos.rglob("*.png"))))
+    copy = shutil.copy(image, tmp_path / "owl.png")
+    for words in (
+        ("embed", address, photos, "--out", "a.safetensors"),
+        ("query", address, "a.safetensors", image),
+        ("evaluate", f"{address}@main", "--data", photos),
+        ("inspect", address, photos),
+        ("index", address, photos, "--out", "a.index", "--map", "none"),
+        ("search", "a.index", image),
+        ("identify", "a.index", image, "--far", "0.5"),
+        ("add-class", "a.index", "owl", copy),
+        ("search", "a.index", image, "--run", address),
+        ("search", "a.index", image, "--run", run),
+    ):
+        answer = proxymetric(*words, *cpu)
+        assert answer.code == 0, (words, answer)
+        assert "not finished" not in answer.out, words
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.index", "a.safetensors", "birds-inspects-photos", "birds-on-photos.html", "cache", "owl.png",
+    ]  # fmt: skip
+    refused(proxymetric("search", "a.index", image, "--run", "hf://me/cats"), "which the hub does not have")
+
+
+@pytest.mark.usefixtures("served")
+def test_embed_takes_an_address_and_refuses_a_wrong_one(run, photos, tmp_path):
+    address, out = "hf://me/birds", ("--out", tmp_path / "a.safetensors", "--device", "cpu")
+    answer = proxymetric("embed", address, photos, *out)
+    assert answer.code == 0, answer
+    answer = proxymetric("embed", run, photos, *out)
+    assert answer.code == 0, "without --overwrite: both are the same model"
+    refused(proxymetric("evaluate", address, "--no-report"), "hf://me/birds", "a shared model", "expected --data")
+    refused(proxymetric("embed", "hf://me/cats", photos), "'hf://me/cats', which the hub does not have")
+    refused(proxymetric("embed", "hf://birds", photos), "run: got 'hf://birds', expected 'hf://owner/name'")
+    for words in (("export", address, "--slim", "b.safetensors"), ("report", address)):
+        refused(proxymetric(*words), "RUN: got hf://me/birds, a shared model", "expected the folder of a run")
 
 
 def test_verbs_take_a_folder(shared, photos, tmp_path):

@@ -147,7 +147,7 @@ def evaluate(
 
 
 def _embed_both(
-    run: Path, model: Model, images: ImageSet, untrained: bool, device: str | None, terminal: Terminal
+    run: str, model: Model, images: ImageSet, untrained: bool, device: str | None, terminal: Terminal
 ) -> tuple[EmbeddedSet, EmbeddedSet | None, str]:
     """Embed a set by the trained and by the untrained encoder.
 

@@ -78,7 +78,7 @@ def identify(
 
     opened = Index(folder)
     model = model_of(opened, run, device)
-    identifier = Identifier(opened, None if run is None else str(run))
+    identifier = Identifier(opened, run)
     threshold = identifier.threshold(far)
     answers = identifier(model.embed(image), far)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,16 +84,16 @@ def inspect(
     terminal.say(f"page: {folder / PAGE}")
 
 
-def default_folder(run: Path, data: str) -> Path:
+def default_folder(run: str, data: str) -> Path:
     """The default folder of an inspection: next to the run's folder, named after run and data.
 
     Example:
-        >>> print(default_folder(Path("runs/birds"), "new photos"))
+        >>> print(default_folder("runs/birds", "new photos"))
         runs/birds-inspects-new-photos
     """
-    name = re.sub(r"[^\w.-]+", "-", data).strip("-.") or "data"
-    run = run.resolve() if run.name in ("", "..") else run
-    return run.with_name(f"{run.stem if run.is_file() else run.name}-inspects-{name}")
+    from proxymetric.models.load import next_to
+
+    return next_to(run, "inspects", data)
 
 
 def report_lines(found: Inspection) -> list[str]:
@@ -120,7 +119,7 @@ def report_lines(found: Inspection) -> list[str]:
 MAX_UNREADABLE_NAMED = 10
 
 
-def _trained_on(run: Path, images: ImageSet) -> list[str]:
+def _trained_on(run: str, images: ImageSet) -> list[str]:
     """A sentence if the run was trained with these labels."""
     from proxymetric.models.load import is_run, read_run
 

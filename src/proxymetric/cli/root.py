@@ -45,10 +45,26 @@ Data = Annotated[
         "benchmark, glyphs or digits.",
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).")]
+
+
+def _local(run: Path) -> Path:
+    """Refuse an address on the hub, where the folder of a run is needed."""
+    if run.parts[:1] == ("hf:",):
+        raise ValueError(
+            f"RUN: got hf://{'/'.join(run.parts[1:])}, a shared model, which holds neither the recipe nor the results "
+            "of its run; expected the folder of a run (`train --out`)"
+        )
+    return run
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).", callback=_local)]
 RunOrFile = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="Folder of a run (`train --out`), file of `export --slim`, or `export --hub`."),
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a run (`train --out`), file of `export --slim`, folder of `export --hub`, or its address on "
+        "the Hugging Face hub: hf://owner/name.",
+    ),
 ]
 SlimWeights = Annotated[
     Path | None,

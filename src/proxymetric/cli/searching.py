@@ -25,8 +25,8 @@ MAX_EXACT = 200_000
 """images from which another engine is recommended"""
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
 OtherRun = Annotated[
-    Path | None,
-    typer.Option("--run", help="The run that made the index, if it is not where it was then."),
+    str | None,
+    typer.Option("--run", help="The run that made the index, if it is not where it was then; or hf://owner/name."),
 ]
 
 
@@ -88,6 +88,7 @@ def index(
     from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, check_folder, load_model, unfinished
     from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
+    from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
     from proxymetric.search.folder_sync import sync
     from proxymetric.search.generation import check_place
@@ -109,7 +110,7 @@ def index(
         dim = _earlier_dim(Index(target), model) if dim is None else dim
     if dim is not None:
         model = model.cut_to(dim)
-    source = {"run": os.path.abspath(run), "which": which}
+    source = {"run": run if is_address(run) else os.path.abspath(run), "which": which}
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
     if is_index(target):

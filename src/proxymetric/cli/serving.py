@@ -51,7 +51,7 @@ def serve(
 
     settings = Settings(
         str(folder),
-        run=None if run is None else str(run),
+        run=run,
         device=device,
         host=host,
         port=port,

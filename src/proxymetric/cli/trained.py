@@ -219,11 +219,11 @@ def report(run: RunFolder) -> None:
     terminal.say(f"report: {remake_report(run, terminal)}")
 
 
-def load_model(run: Path, which: str, device: str | None, weights: Path | None) -> Model:
+def load_model(run: str, which: str, device: str | None, weights: Path | None) -> Model:
     """Load the model that a verb uses."""
     from proxymetric.models.load import is_run, load
 
-    if weights is not None and run.is_dir() and is_run(run):
+    if weights is not None and Path(run).is_dir() and is_run(run):
         raise ValueError(
             f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
             "`export --slim`"
@@ -237,11 +237,11 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"DIR: got {folder}, which is not a folder; expected a folder of images")
 
 
-def unfinished(run: Path) -> list[str]:
-    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared folder."""
+def unfinished(run: str) -> list[str]:
+    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
     from proxymetric.models.load import is_run
 
-    if not is_run(run) or (run / "result.json").is_file():
+    if not is_run(run) or (Path(run) / "result.json").is_file():
         return []
     return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 

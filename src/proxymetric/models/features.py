@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.files import read_json
-from proxymetric.models.hub_client import CONFIG
+from proxymetric.models.hub_client import CONFIG, fetch, is_address
 from proxymetric.models.load import is_run, read_run
 from proxymetric.models.model import Model
 
@@ -47,13 +47,14 @@ class FeatureModel(Model):
 
 
 def is_frozen(run: str | Path) -> bool:
-    """Whether the backbone of a run, of a slim file or of a shared folder, was frozen in training."""
+    """Whether the backbone of a run, of a slim file or of a shared model was frozen in training."""
     if Path(run).is_file():
         from proxymetric.checkpoint import Checkpoint
 
         return bool(Checkpoint.read(Path(run)).state.get("held"))
     if not is_run(run):
-        return bool(read_json(Path(run) / CONFIG).get("frozen"))
+        folder = fetch(str(run)) if is_address(run) else Path(run)
+        return bool(read_json(folder / CONFIG).get("frozen"))
     return bool(read_run(run)["recipe"]["train"]["frozen"])
 
 

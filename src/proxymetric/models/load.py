@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
 
 from proxymetric.files import read_json
-from proxymetric.models.hub_client import fetch, is_address
+from proxymetric.models.hub_client import fetch, is_address, parse
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import (
     FILES,
@@ -19,7 +20,10 @@ from proxymetric.models.run_folder import (
 )
 from proxymetric.signatures import one_of
 
-__all__ = ["is_refitted", "is_run", "load", "read_run"]
+UNSAFE = r"[^\w.-]+"
+"""characters of a name of data that a file name is better without"""
+
+__all__ = ["is_refitted", "is_run", "load", "next_to", "read_run"]
 
 
 def load(
@@ -98,6 +102,31 @@ def is_run(place: str | Path) -> bool:
     if is_address(place) or Path(place).is_file():
         return False
     return (Path(place) / "run.json").is_file() or not is_hub_folder(place)
+
+
+def next_to(run: str | Path, verb: str, data: str, suffix: str = "") -> Path:
+    """Where output about a run and some data is written by default: next to the run, named after both.
+
+    For an address on the hub, it is the working directory.
+
+    Args:
+        run: folder of a run, slim file, shared folder or address.
+        verb: the word between the two names.
+        data: name of the data.
+        suffix: the end of the name.
+
+    Example:
+        >>> print(next_to("runs/birds", "on", "new photos", ".html"))
+        runs/birds-on-new-photos.html
+        >>> print(next_to("hf://owner/birds@v1", "inspects", "photos"))
+        birds-inspects-photos
+    """
+    ending = f"-{verb}-{re.sub(UNSAFE, '-', data).strip('-.') or 'data'}{suffix}"
+    if is_address(run):
+        return Path(parse(str(run))[0].split("/")[1] + ending)
+    place = Path(run)
+    place = place.resolve() if place.name in ("", "..") else place
+    return place.with_name(f"{place.stem if place.is_file() else place.name}{ending}")
 
 
 def _load_shared(folder: Path, name: str, which: str, weights: str | Path | None, device: torch.device) -> Model:

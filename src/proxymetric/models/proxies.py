@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from proxymetric.core.capabilities import ClassProxies, HasClassProxies
+from proxymetric.models.load import is_run
 from proxymetric.models.run_folder import is_refitted, model_file, read_run
 
 MAX_CLASSES = 100_000
@@ -29,7 +30,7 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     """Read the proxies of a run.
 
     Args:
-        run: folder of a run; a slim file has no proxies.
+        run: folder of a run; slim files and shared models have no proxies.
         dim: dimensions of the vectors.
         which: the model whose proxies are read, as for `load`.
 
@@ -41,17 +42,20 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     """
     from proxymetric.checkpoint import Checkpoint
     from proxymetric.papers import method
+    from proxymetric.papers.class_counts import with_class_counts
 
-    run = Path(run)
-    if run.is_file():
+    if not is_run(run):
         return None
+    run = Path(run)
     if is_refitted(run, which):
         run, which = run / "refit", "last"
     description = read_run(run)
     names, recipe = description["classes"], description["recipe"]
     if not 0 < len(names) <= MAX_CLASSES:
         return None
-    criterion = method(recipe["method"], classes=len(names), dim=dim, **recipe["loss"])
+    # The proxies do not depend on the numbers of images.
+    arguments = with_class_counts(recipe["method"], recipe["loss"], [1] * len(names))
+    criterion = method(recipe["method"], classes=len(names), dim=dim, **arguments)
     stored = Checkpoint.read(model_file(run, which)).under("criterion.")
     found = [
         proxies for path, module in criterion.named_modules() if (proxies := _read(module, path, stored)) is not None

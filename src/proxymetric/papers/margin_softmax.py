@@ -38,7 +38,7 @@ def norm_softmax(
         touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
         weights: how much a class counts in the mean: a number for each class, "frequency" (inverse, 1 on average), or
             None: all the same (`weightings.ClassBalance`).
-        counts: the number of training images of each class, for "frequency".
+        counts: the number of training images of each class, for "frequency"; `proxymetric train` counts them.
     """
     return Compare(
         CosFace(scale, 0.0), proxies(classes, dim, per_class, init, touched), balance(classes, weights, counts=counts)
@@ -77,7 +77,7 @@ def cosface(
             None: all the same (`weightings.ClassBalance`).
         margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
             of the number of images), or None: `margin` for all.
-        counts: the number of training images of each class, for "frequency".
+        counts: the number of training images of each class, for "frequency"; `proxymetric train` counts them.
     """
     return Compare(
         CosFace(scale, margin),
@@ -116,7 +116,7 @@ def arcface(
             None: all the same (`weightings.ClassBalance`).
         margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
             of the number of images), or None: `margin` for all.
-        counts: the number of training images of each class, for "frequency".
+        counts: the number of training images of each class, for "frequency"; `proxymetric train` counts them.
     """
     return Compare(
         ArcFace(scale, margin),

@@ -52,7 +52,7 @@ def proxy_anchor(
             None: all the same (`weightings.ClassBalance`).
         margins: a margin for each class, "frequency" (LDAM: `margin` for the rarest class, falling with the fourth root
             of the number of images), or None: `margin` for all.
-        counts: the number of training images of each class, for "frequency".
+        counts: the number of training images of each class, for "frequency"; `proxymetric train` counts them.
     """
     loss, weighting = ProxyAnchor(scale, margin, positive_norm), balance(classes, weights, margins, counts, margin)
     return Compare(loss, proxies(classes, dim, per_class, init, touched), weighting)

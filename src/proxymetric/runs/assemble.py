@@ -22,6 +22,7 @@ from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
 from proxymetric.papers import lookup
 from proxymetric.papers import method as make_method
+from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts
 from proxymetric.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.training import trainer
@@ -135,9 +136,44 @@ def make_encoder(recipe: Recipe) -> Encoder:
     return build(**recipe.encoder, size=recipe.view["size"])
 
 
-def make_criterion(recipe: Recipe, classes: int, dim: int) -> Criterion:
-    """Build the method of a recipe."""
-    return make_method(recipe.method, classes=classes, dim=dim, **recipe.loss)
+def check_loss(recipe: Recipe) -> None:
+    """Refuse wrong values of the table `[loss]`, before any data is opened.
+
+    Raises:
+        ValueError: the method does not take these values.
+    """
+    listed = listed_classes(recipe.method, recipe.loss)
+    classes = 2 if listed is None else listed[1]
+    width = 2 if recipe.loss["nested"] is None else recipe.loss["nested"][-1]
+    make_criterion(recipe, [1] * classes, width)
+    if listed is not None and recipe.train.refit and recipe.data.validation:
+        raise ValueError(
+            f"train.refit: got true with {listed[1]} numbers in loss.{listed[0]}; expected no refit: it trains on more "
+            "classes, for which there are no numbers ('frequency' counts them again)"
+        )
+
+
+def images_by_class(images: ImageSet) -> list[int]:
+    """The number of images of each class; 1 for a class that lost all its images to wrong labels."""
+    counts: list[int] = np.bincount(images.labels, minlength=len(images.classes)).clip(min=1).tolist()
+    return counts
+
+
+def class_counts(recipe: Recipe, images: ImageSet) -> list[int] | None:
+    """The numbers of images that the method of a recipe weighs its classes by; None if it does not need them."""
+    return images_by_class(images) if uses_frequency(recipe.method, recipe.loss) else None
+
+
+def make_criterion(recipe: Recipe, counts: list[int], dim: int) -> Criterion:
+    """Build the method of a recipe.
+
+    Args:
+        recipe: the checked recipe.
+        counts: the number of training images of each class.
+        dim: width of the embeddings.
+    """
+    arguments = with_class_counts(recipe.method, recipe.loss, counts)
+    return make_method(recipe.method, classes=len(counts), dim=dim, **arguments)
 
 
 def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
@@ -379,9 +415,15 @@ def embed_pixels(context: RunContext, images: ImageSet) -> EmbeddedSet:
     return EmbeddedSet(images, torch.cat(pixels), feed.kept)
 
 
-def make_learner(context: RunContext, encoder: Encoder, classes: int) -> Learner:
-    """Build the learner: encoder and criterion, on the run's device, with proxies sharded where the recipe says so."""
-    criterion = make_criterion(context.recipe, classes, encoder.dim)
+def make_learner(context: RunContext, encoder: Encoder, counts: list[int]) -> Learner:
+    """Build the learner: encoder and criterion, on the run's device, with proxies sharded where the recipe says so.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: the encoder.
+        counts: the number of training images of each class.
+    """
+    criterion = make_criterion(context.recipe, counts, encoder.dim)
     if context.recipe.train.shard and context.world.size > 1:
         criterion.shard(context.world.rank, context.world.size)
     if context.device.type == "cuda":

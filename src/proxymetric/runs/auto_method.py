@@ -220,7 +220,7 @@ def _trial(
     labels = np.unique(features.images.labels[features.kept], return_inverse=True)[1]
     feed = FeatureFeed(features.vectors, labels, make_batches(own, labels), own.device)
     torch.manual_seed(recipe.seed)
-    learner = make_learner(own, encoder, int(labels.max()) + 1)
+    learner = make_learner(own, encoder, np.bincount(labels).tolist())
     head, criterion = encoder.head, learner.criterion
     criterion.steps_per_epoch = len(feed)
     optimizer = make_optimizer(learner, recipe.train)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from proxymetric.files import check_output
+from proxymetric.models.load import next_to
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
 from proxymetric.runs.report import draw_page
 from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
 
 
-def default_page(run: Path, data: str) -> Path:
+def default_page(run: str | Path, data: str) -> Path:
     """The default page of an evaluation: next to the run's folder, named after run and data.
 
     Example:
-        >>> print(default_page(Path("runs/birds"), "new photos"))
+        >>> print(default_page("runs/birds", "new photos"))
         runs/birds-on-new-photos.html
     """
-    name = re.sub(r"[^\w.-]+", "-", data).strip("-.") or "data"
-    run = run.resolve() if run.name in ("", "..") else run
-    return run.with_name(f"{run.stem if run.is_file() else run.name}-on-{name}.html")
+    return next_to(run, "on", data, ".html")
 
 
 def check_target(page: Path) -> None:

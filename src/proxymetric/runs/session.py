@@ -23,16 +23,18 @@ from proxymetric.files import write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import build_encoder, read_run
-from proxymetric.papers import method as make_method
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.runs import folder as folders
 from proxymetric.runs import result as results
 from proxymetric.runs.assemble import (
     RunContext,
+    check_loss,
+    class_counts,
     embed_pixels,
     embedder,
     eval_view,
+    images_by_class,
     make_encoder,
     make_learner,
     make_pool,
@@ -131,8 +133,7 @@ class RunSession:
         needs = needs_of(recipe.method, recipe.loss)
         self._check_needs(needs)
         parallel.check(recipe.train, needs, world, self.context.device)
-        width = 2 if recipe.loss["nested"] is None else recipe.loss["nested"][-1]
-        make_method(recipe.method, classes=2, dim=width, **recipe.loss)  # refuses wrong values before data is opened
+        check_loss(recipe)
         if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
             check_weights_file(recipe.encoder["weights"])
         images, parts = open_split(recipe, self.watcher)
@@ -226,7 +227,7 @@ class RunSession:
             encoder = make_encoder(recipe)
             if encoder.report is not None:
                 self.watcher.say(str(encoder.report))
-        learner = make_learner(context, encoder, len(training.classes))
+        learner = make_learner(context, encoder, images_by_class(training))
         feed = train_feed(context, encoder, training)
         facts = self._facts(encoder, stored_facts)
         trainer = Trainer(
@@ -291,8 +292,8 @@ class RunSession:
 
     def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
         """The content of `run.json`: all that is needed to continue the run or to use its model."""
-        chosen = {} if self.choice is None else {"auto": self.choice}
-        return chosen | {
+        optional = {"auto": self.choice, "class_counts": class_counts(self.recipe, training)}
+        return {key: value for key, value in optional.items() if value is not None} | {
             "recipe": self.recipe.as_dict(),
             "said": self.recipe.changed,
             "encoder": encoder.config,

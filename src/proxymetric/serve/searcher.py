@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.data.image_bytes import decode_image
-from proxymetric.models.load import load
+from proxymetric.models.hub_client import is_address
+from proxymetric.models.load import is_run, load
 from proxymetric.models.model import Model
 from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
@@ -61,7 +62,7 @@ class Searcher:
 
     def __init__(self, folder: str, run: str | None, device: str | None, max_pixels: int) -> None:
         self.index = Index(folder)
-        self.model = model_of(self.index, None if run is None else Path(run), device)
+        self.model = model_of(self.index, run, device)
         self.max_pixels = max_pixels
         self._fingerprint = self.model.fingerprint()
         self._last_look, self._seen = time.monotonic(), self._stamp()
@@ -71,7 +72,7 @@ class Searcher:
     def proxies(self) -> RunProxies | None:
         """The proxies of the run; None if it has none, or none that can be read."""
         try:
-            run = run_of(self.index, None if self._run is None else Path(self._run))
+            run = run_of(self.index, self._run)
             return load_proxies(run, self.index.dim, which_of(self.index, run))
         except ValueError:
             return None
@@ -146,7 +147,7 @@ class Searcher:
         return status.st_mtime_ns, status.st_ino
 
 
-def model_of(index: Index, run: Path | None, device: str | None) -> Model:
+def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:
     """Load the model that made the vectors of an index.
 
     Args:
@@ -158,7 +159,7 @@ def model_of(index: Index, run: Path | None, device: str | None) -> Model:
         ValueError: the run is unknown or missing, or it is not the one that made the index.
     """
     place = run_of(index, run)
-    weights = index.manifest.run.get("weights") if place.is_file() else None
+    weights = index.manifest.run.get("weights") if Path(place).is_file() else None
     model = load(place, which_of(index, place), device, weights)
     if index.dim < model.dim:
         model = model.cut_to(index.dim, warn=False)
@@ -166,8 +167,8 @@ def model_of(index: Index, run: Path | None, device: str | None) -> Model:
     return model
 
 
-def run_of(index: Index, run: Path | None) -> Path:
-    """Return where the run that made an index is.
+def run_of(index: Index, run: str | Path | None) -> str | Path:
+    """Return where the run that made an index is: a path, or an address on the hub.
 
     Args:
         index: the index.
@@ -179,12 +180,12 @@ def run_of(index: Index, run: Path | None) -> Path:
     source = index.manifest.run
     if run is None and not source.get("run"):
         raise ValueError(f"--run: got none, and {index.folder} does not say which run made it; expected a run")
-    place = Path(source["run"]) if run is None else run
-    if not place.exists():
+    place = source["run"] if run is None else run
+    if not is_address(place) and not Path(place).exists():
         raise ValueError(f"--run: {place}, which made {index.folder}, is missing; expected its new place with --run")
     return place
 
 
-def which_of(index: Index, run: Path) -> str:
-    """Return which model of a run made an index; a slim file holds a single one."""
-    return index.manifest.run.get("which", "best") if run.is_dir() else "best"
+def which_of(index: Index, run: str | Path) -> str:
+    """Return which model of a run made an index; a slim file and a shared model hold a single one."""
+    return index.manifest.run.get("which", "best") if is_run(run) else "best"
