@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_EXACT = 200_000
 """images from which another engine is recommended"""
-SIZES_PICTURE = "vectors.png"
-"""the picture of an index: bytes of a vector against MAP@R, for each kind of numbers"""
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
 OtherRun = Annotated[
     Path | None,
@@ -95,6 +93,7 @@ def index(
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
     from proxymetric.search.metadata_file import read_metadata
+    from proxymetric.search.size_picture import draw_sizes
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
@@ -158,7 +157,7 @@ def index(
         f"deleted, {changed.unchanged} unchanged"
     )
     terminal.say(vectors_line(existing))
-    if picture := _draw_sizes(existing, model):
+    if picture := draw_sizes(existing, model.nested or ()):
         terminal.say(f"bytes against what is found: {picture}")
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
@@ -276,39 +275,6 @@ def vectors_line(opened: Index) -> str:
     parts.append(f"{lost['milliseconds']:g} ms a query")
     among = f"measured with {lost['queries']:,} queries among {lost['among']:,} images"
     return f"{', '.join(parts)} ({among})"
-
-
-def _draw_sizes(opened: Index, model: Model) -> Path | None:
-    """Draw bytes of a vector against MAP@R (without labels, against recall@10) into the folder of an index.
-
-    Vectors of 32 bits are measured with fewer bits too, and cut to the sizes that their model was trained for; smaller
-    ones were measured when they were made.
-
-    Args:
-        opened: the index.
-        model: the model that made it.
-
-    Returns:
-        The picture; None if there is nothing to draw, or the index has not changed since it was drawn.
-    """
-    from proxymetric.plots import write_small_vectors
-    from proxymetric.search.manifest import FILE as MANIFEST
-    from proxymetric.search.measuring import Sample, drawn_rows, measure_sizes
-
-    file, manifest = opened.folder / SIZES_PICTURE, opened.folder / MANIFEST
-    if not len(opened) or (file.is_file() and file.stat().st_mtime_ns > manifest.stat().st_mtime_ns):
-        return None
-    if opened.manifest.vectors["kind"] == "float32":
-        rows = drawn_rows(len(opened))
-        labels = opened.labels
-        dims = [size for size in model.nested or [] if size < opened.dim] + [opened.dim]
-        records = measure_sizes(Sample(opened.vectors[rows], [labels[row] for row in rows]), dims)
-    else:
-        records = opened.manifest.vectors.get("lost", {}).get("sizes", [])
-    if not records:
-        return None
-    metric = "MAP@R" if all("MAP@R" in each["scores"] for each in records) else "recall@10"
-    return write_small_vectors(file, records, metric)
 
 
 def _earlier_dim(existing: Index, model: Model) -> int | None:

@@ -116,8 +116,10 @@ def _described(arrays: dict[str, np.ndarray]) -> str:
 
 def _texts(values: np.ndarray) -> list[str]:
     """An array of texts, bytes or numbers as texts."""
-    texts = (value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values.tolist())
-    return [printable(str(text)) for text in texts]
+    return [
+        printable(value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value))
+        for value in values.tolist()
+    ]
 
 
 def _classes(file: Path, labels: np.ndarray, names: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
