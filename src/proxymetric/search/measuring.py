@@ -87,9 +87,10 @@ def measure_sizes(sample: Sample, dims: Sequence[int]) -> list[dict[str, Any]]:
     for dim in dims:
         vectors, queries = (cut(each, dim).contiguous() for each in (sample.originals, sample.vectors))
         codes = int8_codes(vectors)
-        engines = {"float32": Exact(vectors), "int8": Int8(codes), "binary": Binary(bit_codes(vectors), codes)}
+        engines: dict[str, Engine] = {"float32": Exact(vectors), "int8": Int8(codes)}
+        engines["binary"] = Binary(bit_codes(vectors), codes)
         for kind in KINDS:
-            engine: Engine = engines[kind]
+            engine = engines[kind]
             found = without_itself(engine.search(queries, sample.depth)[1], sample.queries)
             values = {f"recall@{FIRST}": round(sample.recall(found), 4)}
             if (score := sample.map_at_r(found)) is not None:
