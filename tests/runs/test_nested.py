@@ -1,4 +1,4 @@
-"""Matryoshka runs of every method of the catalogue: trained, resumed, scored at each size, cut, indexed in fewer bits."""
+"""Nested runs of every method of the catalogue: trained, resumed, scored at each size, cut, indexed in fewer bits."""
 
 from __future__ import annotations
 
