@@ -7,7 +7,9 @@ For each dimension: float32; int8 with a scale for each vector (what the package
 dimension, to justify that choice; signs alone; and signs whose first candidates are ranked again by int8. MAP@R and R@1
 of each image against all others, recall@10 against the 32-bit vectors of the same dimension, bytes of a vector, and
 milliseconds of a search with one query. Results are written to results/small-vectors-NAME.json, and the picture of
-bytes against MAP@R beside them.
+bytes against MAP@R beside them as SVG and PNG. A file of results is drawn again, without measuring:
+
+    python benchmarks/small_vectors.py benchmarks/results/small-vectors-cub-test-half.json
 """
 
 import argparse
@@ -99,14 +101,25 @@ def measure(vectors: Tensor, labels: np.ndarray, dims: list[int]) -> list[dict[s
     return records
 
 
+def draw(records: list[dict[str, Any]], folder: Path, name: str) -> None:
+    """Draw bytes against MAP@R: bits alone in the SVG of the documents, all kinds that an index has in the PNG."""
+    alone = [record for record in records if record["vectors"] in ("float32", "int8", "binary, bits alone")]
+    write_small_vectors(folder / f"{name}.svg", alone)
+    kinds = ("float32", "int8", "binary", "binary, bits alone")
+    write_small_vectors(folder / f"{name}.png", [record for record in records if record["vectors"] in kinds])
+
+
 def main() -> None:
     """Measure a file of vectors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a file of `proxymetric embed`, whose vectors have classes")
+    parser.add_argument("file", type=Path, help="a file of `proxymetric embed`, whose vectors have classes; or results")
     parser.add_argument("--dims", default="", help="separated by commas; by default the dimension of the vectors")
     parser.add_argument("--what", default="", help="a sentence about the vectors, for the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.file.suffix == ".json":
+        draw(json.loads(options.file.read_text(encoding="utf-8"))["records"], options.out, options.file.stem)
+        return
     file = VectorFile.load(options.file)
     labels = np.unique(file.classes, return_inverse=True)[1].reshape(-1)
     dims = [int(dim) for dim in options.dims.split(",")] if options.dims else [file.dim]
@@ -121,8 +134,7 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    drawn = [record for record in records if record["vectors"] in ("float32", "int8", "binary, bits alone")]
-    write_small_vectors(options.out / f"{name}.svg", drawn)
+    draw(records, options.out, name)
     for record in records:
         values = ", ".join(f"{metric} {100 * value:.2f}" for metric, value in record["scores"].items())
         print(record["dim"], record["vectors"], record["bytes"], values, record[f"recall@{FIRST}"])

@@ -60,7 +60,9 @@ LAYERS: dict[str, set[str]] = {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
         "training", "models", "checkpoint", "device", "lock", "cli", "search", "tracking",
     },
-    "studies": {"core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "recipe"},
+    "studies": {
+        "core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "plots", "recipe",
+    },
     "cli": {
         "core", "files", "recipe", "protocol", "runs", "training", "data", "models", "search", "inspection", "metrics",
         "planning", "device", "papers", "serve", "studies",

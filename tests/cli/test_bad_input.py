@@ -72,7 +72,7 @@ def test_images_in_no_class_folder(tmp_path, photos):
 
 @pytest.mark.parametrize(("name", "said"), [("nowhere", "which does not exist"), ("glyph", "did you mean 'glyphs'?")])
 def test_a_missing_folder(tmp_path, name, said):
-    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv file or one of the embedded sets")
+    refused(train(name, tmp_path / "run"), f"'{name}'", said, "a folder, a .csv or .npz file or one of the")
     assert not (tmp_path / "run").exists()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import proxymetric as pm
 from proxymetric.core.normalisation import unit
@@ -101,6 +103,19 @@ def test_index_cuts_and_stays_cut(run, photos, files, tmp_path):
     answer = proxymetric("index", run, photos, "--out", folder, "--dim", 2, "--rebuild")
     assert answer.code == 0, answer
     assert Index(folder).dim == 2
+
+
+def test_an_index_draws_bytes_against_what_is_found(run, photos, tmp_path):
+    folder = tmp_path / "photos.index"
+    for vectors in ("float32", "int8"):
+        answer = proxymetric("index", run, photos, "--out", folder, "--map", "none", "--vectors", vectors)
+        assert answer.code == 0, answer
+        assert f"bytes against what is found: {folder / 'vectors.png'}" in answer.out
+        picture = np.asarray(Image.open(folder / "vectors.png").convert("RGB"))
+        for colour in ((49, 87, 213), (180, 83, 10), (15, 127, 134)):
+            assert (picture == colour).all(axis=2).sum() > 20, "a line for each kind of numbers"
+    answer = proxymetric("index", run, photos, "--out", folder)
+    assert "vectors.png" not in answer.out, "nothing has changed"
 
 
 def test_a_slim_file_knows_its_sizes(run, tmp_path):

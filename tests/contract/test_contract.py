@@ -59,7 +59,23 @@ NESTED |= {
     "xbm (nested, memory on)": ("xbm", {"start": 0, "memory": 20, "nested": [4, 6]}),
     "vcpa (nested, by gradient)": ("vcpa", {"newton_steps": 0, "nested": [3, 6]}),
     "mpa (nested, rows of the batch)": ("mpa", {"touched": "batch", "nested": [3, 6]}),
+    "moco (nested, short queue)": ("moco", {"memory": 7, "momentum": 0.5, "nested": [2, 6]}),
+    "proxy-anchor (nested, balanced)": ("proxy-anchor", BALANCED | {"nested": [2, 6]}),
 }  # fmt: skip
+NESTED |= {
+    f"{name} (nested, ball)": (name, {"normalise": "ball", "nested": [2, 6]})
+    for name in CATALOGUE
+    if "normalise" in options(name)
+}
+NESTED |= {
+    f"proxy-isa on {name} (nested)": ("proxy-isa", ISA_ON | {"base": name, "nested": [2, 6]}) for name in WEIGHTED
+}
+NESTED |= {f"ccp on {name} (nested)": ("ccp", CCP | {"base": name, "nested": [2, 6]}) for name in RE_PICKED}
+NESTED |= {
+    f"xbm on {name} (nested)": ("xbm", {"start": 0, "memory": 20, "base": name, "nested": [4, 6]})
+    for name in CATALOGUE
+    if not refusal("xbm", base=name)
+}
 VARIANTS |= NESTED
 
 

@@ -38,6 +38,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "subcentre-arcface": ("subcentre-arcface", {"per_class": 2}),
     "proxy-isa": ("proxy-isa", {"memory": 20, "memory_epoch": 0, "filter_epoch": 0, "volume": 5}),
 }
+METHODS |= {
+    f"{name}, nested": (name, METHODS[name][1] | {"nested": [2, D]})
+    for name in ("proxy-anchor", "soft-triple", "arcface", "proxy-isa")
+}
 
 
 def steps(criterion: pm.Criterion, impl: str) -> dict[str, Tensor]:
@@ -134,9 +138,16 @@ SHARDED = {"train__shard": True, "train__clip_norm": 0.5, "train__clip_value": 1
 
 
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize("method", ["proxy-anchor", "mpa-ap"])
-def test_a_run_of_two_processes_is_that_of_one(method: str, photos: Path, tmp_path: Path) -> None:
-    settings = STILL | SHARDED | {"method": method}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "proxy-anchor"},
+        {"method": "mpa-ap"},
+        pytest.param({"method": "mpa-ap", "loss__nested": [2, 8]}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_of_two_processes_is_that_of_one(settings: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    settings = STILL | SHARDED | settings
     Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
     close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)
 

@@ -71,7 +71,7 @@ def test_missing_source_and_wrong_layout(tmp_path):
     with pytest.raises(ValueError, match="layout: got 'csv' for the folder"):
         open_data(tmp_path, layout="csv")
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"data: got the file .*, expected a folder, or a \.csv file"):
+    with pytest.raises(ValueError, match=r"data: got the file .*, expected a folder, a \.csv file of files"):
         open_data(tmp_path / "a.txt")
 
 

@@ -55,6 +55,15 @@ def test_every_method_is_tried_and_the_choice_is_recorded(
 
 
 @pytest.mark.usefixtures("few_classes")
+def test_the_chosen_method_is_nested(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
+    done = run(photos, tmp_path / "run", method="auto", loss__nested=[4, 8], **weights).result
+    assert done.auto is not None
+    assert len(done.auto["trials"]) == len(CANDIDATES)
+    assert done.recipe["loss"]["nested"] == [4, 8]
+    assert [each["dim"] for each in done.sizes] == [4] * 3 + [8] * 3
+
+
+@pytest.mark.usefixtures("few_classes")
 def test_a_resumed_run_keeps_its_choice(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
     first = run(photos, tmp_path / "run", method="auto", **weights).result.auto
     longer = weights | {"train__epochs": 2}

@@ -157,6 +157,33 @@ def test_an_index_of_trained_classes_is_calibrated_by_the_held_out_ones(tmp_path
     assert "not known" in Identifier(Index(index.folder), run=tmp_path).note
 
 
+def test_the_calibration_follows_what_the_run_knows(tmp_path):
+    """`evaluate` may write the held-out vectors of a run after an index was calibrated without them."""
+    vectors, labels = classes(20, 6, 5)
+    run = tmp_path / "run"
+    run.mkdir()
+    index = filled(tmp_path / "a.index", vectors[:60], labels[:60])
+    assert Identifier(index, run=run).facts["source"] == "index"
+    write_knowledge(run, RunKnowledge(sorted(set(labels[:60])), vectors[60:], labels[60:], {}))
+    assert Identifier(index, run=run).facts["source"] == "held-out"
+    (run / HELD_OUT).unlink()
+    assert Identifier(index, run=run).facts["source"] == "held-out", "a run that is gone changes nothing"
+
+
+def test_held_out_vectors_are_cut_as_the_index_is(tmp_path):
+    vectors, labels = classes(40, 10, 3)
+    trained, run, dim = sorted(set(labels))[:20], tmp_path / "run", vectors.shape[1] // 2
+    run.mkdir()
+    rows = [row for row, label in enumerate(labels) if label not in trained]
+    write_knowledge(run, RunKnowledge(trained, vectors[rows], [labels[row] for row in rows], {}))
+    known = [row for row, label in enumerate(labels) if label in trained]
+    index = Index.create(tmp_path / "cut.index", dim, map="none", run={"run": str(run)})
+    index.add([f"{row:05}" for row in known], vectors[known, :dim], labels=[labels[row] for row in known])
+    identifier = Identifier(index)
+    assert identifier.facts["source"] == "held-out"
+    assert "200 images of 20 held-out classes" in identifier.note
+
+
 def test_uncertain_classes_are_accepted_as_readily(tmp_path):
     """The similarity to a class that the method is uncertain of counts for more, where its images are less similar."""
     spreads = [0.3] * 10 + [0.8] * 10

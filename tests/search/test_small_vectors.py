@@ -106,6 +106,11 @@ def test_an_index_keeps_what_it_measures(kind, vectors, tmp_path):
             "queries are not rounded in a search"
         )
     assert 0.9 < lost["recall@10"] <= 1
+    sizes = {each["vectors"]: each for each in lost["sizes"]}
+    assert {name: each["bytes"] for name, each in sizes.items()} == {"float32": 280, "int8": 70, "binary": 86}
+    assert sizes["float32"]["scores"] == {"recall@10": 1.0, "MAP@R": lost["MAP@R"]}
+    assert sizes[kind]["scores"]["MAP@R"] == pytest.approx(lost["MAP@R"] - lost["MAP@R lost"], abs=1e-4)
+    assert sizes[kind]["scores"]["recall@10"] == lost["recall@10"]
     assert lost["milliseconds"] > 0
     index.delete(ids[:1])
     index.update(ids[1:2], labels=["other"])

@@ -12,7 +12,7 @@ from scipy import stats
 
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
-from proxymetric.studies.drawing import mean_curve
+from proxymetric.studies.drawing import mean_curve, size_records
 from proxymetric.studies.inference import paired, power, seeds_needed, student
 from proxymetric.studies.scores import Results
 from proxymetric.studies.tables import Table, size_table, write_tables
@@ -211,3 +211,23 @@ def test_smaller_vectors_are_compared_with_training_at_their_dimension():
     ]
     assert [row[6] for row in table.rows] == [f"+1.50 ± {half:.2f}", "", "", ""]
     assert not size_table(Results(study(), results(study())), heading, study().cells()).rows
+    points = {(each["series"], each["dim"]): each for each in size_records(by_cell, cells, "R@1")}
+    assert list(points) == [
+        ("Nested, float32", 8), ("Nested, int8", 8), ("Nested, float32", 16), ("trained at each dimension, float32", 8),
+    ]  # fmt: skip
+    assert points["Nested, float32", 8]["scores"]["R@1"] == pytest.approx(0.515)
+    assert points["Nested, float32", 8]["half"] == pytest.approx(half / 100)
+
+
+def test_the_picture_of_small_vectors_is_drawn_where_there_are_some(tmp_path):
+    of = parse({
+        "name": "s", "seeds": [0], "metrics": ["MAP@R"], "data": {"g": {"path": "glyphs"}},
+        "rows": [{"name": "nested", "title": "Nested"}],
+    })  # fmt: skip
+    sizes = [{"dim": dim, "vectors": "int8", "bytes": dim, "scores": {"MAP@R": dim / 99}} for dim in (8, 16)]
+    for number, some in enumerate((sizes, None)):
+        found = {task.name: Result(rows={"trained encoder": {"MAP@R": 0.6}}, sizes=some) for task in of.tasks()}
+        files = {file.name for file in write_tables(of, found, tmp_path / str(number))}
+        assert ("small-vectors-g-held-out.png" in files) == (some is not None)
+    picture = np.asarray(Image.open(tmp_path / "0" / "small-vectors-g-held-out.png").convert("RGB"))
+    assert (picture == (49, 87, 213)).all(axis=2).sum() > 100, "a line in the first colour"

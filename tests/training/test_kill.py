@@ -23,6 +23,7 @@ KINDS = {
     "momentum": {"train__optimizer": "sgd", "train__lr": 0.01, "train__proxy_lr": 0.1},
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
     "evaluated on the way": {"train__evaluate_steps": 3},
+    "nested": {"method": "vcpa", "loss__nested": [2, 5, 8]},
 }
 
 

@@ -80,7 +80,8 @@ def evaluate(
 
     Each image is a query against all other images. A run that was trained with --nested is also scored with its vectors
     cut to each size. A benchmark with queries and a gallery (In-Shop) is scored queries
-    against gallery, as in training. Intervals are 95 % intervals over classes; the difference is paired by query.
+    against gallery, as in training. A finished run without thresholds (of an earlier version) gets them, chosen on its
+    held-out classes. Intervals are 95 % intervals over classes; the difference is paired by query.
     """
     import numpy as np
     import torch
@@ -125,6 +126,8 @@ def evaluate(
         sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")
     if left_out := queries_left_out(trained):
         sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
+    if thresholds := _add_missing_thresholds(run, which, model, trained, terminal):
+        sentences.append(thresholds)
     for sentence in sentences:
         terminal.say(sentence)
     if not no_report:
@@ -144,6 +147,23 @@ def evaluate(
             terminal.say(f"no page: {error}; --report PATH writes it elsewhere")
         else:
             terminal.say(f"report: {page}")
+
+
+def _add_missing_thresholds(
+    run: Path, which: str, model: Model, evaluated: EmbeddedSet, terminal: Terminal
+) -> str | None:
+    """Give thresholds to a run that has none; return what was done in a sentence, None for nothing."""
+    import numpy as np
+
+    from proxymetric.cli.trained import embed_images
+    from proxymetric.runs.missing_thresholds import add_missing_thresholds
+    from proxymetric.runs.score import EmbeddedSet
+
+    def embed(images: ImageSet) -> EmbeddedSet:
+        vectors, indices = embed_images(model, images, terminal, "embedding held-out classes")
+        return EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64))
+
+    return add_missing_thresholds(run, evaluated, embed, which)
 
 
 def _embed_both(

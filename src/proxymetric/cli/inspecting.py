@@ -29,7 +29,7 @@ def inspect(
         typer.Argument(
             metavar="PHOTOS",
             help="The labelled images, as for `train --data`: a folder with one folder per class, a CSV of file and "
-            "class, the folder of a benchmark.",
+            "class, a pack (.npz), the folder of a benchmark, hf:PLACE, glyphs or digits.",
         ),
     ],
     out: Annotated[

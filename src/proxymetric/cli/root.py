@@ -41,8 +41,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         "-d",
-        help="The labelled images: a folder with one folder per class, a CSV of file and class, the folder of a "
-        "benchmark, glyphs or digits.",
+        help="The labelled images: a folder with one folder per class, a CSV of file and class, a pack "
+        "(.npz), the folder of a benchmark, hf:PLACE, glyphs or digits.",
     ),
 ]
 

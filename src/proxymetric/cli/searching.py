@@ -94,6 +94,7 @@ def index(
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
     from proxymetric.search.metadata_file import read_metadata
+    from proxymetric.search.size_picture import draw_sizes
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
@@ -157,6 +158,8 @@ def index(
         f"deleted, {changed.unchanged} unchanged"
     )
     terminal.say(vectors_line(existing))
+    if picture := draw_sizes(existing, model.nested or ()):
+        terminal.say(f"bytes against what is found: {picture}")
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")

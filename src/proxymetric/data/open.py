@@ -1,4 +1,4 @@
-"""Opening of image sets: embedded sets, folders, CSV files, benchmarks and data sets of Hugging Face."""
+"""Opening of image sets: embedded sets, folders, CSV files, packs, benchmarks and data sets of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from proxymetric.data.folders import first_names, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.hugging_face import from_hugging_face, is_hugging_face
 from proxymetric.data.images import ImageSet
+from proxymetric.data.packs import from_pack
 from proxymetric.signatures import did_you_mean, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
+FILES = (".csv", ".npz")
 LAYOUTS = ("auto", "folder", "nested", "csv", *BENCHMARKS)
 
 
@@ -26,8 +28,9 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
 
     Args:
         source: "glyphs" or "digits" (embedded, nothing is downloaded; "glyphs:60" has 60 characters), a folder, or a
-            .csv file. Write "./glyphs" for a folder of your own with this name. "hf:PLACE" is a folder that Hugging
-            Face's `save_to_disk` wrote, or a name on its hub (`data.hugging_face`; needs the extra `hf`).
+            .csv file, or a pack (.npz, `data.packs`). Write "./glyphs" for a folder of your own with this name.
+            "hf:PLACE" is a folder that Hugging Face's `save_to_disk` wrote, or a name on its hub
+            (`data.hugging_face`; needs the extra `hf`).
         layout: "folder" (one folder per class, with images at any depth), "nested" (one class for each folder that
             holds images itself), "csv" (columns file and class), or a benchmark in the form that its authors
             distribute: "cub" (CUB-200-2011), "cars" (Cars196), "sop" (Stanford Online Products), "in-shop" (In-Shop
@@ -63,8 +66,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     if not path.exists():
         hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
         raise ValueError(
-            f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv file or one of the embedded "
-            f"sets {' and '.join(EMBEDDED)}{hint}"
+            f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv or .npz file or one of the "
+            f"embedded sets {' and '.join(EMBEDDED)}{hint}"
         )
     try:
         return _add_note(_open_path(path, layout))
@@ -76,16 +79,20 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
 
 
 def _suggest_neighbour(path: Path) -> str:
-    """Return the end of a message that suggests the most similar folder or CSV file next to a missing one."""
+    """Return the end of a message that suggests the most similar folder, CSV file or pack next to a missing one."""
     try:
-        neighbours = [item for item in path.parent.iterdir() if item.is_dir() or item.suffix.lower() == ".csv"]
+        neighbours = [item for item in path.parent.iterdir() if item.is_dir() or item.suffix.lower() in FILES]
     except OSError:
         return ""
     return did_you_mean(path, [str(item) for item in neighbours if did_you_mean(path.name, [item.name])])
 
 
 def _open_path(path: Path, layout: str) -> ImageSet:
-    """Open a folder or a CSV file that exists."""
+    """Open a folder, a CSV file or a pack that exists."""
+    if path.is_file() and path.suffix.lower() == ".npz":
+        if layout != "auto":
+            raise ValueError(f"layout: got {layout!r} for the pack {path}, expected 'auto'")
+        return from_pack(path)
     if layout == "auto":
         layout = "csv" if path.is_file() else detect(path) or "auto"
     if path.is_dir() and layout == "csv":
@@ -94,7 +101,9 @@ def _open_path(path: Path, layout: str) -> ImageSet:
         if layout != "csv":
             raise ValueError(f"layout: got {layout!r} for the file {path}, expected a folder")
         if path.suffix.lower() != ".csv":
-            raise ValueError(f"data: got the file {path}, expected a folder, or a .csv file of files and classes")
+            raise ValueError(
+                f"data: got the file {path}, expected a folder, a .csv file of files and classes, or a .npz pack"
+            )
         return from_csv(path)
     if layout in BENCHMARKS:
         return from_benchmark(path, layout)

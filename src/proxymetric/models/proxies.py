@@ -1,4 +1,4 @@
-"""The proxies of a run: the vectors of its training classes, as points or as Gaussians."""
+"""The proxies of a run: the vectors of its training classes, as points or as Gaussians, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from proxymetric.core.capabilities import ClassProxies, HasClassProxies
+from proxymetric.core.capabilities import EstimatesUncertainty, HasClassProxies
 from proxymetric.models.load import is_run
 from proxymetric.models.run_folder import is_refitted, model_file, read_run
 
@@ -40,33 +40,59 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     Raises:
         ValueError: the run or its checkpoint is missing or damaged.
     """
-    from proxymetric.checkpoint import Checkpoint
-    from proxymetric.papers import method
-    from proxymetric.papers.class_counts import with_class_counts
-
-    if not is_run(run):
-        return None
-    run = Path(run)
-    if is_refitted(run, which):
-        run, which = run / "refit", "last"
-    description = read_run(run)
-    names, recipe = description["classes"], description["recipe"]
-    if not 0 < len(names) <= MAX_CLASSES:
-        return None
-    # The proxies do not depend on the numbers of images.
-    arguments = with_class_counts(recipe["method"], recipe["loss"], [1] * len(names))
-    criterion = method(recipe["method"], classes=len(names), dim=dim, **arguments)
-    stored = Checkpoint.read(model_file(run, which)).under("criterion.")
-    found = [
-        proxies for path, module in criterion.named_modules() if (proxies := _read(module, path, stored)) is not None
-    ]
+    names, sources = _sources(run, dim, which)
+    found = [source.class_proxies() for source in sources]
     if len(found) != 1 or found[0].vectors.shape[1] != dim:
         return None
     vectors, labels, sigma = found[0]
     return RunProxies([names[label] for label in labels.tolist()], vectors.float(), sigma)
 
 
-def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> ClassProxies | None:
+def load_uncertainty(run: str | Path, dim: int, which: str = "best") -> dict[str, float]:
+    """Read how uncertain the method of a run is about each training class.
+
+    Args:
+        run: folder of a run.
+        dim: dimensions of the vectors.
+        which: the model whose proxies are read, as for `load`.
+
+    Returns:
+        Class name -> uncertainty; empty for a method without an estimate.
+
+    Raises:
+        ValueError: the run or its checkpoint is missing or damaged.
+    """
+    names, sources = _sources(run, dim, which)
+    for source in sources:
+        if isinstance(source, EstimatesUncertainty):
+            return dict(zip(names, source.uncertainty().double().cpu().tolist(), strict=True))
+    return {}
+
+
+def _sources(run: str | Path, dim: int, which: str) -> tuple[list[str], list[HasClassProxies]]:
+    """The names of the training classes, and the sources whose proxies the checkpoint has."""
+    from proxymetric.checkpoint import Checkpoint
+    from proxymetric.papers import method
+    from proxymetric.papers.class_counts import with_class_counts
+
+    if not is_run(run):
+        return [], []
+    run = Path(run)
+    if is_refitted(run, which):
+        run, which = run / "refit", "last"
+    description = read_run(run)
+    names, recipe = description["classes"], description["recipe"]
+    if not 0 < len(names) <= MAX_CLASSES:
+        return names, []
+    # The proxies do not depend on the numbers of images.
+    arguments = with_class_counts(recipe["method"], recipe["loss"], [1] * len(names))
+    criterion = method(recipe["method"], classes=len(names), dim=dim, **arguments)
+    stored = Checkpoint.read(model_file(run, which)).under("criterion.")
+    sources = [source for path, module in criterion.named_modules() if (source := _read(module, path, stored))]
+    return names, sources
+
+
+def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> HasClassProxies | None:
     """Load the tensors of a source; None if it has no proxies, or the checkpoint does not have all of them."""
     if not isinstance(module, HasClassProxies):
         return None
@@ -76,4 +102,4 @@ def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> ClassProxi
     if not own.keys() >= {name for name, _ in module.named_parameters()}:
         return None
     module.load_state_dict(own, strict=False)
-    return module.class_proxies()
+    return module

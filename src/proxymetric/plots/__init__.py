@@ -6,7 +6,7 @@ from proxymetric.plots.confusion import ConfusedPair
 from proxymetric.plots.gallery import GalleryHit, GalleryRow, gallery_rows, pick_queries
 from proxymetric.plots.report import write_report
 from proxymetric.plots.scatter import Scatter, tsne
-from proxymetric.plots.small_vectors import small_vectors_svg, write_small_vectors
+from proxymetric.plots.small_vectors import small_vectors_figure, small_vectors_svg, write_small_vectors
 
 __all__ = [
     "CcpStage",
@@ -19,6 +19,7 @@ __all__ = [
     "draw_ccp_stages",
     "gallery_rows",
     "pick_queries",
+    "small_vectors_figure",
     "small_vectors_svg",
     "tsne",
     "write_report",

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import replacing
 from proxymetric.plots.escaping import escaped
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 110, 34, 46
 COLOURS = ("var(--series-0, #3157d5)", "var(--series-1, #b4530a)", "var(--series-2, #0f7f86)")
+PNG_COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d")
+PNG_INK, PNG_GRID = "#5b6270", "#e3e6eb"
 INK, GRID = "var(--soft, #5b6270)", "var(--line, #e3e6eb)"
 
 
@@ -20,7 +26,8 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
     """Draw bytes of a vector (logarithmic) against a metric in per cent.
 
     Args:
-        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors.
+        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors; `series` may name the line
+            that a point belongs to, in place of `vectors`.
         metric: a metric of the scores.
 
     Returns:
@@ -32,7 +39,7 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
         1
     """
     points = [
-        (str(each["vectors"]), int(each["bytes"]), int(each["dim"]), 100 * each["scores"][metric])
+        (str(each.get("series", each["vectors"])), int(each["bytes"]), int(each["dim"]), 100 * each["scores"][metric])
         for each in records
         if metric in each["scores"]
     ]
@@ -81,19 +88,91 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
 
 
 def write_small_vectors(file: str | Path, records: Sequence[Mapping[str, Any]], metric: str = "MAP@R") -> Path:
-    """Write the picture to an SVG file.
+    """Write the picture to a file.
 
     Args:
-        file: the file.
-        records: see `small_vectors_svg`.
+        file: the file; a name that ends in .png gets a PNG, any other an SVG.
+        records: see `small_vectors_svg`; the PNG also draws `half`, half an interval of the metric as a fraction.
         metric: a metric of the scores.
 
     Returns:
         The file.
     """
     with replacing(file) as draft:
+        if Path(file).suffix.lower() == ".png":
+            small_vectors_figure(records, metric).savefig(draft, format="png", dpi=130, facecolor="white")
+            return Path(file)
         draft.write_text(small_vectors_svg(records, metric) + "\n", encoding="utf-8")
     return Path(file)
+
+
+def small_vectors_figure(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R", title: str = "") -> Figure:
+    """Draw the picture with matplotlib, for a PNG.
+
+    Args:
+        records: see `write_small_vectors`.
+        metric: a metric of the scores.
+        title: text above the picture.
+
+    Example:
+        >>> records = [{"dim": d, "vectors": "int8", "bytes": d, "scores": {"MAP@R": d / 999}} for d in (64, 128)]
+        >>> [line.get_label() for line in small_vectors_figure(records).axes[0].containers]
+        ['int8']
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    drawn = [each for each in records if metric in each["scores"]]
+    names: list[tuple[str, float, float, str]] = []
+    for number, name in enumerate(dict.fromkeys(str(each.get("series", each["vectors"])) for each in drawn)):
+        line = sorted(
+            (each["bytes"], 100 * each["scores"][metric], 100 * each.get("half", 0.0), each["dim"])
+            for each in drawn
+            if str(each.get("series", each["vectors"])) == name
+        )
+        sizes, values, halves, dims = zip(*line, strict=True)
+        colour, style = PNG_COLOURS[number % len(PNG_COLOURS)], ("-", "--", ":")[number // len(PNG_COLOURS) % 3]
+        axes.errorbar(sizes, values, yerr=halves, fmt=f"o{style}", color=colour, capsize=3, label=name)
+        for size, value, dim in zip(sizes, values, dims, strict=True):
+            names.append((f"{dim}-D", size, value, colour))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
+    axes.set_xlabel("bytes of a vector", fontsize=9, color=PNG_INK)
+    axes.set_title(f"{metric}, %", loc="left", fontsize=9, color=PNG_INK)
+    axes.margins(x=0.08)
+    axes.set_ylim(0, 1.12 * max((axes.dataLim.y1, 1e-9)))
+    _annotate(axes, names)
+    axes.grid(color=PNG_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, length=0, colors=PNG_INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    if drawn:
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _annotate(axes: Axes, names: Sequence[tuple[str, float, float, str]]) -> None:
+    """Write names above points, or below if there is no room; a name without room on either side is left out."""
+    (low, high), top = axes.get_xlim(), axes.get_ylim()[1]
+
+    def place(size: float, value: float, side: int) -> tuple[float, float]:
+        return math.log2(size / low) / math.log2(high / low), value / top + side * 0.04
+
+    taken = [place(size, value, 0) for _, size, value, _ in names]
+    for text, size, value, colour in names:
+        for side in (1, -1):
+            x, y = place(size, value, side)
+            if all(abs(x - other) > 0.05 or abs(y - height) > 0.035 for other, height in taken):
+                taken.append((x, y))
+                offset = (0, 6 if side > 0 else -13)
+                axes.annotate(
+                    text, (size, value), offset, textcoords="offset points", ha="center", fontsize=7, color=colour
+                )
+                break
 
 
 def _step(largest: float) -> float:

@@ -61,7 +61,7 @@ def default_folder(raw: dict[str, Any]) -> Path:
     table = raw.get("data", {})
     source = str(table.get("path", "") if isinstance(table, dict) else "") or "run"
     data = Path(place_of(source) if is_hugging_face(source) else source).resolve()
-    name = data.stem if data.suffix.lower() == ".csv" else data.name
+    name = data.stem if data.suffix.lower() in (".csv", ".npz") else data.name
     return Path("runs") / f"{name.lower()}-{raw.get('method', 'proxy-anchor')}"
 
 

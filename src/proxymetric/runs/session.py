@@ -52,6 +52,7 @@ from proxymetric.runs.result import Result
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
 from proxymetric.runs.thresholds import store_thresholds
 from proxymetric.runs.training_part import Training
+from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import first_rates, warmup_message
@@ -411,7 +412,9 @@ class RunSession:
                 result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
         if self.recipe.protocol == "papers":
             result.rows[results.LAST_EPOCH] = {name: training.trainer.curve[-1][name] for name in metrics}
+        uncertainty: dict[str, float] = {}
         if has_uncertainty(criterion):
+            uncertainty = dict(zip(seen.classes, criterion.uncertainty().double().cpu().tolist(), strict=True))
             embed = embedder(self.context, encoder, seen, "training images")
 
             def embed_seen() -> tuple[torch.Tensor, torch.Tensor]:
@@ -424,7 +427,10 @@ class RunSession:
             if parts.test is not None or held_out is None:
                 embed_held_out = embedder(self.context, encoder, parts.validation, "held-out classes")
                 held_out = self._normalised(learner, embed_held_out("vectors"))
-            result.thresholds = store_thresholds(self.folder, held_out, criterion, seen.classes, self.recipe.seed)
+            result.thresholds = store_thresholds(self.folder, held_out, uncertainty, seen.classes, self.recipe.seed)
+        elif uncertainty or (self.folder / HELD_OUT).is_file():
+            # Nothing was held out of this model, but `identify` needs the uncertainty of its classes.
+            write_knowledge(self.folder, RunKnowledge(seen.classes, torch.empty(0, 0), [], uncertainty))
         result.bad_images = dict(self.context.bad)
         # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
         # until their last checkpoint.

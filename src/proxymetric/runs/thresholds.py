@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxymetric.criterion import Criterion
 from proxymetric.data.splits import some_classes
 from proxymetric.metrics.verification_intervals import verification_estimate
-from proxymetric.runs.class_uncertainty import has_uncertainty
 from proxymetric.runs.score import EmbeddedSet, search_task
 from proxymetric.search.run_knowledge import RunKnowledge, write_knowledge
 
@@ -37,7 +35,7 @@ def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
         lists of threshold, FMR and FNMR. None if there are too few classes or no pairs.
     """
     counts = np.unique(embedded.labels.numpy(), return_counts=True)[1]
-    if len(counts) < MIN_CLASSES or (counts > 1).sum() < MIN_CLASSES:
+    if not has_pairs(embedded.labels.numpy()):
         return None
     found = verification_estimate(search_task(embedded), FALSE_MATCH_RATES)
     genuine, impostor = found.verification.pairs
@@ -58,8 +56,18 @@ def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
     }
 
 
+def has_pairs(labels: np.ndarray) -> bool:
+    """Whether enough classes have two images or more, so that thresholds can be chosen on them.
+
+    Example:
+        >>> has_pairs(np.repeat(np.arange(5), 2)), has_pairs(np.arange(20))
+        (True, False)
+    """
+    return bool((np.unique(labels, return_counts=True)[1] > 1).sum() >= MIN_CLASSES)
+
+
 def store_thresholds(
-    folder: Path, embedded: EmbeddedSet, criterion: Criterion, trained: list[str], seed: int = 0
+    folder: Path, embedded: EmbeddedSet, uncertainty: dict[str, float], trained: list[str], seed: int = 0
 ) -> dict[str, Any] | None:
     """Choose thresholds on the held-out classes of a run, and write what `identify` needs of it.
 
@@ -69,7 +77,7 @@ def store_thresholds(
     Args:
         folder: the folder of the run.
         embedded: the held-out classes, embedded by the trained encoder.
-        criterion: the trained method.
+        uncertainty: training class -> how uncertain the method is of it; empty for methods without an estimate.
         trained: the names of the training classes.
         seed: seed of the choice of classes, if there are too many.
 
@@ -78,9 +86,6 @@ def store_thresholds(
     """
     rows = some_classes(embedded.labels.numpy(), MAX_IMAGES, seed, MIN_CLASSES)
     held_out = embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
-    uncertainty: dict[str, float] = {}
-    if has_uncertainty(criterion):
-        uncertainty = dict(zip(trained, criterion.uncertainty().double().cpu().tolist(), strict=True))
     labels = [held_out.images.classes[label] for label in held_out.labels.tolist()]
     write_knowledge(folder, RunKnowledge(trained, held_out.vectors, labels, uncertainty))
     return held_out_thresholds(held_out)

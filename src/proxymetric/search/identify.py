@@ -15,7 +15,7 @@ from proxymetric.files import replacing
 from proxymetric.search.batches import unit_rows
 from proxymetric.search.calibration import Impostors, Threshold, decide
 from proxymetric.search.class_centres import ClassCentres
-from proxymetric.search.run_knowledge import run_knowledge
+from proxymetric.search.run_knowledge import knowledge_stamp, run_knowledge
 from proxymetric.tensor_files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Identifier:
     def __init__(self, index: Index, run: str | Path | None = None) -> None:
         self.generation = index.manifest.generation
         place = run if run is not None else index.manifest.run.get("run")
-        stored = _read(index.folder / FILE, self.generation, str(place))
+        stored = _read(index.folder / FILE, self.generation, place)
         if stored is None:
             stored = _calibrate(index, place)
             # A folder that cannot be written is no error: the next process calibrates again.
@@ -194,7 +194,7 @@ def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor],
         raise ValueError(f"index: got {index.folder}, where no item has a class; expected labelled items: `add-class`")
     centres = ClassCentres.of(vectors, labels)
     code = {name: number for number, name in enumerate(centres.names)}
-    knowledge = run_knowledge(run)
+    stamp, knowledge = knowledge_stamp(run), run_knowledge(run)
     rows = torch.tensor(labelled)
     if len(rows) > MAX_ITEMS:
         rows = rows[torch.linspace(0, len(rows) - 1, MAX_ITEMS).long()]
@@ -207,8 +207,9 @@ def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor],
     new = [row for row, label in enumerate(knowledge.labels) if label not in code]
     groups, candidates, source = owners.numpy(), len(centres.names) - 1, "index"
     usable = len({knowledge.labels[row] for row in new}) >= MIN_HELD_OUT_CLASSES
-    if trained and usable and knowledge.vectors.shape[1] == index.dim:
-        unit = torch.from_numpy(unit_rows(knowledge.vectors[new]))
+    if trained and usable and knowledge.vectors.shape[1] >= index.dim:
+        # Vectors of an index may be cut (`--dim`): those of the run are cut as they were.
+        unit = torch.from_numpy(unit_rows(knowledge.vectors[new, : index.dim]))
         values, answers = _closest(centres, offsets, unit, None, 3)
         held_out = np.unique([knowledge.labels[row] for row in new], return_inverse=True)[1]
         groups, candidates, source = len(centres.names) + held_out, len(centres.names), "held-out"
@@ -228,6 +229,7 @@ def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor],
         "format": FORMAT,
         "generation": index.manifest.generation,
         "run": str(run),
+        "stamp": stamp,
         "run_is_known": bool(knowledge.trained),
         "classes": centres.names,
         "candidates": candidates,
@@ -271,12 +273,13 @@ def _write(file: Path, stored: tuple[dict[str, Tensor], dict[str, Any]]) -> None
         write_tensors(temporary, tensors, {"facts": json.dumps(stored[1])})
 
 
-def _read(file: Path, generation: int, run: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the file of this state of the index; None if there is none."""
+def _read(file: Path, generation: int, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the file of this state of the index and of its run; None if there is none."""
     try:
         tensors, header = read_tensors(file)
         facts = json.loads(header["facts"])
     except (OSError, ValueError, KeyError):
         return None
-    is_current = (facts.get("format"), facts.get("generation"), facts.get("run")) == (FORMAT, generation, run)
-    return (tensors, facts) if is_current else None
+    is_current = (facts.get("format"), facts.get("generation"), facts.get("run")) == (FORMAT, generation, str(run))
+    stamp = knowledge_stamp(run)  # the file keeps what it knows from a run that is no longer there
+    return (tensors, facts) if is_current and stamp in (None, facts.get("stamp")) else None

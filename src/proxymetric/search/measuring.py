@@ -10,10 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS, bit_codes, int8_codes
 from proxymetric.metrics import Ranking, scores
 from proxymetric.search.engines import Engine
+from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
-from proxymetric.search.stored_vectors import StoredVectors, VectorRows
+from proxymetric.search.engines.int8 import Int8
+from proxymetric.search.stored_vectors import StoredVectors, VectorRows, stored_bytes
 
 MAX_ROWS, MAX_QUERIES = 20_000, 500
 """vectors among which the loss is measured, and queries; drawn at random from larger indexes"""
@@ -37,37 +41,110 @@ def measure_loss(
     Returns:
         `among` (vectors compared), `queries`, `recall@10` (the share of the 10 nearest of each query that are found),
         `milliseconds` (time of a search with one query), and with labels `MAP@R` (of the 32-bit vectors) and
-        `MAP@R lost`, both as fractions.
+        `MAP@R lost`, both as fractions; and `sizes`, see `measure_sizes`.
     """
-    generator = np.random.default_rng(0)
-    rows = np.sort(generator.permutation(len(places))[:MAX_ROWS])
-    queries = np.sort(generator.permutation(len(rows))[:MAX_QUERIES])
-    originals = np.stack([sources[source][[row]][0] for source, row in places[rows].tolist()])
+    rows = drawn_rows(len(places))
+    originals = torch.from_numpy(np.stack([sources[source][[row]][0] for source, row in places[rows].tolist()]))
+    sample = Sample(originals, [labels[row] for row in rows])
     engine = stored.engine({"name": "exact"})
-    exact, vectors = Exact(torch.from_numpy(originals)), torch.from_numpy(originals[queries])
     some = None if len(rows) == len(places) else torch.from_numpy(rows)
-    known, names = np.unique([labels[row] or "" for row in rows], return_inverse=True)
-    labelled = np.array([labels[row] is not None for row in rows])
-    relevant = np.where(labelled, np.bincount(names, labelled, len(known)).astype(int)[names] - 1, 0)
-    depth = max(FIRST, int(relevant[queries].max(initial=0))) + 1
-    wanted = without_itself(exact.search(vectors, depth)[1], queries)
-    numbers = engine.search(vectors, depth, some)[1]
-    found = without_itself(numbers if some is None else torch.searchsorted(some, numbers), queries)
-    recalls = [
-        len(set(ours[:FIRST]) & set(theirs[:FIRST])) / max(1, len(theirs[:FIRST]))
-        for theirs, ours in zip(wanted, found, strict=True)
-    ]
+    numbers = engine.search(sample.vectors, sample.depth, some)[1]
+    found = without_itself(numbers if some is None else torch.searchsorted(some, numbers), sample.queries)
     facts: dict[str, Any] = {
         "among": len(rows),
-        "queries": len(queries),
-        f"recall@{FIRST}": round(float(np.mean(recalls)), 4),
-        "milliseconds": milliseconds(engine, vectors),
+        "queries": len(sample.queries),
+        f"recall@{FIRST}": round(sample.recall(found), 4),
+        "milliseconds": milliseconds(engine, sample.vectors),
     }
-    counted = np.flatnonzero(relevant[queries] > 0)
-    if len(counted) and len(known) > 1:
-        before, after = (_map_at_r(lists, queries, counted, names, labelled, relevant) for lists in (wanted, found))
+    before, after = sample.map_at_r(sample.nearest), sample.map_at_r(found)
+    if before is not None and after is not None:
         facts |= {"MAP@R": round(before, 4), "MAP@R lost": round(before - after, 4)}
-    return facts
+    return facts | {"sizes": measure_sizes(sample, [stored.dim])}
+
+
+def drawn_rows(count: int) -> np.ndarray:
+    """The rows among which losses are measured: all, or some of many, in rising order."""
+    return np.sort(np.random.default_rng(0).permutation(count)[:MAX_ROWS])
+
+
+def measure_sizes(sample: Sample, dims: Sequence[int]) -> list[dict[str, Any]]:
+    """Measure searches in vectors that are cut to each dimension and stored as each kind of numbers.
+
+    Args:
+        sample: 32-bit vectors of an index.
+        dims: dimensions that the vectors are cut to.
+
+    Returns:
+        For each the `dim`, `vectors` (the kind of numbers), `bytes` of a stored vector, `milliseconds` of a search with
+        one query, and `scores` as fractions: `recall@10` against the whole 32-bit vectors and, with labels, `MAP@R`.
+
+    Example:
+        >>> sample = Sample(torch.eye(4), ["a", "a", "b", "b"])
+        >>> [(each["dim"], each["vectors"], each["bytes"]) for each in measure_sizes(sample, [4])]
+        [(4, 'float32', 16), (4, 'int8', 4), (4, 'binary', 12)]
+    """
+    records = []
+    for dim in dims:
+        vectors, queries = (cut(each, dim).contiguous() for each in (sample.originals, sample.vectors))
+        codes = int8_codes(vectors)
+        engines: dict[str, Engine] = {"float32": Exact(vectors), "int8": Int8(codes)}
+        engines["binary"] = Binary(bit_codes(vectors), codes)
+        for kind in KINDS:
+            engine = engines[kind]
+            found = without_itself(engine.search(queries, sample.depth)[1], sample.queries)
+            values = {f"recall@{FIRST}": round(sample.recall(found), 4)}
+            if (score := sample.map_at_r(found)) is not None:
+                values["MAP@R"] = round(score, 4)
+            records.append({
+                "dim": dim,
+                "vectors": kind,
+                "bytes": stored_bytes(kind, dim),
+                "milliseconds": milliseconds(engine, queries),
+                "scores": values,
+            })  # fmt: skip
+    return records
+
+
+class Sample:
+    """Some 32-bit vectors of an index, and what each of some queries should find among them.
+
+    Args:
+        originals: (N, D) vectors.
+        labels: N labels; None for a vector without one.
+    """
+
+    def __init__(self, originals: Tensor, labels: Sequence[str | None]) -> None:
+        self.originals = originals
+        self.queries = np.sort(np.random.default_rng(1).permutation(len(originals))[:MAX_QUERIES])
+        self.vectors = originals[torch.from_numpy(self.queries)]
+        known, self._names = np.unique([label or "" for label in labels], return_inverse=True)
+        self._labelled = np.array([label is not None for label in labels])
+        counts = np.bincount(self._names, self._labelled, len(known)).astype(int)[self._names]
+        self._relevant = np.where(self._labelled, counts - 1, 0)
+        self._counted = np.flatnonzero(self._relevant[self.queries] > 0) if len(known) > 1 else np.arange(0)
+        self.depth = max(FIRST, int(self._relevant[self.queries].max(initial=0))) + 1
+        """results that a search must find"""
+        self.nearest = without_itself(Exact(originals).search(self.vectors, self.depth)[1], self.queries)
+        """what the 32-bit vectors find"""
+
+    def recall(self, found: list[list[int]]) -> float:
+        """The share of the first ten of the 32-bit vectors that are found."""
+        shares = [
+            len(set(ours[:FIRST]) & set(theirs[:FIRST])) / max(1, len(theirs[:FIRST]))
+            for theirs, ours in zip(self.nearest, found, strict=True)
+        ]
+        return float(np.mean(shares))
+
+    def map_at_r(self, found: list[list[int]]) -> float | None:
+        """MAP@R of the queries that have something to find; None if there are none."""
+        if not len(self._counted):
+            return None
+        width = min(len(each) for each in found)
+        neighbours = np.array([found[number][:width] for number in self._counted])
+        rows = self.queries[self._counted]
+        hits = (self._names[neighbours] == self._names[rows][:, None]) & self._labelled[neighbours]
+        tensors = [torch.from_numpy(each) for each in (hits, self._relevant[rows], neighbours, rows)]
+        return scores(Ranking(tensors[0], tensors[1], tensors[2], tensors[3], left_out=0), ["MAP@R"])["MAP@R"]
 
 
 def milliseconds(engine: Engine, queries: Tensor) -> float:
@@ -84,20 +161,3 @@ def without_itself(found: Tensor, queries: np.ndarray) -> list[list[int]]:
     """The rows that each query finds, without its own."""
     return [[row for row in rows if row != query] for rows, query in zip(found.tolist(), queries.tolist(), strict=True)]
 
-
-def _map_at_r(
-    lists: list[list[int]],
-    queries: np.ndarray,
-    counted: np.ndarray,
-    names: np.ndarray,
-    labelled: np.ndarray,
-    relevant: np.ndarray,
-) -> float:
-    """MAP@R of the queries that have something to find."""
-    width = min(len(found) for found in lists)
-    neighbours = np.array([lists[number][:width] for number in counted])
-    rows = queries[counted]
-    hits = (names[neighbours] == names[rows][:, None]) & labelled[neighbours]
-    tensors = [torch.from_numpy(each) for each in (hits, relevant[rows], neighbours, rows)]
-    ranking = Ranking(tensors[0], tensors[1], tensors[2], tensors[3], left_out=0)
-    return scores(ranking, ["MAP@R"])["MAP@R"]

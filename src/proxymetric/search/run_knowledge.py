@@ -13,7 +13,7 @@ from proxymetric.files import read_json, replacing
 from proxymetric.tensor_files import read_tensors, write_tensors
 
 HELD_OUT = "held_out.safetensors"
-"""the file of a run with the vectors of its held-out classes; `train` writes it"""
+"""the file of a run with the vectors of its held-out classes; `train` writes it, or `evaluate`"""
 
 
 class RunKnowledge(NamedTuple):
@@ -57,6 +57,22 @@ def run_knowledge(run: str | Path | None) -> RunKnowledge:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return nothing
+
+
+def knowledge_stamp(run: str | Path | None) -> list[int] | None:
+    """Size and time of what a run knows about classes, so that a change is noticed; None if it is not there.
+
+    Example:
+        >>> knowledge_stamp(None) is None
+        True
+    """
+    if run is None:
+        return None
+    try:
+        stat = (Path(run) / HELD_OUT).stat()
+    except OSError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def write_knowledge(folder: Path, knowledge: RunKnowledge) -> None:

@@ -1,4 +1,4 @@
-"""Plots of a study: scores over the epochs, and differences to the baselines, as measured and as claimed."""
+"""Plots of a study: scores over the epochs, differences to the baselines as measured and as claimed, small vectors."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> lis
     figures = {
         f"curves-{stem}.png": _curves(results, heading, cells),
         f"differences-{stem}.png": _differences(results, heading, cells),
+        f"small-vectors-{stem}.png": _small_vectors(results, heading, cells),
     }
     files = []
     for name, figure in figures.items():
@@ -52,6 +53,32 @@ def mean_curve(runs: list[list[dict[str, Any]]], metric: str) -> tuple[list[floa
     common = sorted(set.intersection(*(set(by_epoch) for by_epoch in scores))) if scores else []
     means = [student([by_epoch[epoch] for by_epoch in scores]) for epoch in common]
     return common, [mean.value for mean in means], [mean.half or 0.0 for mean in means]
+
+
+def size_records(results: Results, cells: list[Cell], metric: str) -> list[dict[str, Any]]:
+    """The scores of smaller vectors as points of `plots.small_vectors_figure`: means over the seeds with intervals.
+
+    Runs that were trained at one dimension are points of one line, beside the line of each run that can be cut.
+    """
+    records = []
+    for cell in cells:
+        sizes = results.sizes(cell, metric)
+        is_alone = len({dim for dim, *_ in sizes}) == 1
+        name = "trained at each dimension" if is_alone else results.study.rows[cell.row].title
+        for (dim, kind, size), values in sizes.items():
+            mean = student(list(values.values()))
+            point = {"dim": dim, "vectors": kind, "bytes": size, "series": f"{name}, {kind}"}
+            records.append(point | {"scores": {metric: mean.value / 100}, "half": (mean.half or 0.0) / 100})
+    return records
+
+
+def _small_vectors(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
+    from proxymetric.plots import small_vectors_figure
+
+    metric = "MAP@R" if "MAP@R" in results.study.metrics else results.study.metrics[0]
+    records = size_records(results, cells, metric)
+    title = f"{heading}\nsmaller vectors, mean over the seeds with 95 % intervals"
+    return small_vectors_figure(records, metric, title) if records else None
 
 
 def _figure(width: float, height: float) -> Figure:
