@@ -150,9 +150,9 @@ def _create(client: Any, settings: dict[str, Any], collection: str, dim: int) ->
     else:
         index.add_index("vector", index_type="FLAT", metric_type="IP", params={})
     client.create_collection(collection, schema=schema, index_params=index, **options)
-    if _is_server(settings) and settings["replicas"] > 1:
+    if _replicas(settings):
         client.release_collection(collection)
-        client.load_collection(collection, replica_number=settings["replicas"])
+        client.load_collection(collection, **_replicas(settings))
 
 
 def _entities(
@@ -181,6 +181,7 @@ def _has_state(client: Any, settings: dict[str, Any]) -> bool:
     """Whether the database has a state as it was written; its seal is written last, and removed with it."""
     if "state" not in settings or not client.has_collection(settings["collection"]):
         return False
+    client.load_collection(settings["collection"], **_replicas(settings))  # a file is opened with nothing loaded
     ids = [settings["seal"]]
     return len(client.get(settings["collection"], ids, output_fields=["number"], consistency_level="Strong")) == 1
 
@@ -223,6 +224,10 @@ def _is_server(settings: dict[str, Any]) -> bool:
 
 def _has_parts(settings: dict[str, Any]) -> bool:
     return _is_server(settings) and settings["partitions"] > 1
+
+
+def _replicas(settings: dict[str, Any]) -> dict[str, int]:
+    return {"replica_number": settings["replicas"]} if _is_server(settings) and settings["replicas"] > 1 else {}
 
 
 class Milvus:
