@@ -7,8 +7,7 @@ For each engine: time to build, bytes of the built structure, added memory, seco
 and recall@10 against the exact answer, for new queries. Each group of engines (`GROUPS`) has a process of its own, with
 the exact engine in each, so that no more than one large structure is in memory. In a group the engines take turns,
 query by query; numbers are medians. Searches use one thread. Times are CPU seconds of this process, which other
-programs on the machine disturb little, and wall time beside them; milvus-lite computes in a process of its own, so that
-its wall time counts. Structures are built with all cores, in wall time.
+programs on the machine disturb little, and wall time beside them. Structures are built with all cores, in wall time.
 
 A single query reads all vectors once, so that memory decides. The ratio of the same two programs was 0.93 to 1.09
 between processes on a busy machine; where a process gets its pages may be the reason, which was not tested. The group
@@ -119,7 +118,7 @@ def by_milvus(vectors: np.ndarray) -> Built:
 
     folder = Path(tempfile.mkdtemp())
     facts, _ = milvus.build({"uri": str(folder / "a.db")}, vectors, folder)
-    engine = milvus.Milvus(facts, torch.from_numpy(vectors))
+    engine = milvus.Milvus.open(facts, torch.from_numpy(vectors), folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size, {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import webbrowser
 from pathlib import Path
@@ -103,6 +104,9 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
     answer = proxymetric(*words)
     assert answer.code == 0, answer
     assert ("faiss finds 100.0 % of the 10 nearest images" in answer.out) == (engine == "faiss")
+    assert bool(re.search(r"faiss: \S+ ms a query one at a time \(exact: \S+ ms\), .* 64 at a time", answer.out)) == (
+        engine == "faiss"
+    )
     assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))

@@ -10,7 +10,6 @@ from proxymetric.search import Index
 from proxymetric.search.engines import ENGINES, build_engine, open_engine
 from proxymetric.search.engines import faiss as faiss_engine
 from proxymetric.search.engines.exact import Exact
-from proxymetric.search.engines.milvus import check_settings
 
 COUNT, DIM = 6_000, 16
 
@@ -105,43 +104,10 @@ def test_an_unknown_engine(tmp_path):
     assert list(ENGINES) == ["exact", "faiss", "milvus"]
 
 
-MISTAKES = [
-    ({}, "uri: got none, expected a file such as shop.db"),
-    ({"uri": "shop"}, "uri: got 'shop', expected a file that ends in .db"),
-    ({"uri": "a.db", "batch": 0}, "batch: got 0, expected at least 1"),
-    ({"uri": "a.db", "consistency": "strong"}, "consistency: got 'strong', .* did you mean 'Strong'"),
-    ({"uri": "a.db", "replica": 2}, "engine: got 'replica', .* did you mean 'replicas'"),
-]
-
-
-@pytest.mark.parametrize(("settings", "said"), MISTAKES)
-def test_settings_of_milvus_are_checked_before_it_is_asked(settings, said):
-    with pytest.raises(ValueError, match=said):
-        check_settings({"name": "milvus", **settings})
-
-
 def test_an_engine_that_cannot_be_built_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="uri: got none"):
         Index.create(tmp_path / "a", 2, engine="milvus")
     assert not (tmp_path / "a").exists()
-
-
-def test_milvus_keeps_one_earlier_state(vectors, tmp_path):
-    """Each change is a new collection; a reader of the state before can still search, older ones are dropped."""
-    pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
-    settings = {"name": "milvus", "uri": str(tmp_path / "a.db"), "batch": 100}
-    index = Index.create(tmp_path / "a.index", DIM, engine=settings, map="none")
-    ids = [f"{number:05d}" for number in range(500)]
-    index.add(ids, torch.from_numpy(vectors[:500]))
-    reader = Index.open(index.folder)
-    index.delete(ids[:100])
-    query = torch.from_numpy(vectors[300:301])
-    assert [len(opened.search(query, k=500)[0]) for opened in (reader, index)] == [500, 400]
-    assert index.search(query, k=3)[0][0].id == ids[300]
-    index.delete(ids[100:101])
-    kept = {index.manifest.engine["collection"], index.manifest.engine["previous"]}
-    assert set(index.engine._client.list_collections()) == kept
-    assert not any("token" in key for key in index.manifest.engine)
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])

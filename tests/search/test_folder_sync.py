@@ -15,7 +15,7 @@ from PIL import Image
 
 import proxymetric as pm
 from proxymetric.search import Index
-from proxymetric.search.folder_sync import sync
+from proxymetric.search.folder_sync import open_to_rebuild, sync
 from proxymetric.search.manifest import Manifest
 from proxymetric.search.metadata_file import read_metadata
 from terminal import finished_run, proxymetric
@@ -136,6 +136,24 @@ def test_another_model_is_refused_until_the_index_is_rebuilt(index, folder, othe
         sync(index, other, folder)
     assert counts(sync(index, other, folder, rebuild=True)) == (80, 0, 0, 0)
     assert (index.dim, index.model) == (6, other.fingerprint())
+
+
+def test_an_index_that_cannot_be_opened_can_be_rebuilt(index, model, folder):
+    """As the error says; a file is damaged, then a file is gone."""
+    expected = contents(index.folder)
+    vectors = index.folder / "generations" / "00000002" / "vectors.npy"
+    vectors.write_bytes(vectors.read_bytes()[:-1])
+    for file in (vectors, index.folder / "generations" / "00000004" / "items.sqlite"):
+        if file != vectors:
+            file.unlink()
+        with pytest.raises(ValueError, match=r"`proxymetric index --rebuild` makes (it|them) anew"):
+            Index.open(index.folder)
+        assert counts(sync(open_to_rebuild(index.folder), model, folder, rebuild=True)) == (80, 0, 0, 0)
+        assert contents(index.folder) == expected
+    manifest = index.folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(ValueError, match="a later version of proxymetric wrote it"):
+        open_to_rebuild(index.folder)
 
 
 def contents(folder: Path) -> list:

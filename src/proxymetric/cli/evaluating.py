@@ -150,7 +150,7 @@ def evaluate(
 
 
 def _add_missing_thresholds(
-    run: Path, which: str, model: Model, evaluated: EmbeddedSet, terminal: Terminal
+    run: str, which: str, model: Model, evaluated: EmbeddedSet, terminal: Terminal
 ) -> str | None:
     """Give thresholds to a run that has none; return what was done in a sentence, None for nothing."""
     import numpy as np

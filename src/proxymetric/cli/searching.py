@@ -90,9 +90,10 @@ def index(
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
-    from proxymetric.search.folder_sync import sync
+    from proxymetric.search.folder_sync import open_to_rebuild, sync
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
+    from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
     from proxymetric.search.size_picture import draw_sizes
 
@@ -107,18 +108,16 @@ def index(
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
+    existing = None
     if is_index(target):
-        dim = _earlier_dim(Index(target), model) if dim is None else dim
+        existing = open_to_rebuild(target, chosen_engine) if rebuild else Index(target)
+        dim = _earlier_dim(existing, model) if dim is None else dim
     if dim is not None:
         model = model.cut_to(dim)
     source = {"run": run if is_address(run) else os.path.abspath(run), "which": which}
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
-    if is_index(target):
-        existing = Index(target)
-        if not rebuild and existing.manifest.count:
-            existing.check_model(model)
-    else:
+    if existing is None:
         existing = Index.create(
             target,
             model.dim,
@@ -128,6 +127,8 @@ def index(
             run=source,
             vectors=vectors or "float32",
         )
+    elif not rebuild and existing.manifest.count:
+        existing.check_model(model)
     facts: dict[str, dict[str, Any]] = {"run": source}
     if vectors is not None and vectors != existing.manifest.vectors["kind"]:
         check_kind(vectors)
@@ -163,6 +164,7 @@ def index(
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
         terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+        terminal.say(advice_on_speed(existing.engine, existing.vectors))
     if existing.engine.name == "exact" and len(existing) > MAX_EXACT:
         terminal.say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
     if parquet is not None:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,8 +19,11 @@ from proxymetric.core.visible import visible
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import image_files
 from proxymetric.files import printable
+from proxymetric.lock import locked
 from proxymetric.search.batches import Batch, unit_rows
+from proxymetric.search.generation import empty
 from proxymetric.search.index import Index
+from proxymetric.search.manifest import Manifest
 from proxymetric.search.rows import as_metadata
 from proxymetric.search.staging import Staging
 
@@ -78,6 +81,26 @@ class Changed:
     """images that an earlier call, which was stopped, had embedded already"""
     bad: dict[str, str] = field(default_factory=dict)
     """ids of files that cannot be read, with the reason"""
+
+
+def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None) -> Index:
+    """Open an index that will be rebuilt; one that cannot be opened because files are damaged or gone is emptied.
+
+    Args:
+        folder: the folder of the index.
+        engine: the engine of the index that is emptied; None: the one that it has.
+
+    Raises:
+        ValueError: the folder is not an index, or what its engine needs is not there.
+    """
+    folder = Path(folder)
+    try:
+        return Index(folder)
+    except (ValueError, OSError):
+        with locked(folder):
+            manifest = Manifest.read(folder)
+            empty(folder, manifest if engine is None else replace(manifest, engine=dict(engine)))
+        return Index(folder)
 
 
 def sync(

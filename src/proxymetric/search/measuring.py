@@ -1,4 +1,4 @@
-"""What small vectors lose, measured when an index is made, while the 32-bit vectors still exist."""
+"""What is measured when an index is made: what small vectors lose, and how fast searches are."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ FIRST = 10
 """results of which the recall is measured"""
 TIMED = 10
 """searches of one query, the shortest of which counts: other programs can only make them longer"""
+MANY, TIMED_TOGETHER = 64, 3
+"""queries of a search with many, and searches of which the shortest counts"""
 
 
 def measure_loss(
@@ -147,14 +149,38 @@ class Sample:
         return scores(Ranking(tensors[0], tensors[1], tensors[2], tensors[3], left_out=0), ["MAP@R"])["MAP@R"]
 
 
-def milliseconds(engine: Engine, queries: Tensor) -> float:
-    """The time of a search for the ten nearest vectors of one query, the shortest of several, in milliseconds."""
+def milliseconds(engine: Engine, queries: Tensor, at_a_time: int = 1) -> float:
+    """The time of a query in a search for the ten nearest vectors, the shortest of several, in milliseconds.
+
+    Args:
+        engine: what searches.
+        queries: (Q, D), of which some are used.
+        at_a_time: queries of one search.
+    """
     seconds = []
-    for number in range(TIMED):
+    for number in range(TIMED if at_a_time == 1 else TIMED_TOGETHER):
+        rows = (torch.arange(at_a_time) + number) % len(queries)
+        together = queries[rows]
         start = time.perf_counter()
-        engine.search(queries[number % len(queries)][None], FIRST)
+        engine.search(together, FIRST)
         seconds.append(time.perf_counter() - start)
-    return float(f"{1000 * min(seconds):.2g}")
+    return float(f"{1000 * min(seconds) / at_a_time:.2g}")
+
+
+def advice_on_speed(engine: Engine, vectors: Tensor) -> str:
+    """Say how fast an approximate engine is beside the exact one, with one query and with many at a time.
+
+    An exact search compares all vectors with many queries by one product of matrices; an approximate one goes through
+    its lists or links for each query. Where an engine needs many of them for its recall, the exact one is faster.
+    """
+    exact, cells, faster = Exact(vectors), [], []
+    for at_a_time, name in ((1, "one at a time"), (MANY, f"{MANY} at a time")):
+        ours, theirs = (milliseconds(each, vectors, at_a_time) for each in (engine, exact))
+        cells.append(f"{ours:g} ms a query {name} (exact: {theirs:g} ms)")
+        if theirs < ours:
+            faster.append(name)
+    advice = f"; --engine exact is faster for {' and '.join(faster)}" if faster else ""
+    return f"{engine.name}: {', '.join(cells)}{advice}"
 
 
 def without_itself(found: Tensor, queries: np.ndarray) -> list[list[int]]:

@@ -58,9 +58,7 @@ def _nothing(
 ENGINES = {
     "exact": EngineKind(_nothing, lambda settings, vectors, folder: Exact(vectors)),
     "faiss": EngineKind(faiss.build, faiss.Faiss.open),
-    "milvus": EngineKind(
-        milvus.build, lambda settings, vectors, folder: milvus.Milvus(settings, vectors), milvus.clean
-    ),
+    "milvus": EngineKind(milvus.build, milvus.Milvus.open, milvus.clean),
 }
 """name -> engine"""
 

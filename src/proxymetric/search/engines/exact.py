@@ -42,6 +42,8 @@ class Exact:
         """
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
+        if len(queries) == 1 and rows is None:  # all similarities are few
+            return top_k(_products(queries, self.vectors), k)
         best = queries.new_empty(len(queries), 0)
         found = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, total, CHUNK_ROWS):
