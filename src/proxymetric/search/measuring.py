@@ -186,4 +186,3 @@ def advice_on_speed(engine: Engine, vectors: Tensor) -> str:
 def without_itself(found: Tensor, queries: np.ndarray) -> list[list[int]]:
     """The rows that each query finds, without its own."""
     return [[row for row in rows if row != query] for rows, query in zip(found.tolist(), queries.tolist(), strict=True)]
-
