@@ -98,6 +98,14 @@ def test_an_index_keeps_its_engine(vectors, tmp_path):
     assert Index.open(index.folder).engine.name == "exact"
 
 
+def test_copies_of_an_image_do_not_count_as_missed(vectors, tmp_path):
+    """Any of several equal vectors may be among the nearest."""
+    pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    facts, _ = build_engine({"name": "faiss"}, np.tile(vectors[:50], (7, 1)), tmp_path)
+    assert facts["recall"]["value"] == 1
+    assert facts["effort"] == faiss_engine.FIRST_EFFORT
+
+
 def test_an_unknown_engine(tmp_path):
     with pytest.raises(ValueError, match=r"engine: got 'fais', .*; did you mean 'faiss'"):
         Index.create(tmp_path / "a", 2, engine="fais")

@@ -166,6 +166,27 @@ def test_a_database_that_another_copy_of_the_index_changed(milvus_index, tmp_pat
         Index.open(milvus_index.folder)
 
 
+@pytest.mark.processes
+def test_a_file_that_another_process_has_open(tmp_path):
+    pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
+    uri = tmp_path / "a.db"
+    uri.mkdir()
+    lines = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", lines, uri / "LOCK"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        holder.stdout.readline()
+        with pytest.raises(ValueError, match=r"uri: got .*a\.db, which another process has open; expected .* server"):
+            Index.create(tmp_path / "a", 2, engine={"name": "milvus", "uri": str(uri)})
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert Index.create(tmp_path / "a", 2, engine={"name": "milvus", "uri": str(uri)}).engine.name == "milvus"
+
+
 def test_on_a_server(server, vectors, tmp_path):
     """Over TCP: made, changed, opened by another reader, searched."""
     settings = {"name": "milvus", "uri": server, "partitions": 2, "replicas": 2, "consistency": "Bounded"}

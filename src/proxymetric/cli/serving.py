@@ -77,10 +77,15 @@ def _serve(settings: Settings, open_page: bool) -> None:
         raise ValueError(
             f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
         ) from None
-    count = len(Index(settings.index))
+    index = Index(settings.index)
+    if settings.workers > 1 and "://" not in index.manifest.engine.get("uri", "://"):
+        raise ValueError(
+            f"--workers: got {settings.workers}, expected 1 for vectors in {index.manifest.engine['uri']}, which one "
+            "process opens at a time; several use a server: `milvus-lite server`"
+        )
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{host}:{settings.port}/"
-    typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
+    typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
     if open_page:
         _open_later(address)
     server.serve(settings)

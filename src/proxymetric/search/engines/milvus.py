@@ -318,10 +318,32 @@ def _connect(uri: str) -> Any:
         raise ValueError(
             "engine: pymilvus is not installed; expected the extra `milvus`: pip install 'proxymetric[milvus]'"
         ) from None
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it also logs the errors that it raises
+    for name in ("pymilvus", "milvus_lite"):  # they also log the errors that they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         return MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""))
     except (MilvusException, OSError, ImportError) as error:
+        if _is_open_elsewhere(uri):
+            raise ValueError(
+                f"uri: got {uri}, which another process has open; expected a file that no other process uses, or a "
+                "server, which many use: `milvus-lite server`"
+            ) from None
         raise ValueError(
             f"uri: got {uri}, which does not answer ({_reason(error)}); expected a Milvus database"
         ) from None
+
+
+def _is_open_elsewhere(uri: str) -> bool:
+    """Whether another process has the file of milvus-lite open; it holds a lock on it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    try:
+        with open(Path(uri) / "LOCK") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
