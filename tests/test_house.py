@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "testing": {"core", "ops", "criterion", "papers"},
     "planning": {"checks", "papers"},
     "checkpoint": {"files", "tensor_files"},
-    "data": {"core", "files"},
+    "data": {"_torchvision", "core", "files"},
     "samplers": {"data"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -150,3 +152,9 @@ def test_what_cannot_work_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             apply_transform(transform, image, 16, 0)
+
+
+@pytest.mark.slow
+def test_a_module_may_import_torchvision_before_anything_else_has(working_folder):
+    code = f"from proxymetric.data.own_transforms import find_transform; find_transform('{working_folder}:augment', 32)"
+    subprocess.run([sys.executable, "-c", code], check=True)

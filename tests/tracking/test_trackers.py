@@ -67,6 +67,15 @@ def test_a_tracker_is_a_class_and_a_line(toy, tmp_path):
     ]
 
 
+def test_a_tracker_that_loses_numbers_gets_them_again(toy, monkeypatch):
+    earlier = [{"event": "step", "step": step, "loss": 1.0} for step in (1, 2)]
+    toy.begin(2, earlier)
+    assert [call[0] for call in toy.tracker.calls] == ["begin"]
+    monkeypatch.setattr(toy.tracker, "takes_earlier_numbers", True, raising=False)
+    toy.begin(2, earlier)
+    assert toy.tracker.calls[-2:] == [("record", 1, {"train/loss": 1.0}), ("record", 2, {"train/loss": 1.0})]
+
+
 def test_a_tracker_that_fails_does_not_stop_the_training(toy):
     toy.begin(0)
     toy.tracker.fails = True
@@ -151,6 +160,10 @@ def test_wandb_writes_the_curves_to_an_offline_folder(photos, tmp_path, monkeypa
     folders = sorted((out / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert {folder.name.rpartition("-")[2] for folder in folders} == {read_id(out, "wandb")}
+    newest = offline_history(next(folders[-1].glob("*.wandb")))
+    assert {step: set(numbers) for step, numbers in logged(out).items()} == {
+        step: {name for name in row if not name.startswith("_")} for step, row in newest.items()
+    }, "a killed process may have written nothing, so the newest folder holds all steps"
 
 
 def offline_history(file: Path) -> dict[int, dict[str, float]]:

@@ -56,7 +56,8 @@ def test_all_implementations_of_the_softmax_family_agree(name: str) -> None:
         ({"weights": [1.0, 1.0, 0.0, 1.0]}, "weights: got 0.0, expected a number above 0"),
         ({"margins": [0.1, 0.1, -0.1, 0.1]}, "margins: got -0.1, expected a number of at least 0"),
         ({"weights": "frequency"}, "counts: got none, expected the number of training images of each class"),
-        ({"margins": "rare"}, "margins: got 'rare', expected 'frequency' or 4 numbers"),
+        ({"margins": "rare"}, "margins: got 'rare', expected 'frequency' or a number for each class$"),
+        ({"weights": "freqency"}, "expected 'frequency' or a number for each class; did you mean 'frequency'"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(arguments: dict, message: str) -> None:

@@ -109,6 +109,8 @@ def find_transform(name: str, size: int) -> Callable[[Any], Any]:
 
 def _import(module_name: str, name: str) -> Any:
     """Import a module from the working directory or from what is installed."""
+    from proxymetric import _torchvision  # noqa: F401  the module may import torchvision
+
     folder = os.getcwd()
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

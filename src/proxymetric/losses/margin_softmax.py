@@ -136,7 +136,7 @@ def of_queries(weight: PairWeights | None, labels: Tensor) -> tuple[Tensor | Non
     """The weights and the margins of the queries' classes, (B,) each; None for what is not given.
 
     Args:
-        weight: what a weighting told.
+        weight: the weights of the step, from a weighting; None without one.
         labels: (B,).
     """
     if weight is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,12 @@ class Recorder:
         self.say = say
         self.tracker: Tracker | None = open_tracker(name, folder)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, earlier: Iterable[dict[str, Any]] = ()) -> None:
         """Begin the run, or continue it after `step`.
+
+        Args:
+            step: the last step of the checkpoint; 0 for a new run.
+            earlier: the records of the log so far, for a tracker that takes them again.
 
         Raises:
             ValueError: the tracker cannot begin, for example because its server does not answer.
@@ -45,6 +49,9 @@ class Recorder:
             raise ValueError(
                 f"train.track: got {self.name!r}, which cannot begin ({reason}); expected a tracker that works, or none"
             ) from error
+        if getattr(self.tracker, "takes_earlier_numbers", False):
+            for record in earlier:
+                self(record)
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Pass on the numbers of a record."""

@@ -17,7 +17,11 @@ TRACKERS = {
 
 
 class Tracker(Protocol):
-    """Receives the numbers of a run. A tracker is created with the folder of the run."""
+    """Receives the numbers of a run. A tracker is created with the folder of the run.
+
+    A tracker that loses numbers when its process is killed has a true attribute `takes_earlier_numbers`: when the run
+    is continued, it receives the numbers of all earlier steps again, and ignores those that it has.
+    """
 
     def begin(self, step: int, settings: dict[str, Any]) -> None:
         """Begin a run, or continue it after `step`, with the settings of the recipe (`train.lr`, ...)."""

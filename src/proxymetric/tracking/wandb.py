@@ -16,7 +16,9 @@ PROJECT = "proxymetric"
 class WeightsAndBiases(Tracker):
     """Logs to Weights & Biases with its own settings: `WANDB_MODE=offline` writes to the folder `wandb` of the run.
 
-    A resumed run continues its curves; steps that were logged before are not logged again.
+    A resumed run continues its curves. A killed process loses what an offline folder has not written yet, and each
+    process has an offline folder of its own, so the new folder receives the earlier steps too. A server has them
+    already, and they are not sent again.
 
     Args:
         folder: the folder of the run.
@@ -24,6 +26,8 @@ class WeightsAndBiases(Tracker):
     Raises:
         ValueError: wandb is not installed.
     """
+
+    takes_earlier_numbers = True
 
     def __init__(self, folder: Path) -> None:
         try:

@@ -215,7 +215,7 @@ class Trainer:
             Interrupted: Ctrl-C or SIGTERM asked to stop; the checkpoint is saved.
         """
         if self.tracker is not None:
-            self.tracker.begin(self.step)
+            self.tracker.begin(self.step, self.log.records())
         try:
             with stop_on_signal(self._request_stop):
                 if self.step == 0 and self.epoch == 0 and not self.curve:

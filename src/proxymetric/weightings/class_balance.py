@@ -10,6 +10,7 @@ from torch import Tensor
 from proxymetric.checks import above_zero, at_least_zero
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
+from proxymetric.signatures import did_you_mean
 
 PerClass = Sequence[float] | str | None
 """a number for each class, "frequency", or None"""
@@ -101,7 +102,8 @@ def _known(images: Tensor | None, argument: str) -> Tensor:
 def _numbers(argument: str, values: Sequence[float] | str, classes: int) -> Tensor:
     """One number for each class, (C,) float64."""
     if isinstance(values, str):
-        raise ValueError(f"{argument}: got {values!r}, expected 'frequency' or {classes} numbers, one for each class")
+        expected = "a number for each class" if argument == "counts" else "'frequency' or a number for each class"
+        raise ValueError(f"{argument}: got {values!r}, expected {expected}{did_you_mean(values, ['frequency'])}")
     numbers = [float(value) for value in values]
     if len(numbers) != classes:
         raise ValueError(f"{argument}: got {len(numbers)} numbers, expected {classes}, one for each class")
