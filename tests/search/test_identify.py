@@ -151,7 +151,7 @@ def test_an_index_of_trained_classes_is_calibrated_by_the_held_out_ones(tmp_path
     assert answer.uncertainty == uncertainty[answer.best]
     index.add(["new1", "new2"], torch.eye(DIM)[[0, 0]] + 0.01, labels=["new", "new"])
     new = index.identify(torch.eye(DIM)[:1], 0.1)[0]
-    assert (new.best, new.uncertainty) == ("new", None), "a new class has no uncertainty"
+    assert (new.best, new.uncertainty, new.has_uncertainty) == ("new", None, True), "a new class has no uncertainty"
     (run / HELD_OUT).unlink()
     assert run_knowledge(run).trained == []
     assert "not known" in Identifier(Index(index.folder), run=tmp_path).note
@@ -184,8 +184,7 @@ def test_held_out_vectors_are_cut_as_the_index_is(tmp_path):
     assert "200 images of 20 held-out classes" in identifier.note
 
 
-def test_uncertain_classes_are_accepted_as_readily(tmp_path):
-    """The similarity to a class that the method is uncertain of counts for more, where its images are less similar."""
+def test_the_uncertainty_of_classes_is_used_where_it_names_more_images(tmp_path):
     spreads = [0.3] * 10 + [0.8] * 10
     parts = [classes(20, 10, 3, spread) for spread in spreads]
     vectors = torch.cat([part[0][10 * c : 10 * c + 10] for c, part in enumerate(parts)])
@@ -193,12 +192,23 @@ def test_uncertain_classes_are_accepted_as_readily(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     doubt = {f"c{c:02}": spread for c, spread in enumerate(spreads)}
-    held_out, names = classes(10, 10, 4)
+    # Images of other classes look like those of the uncertain ones.
+    held_out = vectors[100:] + 0.15 * torch.randn(100, DIM, generator=torch.Generator().manual_seed(0))
+    names = [f"h{label}" for label in labels[100:]]
     write_knowledge(run, RunKnowledge(list(doubt), held_out, names, doubt))
     with_doubt = filled(tmp_path / "a.index", vectors, labels)
-    offsets = Identifier(with_doubt, run=run).offsets
-    assert (offsets[10:] > offsets[:10].max()).all()
-    assert float(Identifier(with_doubt, run=tmp_path).offsets.abs().max()) == 0
+    identifier, plain = Identifier(with_doubt, run=run), run.with_name("plain")
+    plain.mkdir()
+    write_knowledge(plain, RunKnowledge(list(doubt), held_out, names, {}))
+    without = Identifier(with_doubt, run=plain)
+    assert float(without.offsets.abs().max()) == 0
+    assert identifier.recognised(0.1) > without.recognised(0.1)
+    weight = identifier.facts["uncertainty_weight"]
+    assert weight != 0
+    assert (weight * (identifier.offsets[10:] - identifier.offsets[:10].max()) > 0).all(), "uncertain classes differ"
+    way = "more" if weight > 0 else "less"
+    assert f"classes with a high uncertainty are accepted {way} readily, which names more images" in identifier.note
+    assert "uncertainty" not in without.note
 
 
 def test_mistakes_are_refused(tmp_path):

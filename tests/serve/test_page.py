@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 import time
@@ -104,6 +105,30 @@ def test_an_upload_shows_results(open_page, photos):
     status(page, "8 results for")
     labels = page.locator("#results button").evaluate_all("buttons => buttons.map((b) => b.ariaLabel)")
     assert all("class class4" in label for label in labels)
+
+
+def test_the_answer_is_that_of_the_image_that_is_shown(open_page, photos, client, tmp_path):
+    page = ready(open_page())
+    upload(page, photos / "class5" / "3.png")
+    page.wait_for_selector("#answer:not([hidden])")
+    page.route("**/identify", lambda route: None)  # the second answer never comes
+    page.set_input_files("#file", photos / "class4" / "2.png")
+    status(page, "results for 2.png")
+    assert page.locator("#answer").is_hidden(), "it said what the first image is"
+    page.unroute("**/identify")
+    grey = tmp_path / "grey.jpg"
+    grey.write_bytes(jpeg())
+    page.set_input_files("#file", grey)
+    status(page, "results for grey.jpg")
+    page.wait_for_selector("#answer:not([hidden])")
+    body = json.dumps({"image": base64.b64encode(grey.read_bytes()).decode()})
+    said = client("POST", "/identify", body, {"content-type": "application/json"}).json
+    numbers = f"score {said['score']:.3f}, threshold {said['threshold']:.3f}"
+    expected = {
+        True: f"This is: none of these (closest: {said['best']}, {numbers})",
+        False: f"This is: {said['class']} ({numbers}, then {said['runner_up']})",
+    }
+    assert page.inner_text("#answer") == expected[said["class"] is None]
 
 
 def test_an_item_shows_right_and_wrong_and_back_returns(open_page, photos):

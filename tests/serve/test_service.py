@@ -460,7 +460,7 @@ def test_identify_says_what_the_library_says(client, index_folder, photos):
     found = answer.json
     assert found.keys() == {
         "class", "score", "threshold", "far", "best", "similarity", "runner_up", "runner_up_similarity", "uncertainty",
-        "generation",
+        "has_uncertainty", "generation",
     }  # fmt: skip
     assert (found["class"], found["best"], found["runner_up"]) == (expected.label, expected.best, expected.runner_up)
     assert found["score"] == pytest.approx(expected.score, abs=1e-4)

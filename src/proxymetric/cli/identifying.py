@@ -85,7 +85,7 @@ def identify(
         typer.echo(json.dumps([{"image": str(file)} | as_dict(a, far) for file, a in zip(image, answers)], indent=1))
         return
     for file, answer in zip(image, answers, strict=True):
-        typer.echo("\t".join([visible(str(file)), *_cells(answer, bool(identifier.facts["uncertainty"]))]))
+        typer.echo("\t".join([visible(str(file)), *_cells(answer)]))
     terminal = Terminal()
     if len(answers):
         rare = ", which is extrapolated: there are too few images to count so rare an event"
@@ -109,15 +109,16 @@ def as_dict(answer: Answer, far: float) -> dict[str, Any]:
         "runner_up": answer.runner_up,
         "runner_up_similarity": answer.runner_up_similarity,
         "uncertainty": answer.uncertainty,
+        "has_uncertainty": answer.has_uncertainty,
     }
 
 
-def _cells(answer: Answer, has_uncertainty: bool) -> list[str]:
+def _cells(answer: Answer) -> list[str]:
     if answer.label is None:
         cells = ["none of these", f"{answer.score:.3f}", f"closest {visible(answer.best)}"]
     else:
         cells = [visible(answer.label), f"{answer.score:.3f}", f"runner-up {visible(answer.runner_up or 'none')}"]
-    if has_uncertainty:
+    if answer.has_uncertainty:
         value = answer.uncertainty
         cells.append("no uncertainty: a new class" if value is None else f"uncertainty {value:.3g}")
     return cells

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
 FILE = "identify.safetensors"
 """the classes of an index and their calibration, made again when the index has changed"""
-FORMAT = 1
+FORMAT = 2
 MAX_ITEMS = 5_000
 """labelled items that calibrate; of more, as many are taken at equal distances"""
 MIN_HELD_OUT_CLASSES = 5
 ROWS_AT_ONCE = 512
+UNCERTAINTY_WEIGHTS = (-2.0, -1.0, -0.5, 0.5, 1.0)
+"""weights of the classes' uncertainty that are tried; 1 accepts uncertain classes as readily as the others, and below 0
+they are accepted less readily than without"""
+CHOICE_RATE = 0.1
+"""false-accept rate at which the weight is chosen"""
 MAX_THRESHOLDS = 64
 """thresholds that are kept in memory"""
 
@@ -50,6 +55,8 @@ class Answer(NamedTuple):
     runner_up_similarity: float | None
     uncertainty: float | None
     """of the method about the best class; None for a class without an estimate, such as every new class"""
+    has_uncertainty: bool
+    """whether the method estimates the uncertainty of its training classes"""
 
 
 class Identifier:
@@ -90,10 +97,7 @@ class Identifier:
         )
         self.offsets = tensors["offsets"]
         self.genuine = tensors["genuine"].numpy()
-        self.impostors = Impostors(
-            tensors["groups"].numpy(), tensors["values"].double().numpy(), tensors["answers"].numpy(),
-            facts["candidates"], len(self.classes),
-        )  # fmt: skip
+        self.impostors = _impostors(tensors, facts)
         self._thresholds: dict[float, Threshold] = {}
 
     def threshold(self, far: float) -> Threshold:
@@ -114,7 +118,16 @@ class Identifier:
 
     @property
     def note(self) -> str:
-        """Say by which images the threshold was chosen, and what that means."""
+        """Say by which images the threshold was chosen, what that means, and whether the uncertainty is used."""
+        if not self.facts["uncertainty"]:
+            return self._chosen_by
+        if weight := self.facts["uncertainty_weight"]:
+            harder = "more readily" if weight > 0 else "less readily"
+            return f"{self._chosen_by}; classes with a high uncertainty are accepted {harder}, which names more images"
+        return f"{self._chosen_by}; the uncertainty of classes is shown and not used: without it more images are named"
+
+    @property
+    def _chosen_by(self) -> str:
         known, total = self.facts["trained_classes"], len(self.classes)
         images, groups = len(self.impostors.groups), len(np.unique(self.impostors.groups))
         if self.facts["source"] == "held-out":
@@ -154,6 +167,7 @@ class Identifier:
                     self.classes[code[1]] if has_second else None,
                     row[1] if has_second else None,
                     self.facts["uncertainty"].get(best),
+                    bool(self.facts["uncertainty"]),
                 )
             )
         return answers
@@ -187,7 +201,32 @@ def _closest(
 
 
 def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Make the centres of the classes, and score the images that calibrate."""
+    """Make the centres of the classes, and score the images that calibrate.
+
+    The weight of the classes' uncertainty is the one with which most of the labelled items are named, at the
+    false-accept rate `CHOICE_RATE`.
+    """
+    plain = _scored(index, run, weight=0.0)
+    if not plain[1]["uncertainty"]:
+        return plain
+    return max([plain, *(_scored(index, run, weight) for weight in UNCERTAINTY_WEIGHTS)], key=_named)
+
+
+def _named(stored: tuple[dict[str, Tensor], dict[str, Any]]) -> float:
+    """The share of the labelled items that are named rightly at the rate `CHOICE_RATE`; 0 without a threshold."""
+    try:
+        return float((stored[0]["genuine"].numpy() > _impostors(*stored).threshold(CHOICE_RATE).value).mean())
+    except ValueError:  # too few classes
+        return 0.0
+
+
+def _impostors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Impostors:
+    groups, values, answers = (tensors[name].numpy() for name in ("groups", "values", "answers"))
+    return Impostors(groups, values.astype(np.float64), answers, facts["candidates"], len(facts["classes"]))
+
+
+def _scored(index: Index, run: str | Path | None, weight: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Make the centres of the classes, and score the images that calibrate, with a weight of the uncertainty."""
     labels, vectors = index.labels, index.vectors
     labelled = [row for row, label in enumerate(labels) if label is not None]
     if not labelled:
@@ -199,7 +238,7 @@ def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor],
     if len(rows) > MAX_ITEMS:
         rows = rows[torch.linspace(0, len(rows) - 1, MAX_ITEMS).long()]
     items, owners = vectors[rows], torch.tensor([code[str(labels[row])] for row in rows.tolist()])
-    offsets = _offsets(centres, knowledge.uncertainty, items, rows, owners)
+    offsets = weight * _offsets(centres, knowledge.uncertainty if weight else {}, items, rows, owners)
     values, answers = _closest(centres, offsets, items, rows, 2)
     genuine = np.where(answers[:, 0] == owners.numpy(), decide(values), -2.0)
     has_others = np.bincount(owners.numpy(), minlength=len(centres.names))[owners.numpy()] > 1
@@ -235,6 +274,7 @@ def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor],
         "candidates": candidates,
         "source": source,
         "trained_classes": len(trained),
+        "uncertainty_weight": weight if offsets.any() else 0.0,
         "uncertainty": {name: knowledge.uncertainty[name] for name in centres.names if name in knowledge.uncertainty},
     }
     return tensors, facts

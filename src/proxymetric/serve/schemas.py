@@ -69,6 +69,7 @@ class Identified(BaseModel):
     runner_up: str | None
     runner_up_similarity: float | None
     uncertainty: float | None = Field(description="Of the method about the best class; null: there is no estimate.")
+    has_uncertainty: bool = Field(description="Whether the method estimates it for the classes that it was trained on.")
     generation: int = Field(description="Number of the state of the index.")
 
 

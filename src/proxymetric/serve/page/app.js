@@ -99,18 +99,21 @@ async function search() {
 /** Say above the results which class the image is, or none; an index without classes says nothing. */
 async function identify(query, mine) {
   const line = $("answer");
-  if (!query.file) { line.hidden = true; return; }
+  line.hidden = true; // what it says is about the image before
+  if (!query.file) return;
   try {
     const form = new FormData();
     form.set("image", query.file);
     const answer = await (await ask("/identify", { method: "POST", body: form })).json();
     if (mine !== turn) return;
-    const doubt = answer.uncertainty === null ? "" : `, uncertainty ${answer.uncertainty.toPrecision(2)}`;
+    const doubt = !answer.has_uncertainty ? ""
+      : answer.uncertainty === null ? ", no uncertainty: a new class" : `, uncertainty ${answer.uncertainty.toPrecision(3)}`;
+    const score = `score ${answer.score.toFixed(3)}, threshold ${answer.threshold.toFixed(3)}${doubt}`;
     line.textContent = answer.class === null
-      ? `This is: none of these (closest: ${answer.best}, score ${answer.score.toFixed(2)} of ${answer.threshold.toFixed(2)})`
-      : `This is: ${answer.class} (score ${answer.score.toFixed(2)}${doubt}${answer.runner_up ? `, then ${answer.runner_up}` : ""})`;
+      ? `This is: none of these (closest: ${answer.best}, ${score})`
+      : `This is: ${answer.class} (${score}${answer.runner_up ? `, then ${answer.runner_up}` : ""})`;
     line.hidden = false;
-  } catch { line.hidden = true; }
+  } catch { /* the line stays hidden */ }
 }
 
 function list(items, queryClass) {
