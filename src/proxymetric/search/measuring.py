@@ -160,4 +160,3 @@ def milliseconds(engine: Engine, queries: Tensor) -> float:
 def without_itself(found: Tensor, queries: np.ndarray) -> list[list[int]]:
     """The rows that each query finds, without its own."""
     return [[row for row in rows if row != query] for rows, query in zip(found.tolist(), queries.tolist(), strict=True)]
-
