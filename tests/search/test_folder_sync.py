@@ -246,7 +246,7 @@ def test_killed_at_any_moment_it_is_whole_and_continues(change, run, other_run, 
         assert contents(target) == after
         manifest = Manifest.read(target)
         generation = f"generations/{manifest.generation:08d}"
-        expected = {"manifest.json", *(f"{generation}/{name}" for name in manifest.files)}
+        expected = {"manifest.json", "vectors.png", *(f"{generation}/{name}" for name in manifest.files)}
         expected |= {f"thumbnails/{int(number):08d}.pack" for number in manifest.packs}
         assert files_of(target) == expected, "nothing is left over"
     assert states == sorted(states), "before, and from some moment on after"

@@ -28,6 +28,8 @@ def draw_sizes(index: Index, nested: Sequence[int] = ()) -> Path | None:
         The picture; None if there is nothing to draw, or the index has not changed since it was drawn.
     """
     file, manifest = index.folder / PICTURE, index.folder / MANIFEST
+    for leftover in index.folder.glob(f".{PICTURE}.*.part"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
     if not len(index) or (file.is_file() and file.stat().st_mtime_ns > manifest.stat().st_mtime_ns):
         return None
     if index.manifest.vectors["kind"] == "float32":
