@@ -91,8 +91,9 @@ def chunk(work: Workload) -> int:
 def _rows(work: Workload) -> int:
     """The number of proxies in a chunk if there are enough proxies, before rounding to whole classes."""
     if work.implementation == "triton":
+        pairs = PAIRS_PER_GPU_CHUNK * (2 if work.half_width else 1)
         return min(
-            max(1, PAIRS_PER_GPU_CHUNK // work.batch // TRITON_ROW_MULTIPLE) * TRITON_ROW_MULTIPLE,
+            max(1, pairs // work.batch // TRITON_ROW_MULTIPLE) * TRITON_ROW_MULTIPLE,
             (2**31 - 1) // max(work.batch, work.dim),
         )
     return max(
@@ -151,6 +152,9 @@ def _triton_bytes(work: Workload) -> int:
       embeddings, the running sums and, if the budget allows it, all similarities (B, R). The similarities of a chunk
       are then those of the batch's proxies only;
     - the workspace of the matrix library.
+
+    In half width, the similarities have 16 bits, the shares overwrite them unless they are kept, there is no float32
+    product, and a chunk of normalised proxies (n, D) is held; if similarities are kept, only before the shares.
     """
     size, rows, batch_rows = BYTES[work.dtype], chunk(work), work.batch * work.per_class
     similarity_rows, share_rows = rows, rows
@@ -161,8 +165,13 @@ def _triton_bytes(work: Workload) -> int:
         share_rows = max(positive_rows, rows)
         similarity_rows = positive_rows if work.cached else share_rows
         float32_numbers += RUNNING_SUM_NUMBERS + work.batch * work.dim
-        float32_numbers += work.batch * work.compared if work.cached else 0
         product_numbers += (batch_rows + work.batch) * work.dim
+    if work.half_width:
+        product_numbers += work.batch * work.dim + rows * work.batch
+        product_numbers += work.batch * work.compared if work.cached else rows * work.dim
+        return FLOAT32_BYTES * float32_numbers + size * product_numbers + WORKSPACE_BYTES
+    if work.cached:
+        float32_numbers += work.batch * work.compared
     if size != FLOAT32_BYTES and not (work.dtype == "bfloat16" and work.batch <= MAX_FUSED_BATCH):
         float32_numbers += rows * work.dim
     float32_numbers += similarity_rows * work.batch

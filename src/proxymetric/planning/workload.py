@@ -60,6 +60,8 @@ OPTIMIZERS: dict[str, int | None] = {"adamw": 2, "adam": 2, "sgd": 1, "rowwise-a
 IMPLEMENTATIONS = ("plain", "chunked", "triton")
 TOUCHED = ("all", "batch")
 
+MIN_HALF_WIDTH_PAIRS = 2**22
+"""pairs from which triton stores the similarities of bfloat16 vectors in 16 bits"""
 BUDGET_BYTES = 2**30
 """bytes of similarities that may be kept from the forward to the backward pass; larger ones are recomputed"""
 
@@ -180,4 +182,11 @@ class Workload:
         """
         if self.kind.over == "batch":
             return False
-        return self.implementation == "plain" or 4 * self.batch * self.compared <= BUDGET_BYTES
+        size = 2 if self.half_width else 4
+        return self.implementation == "plain" or size * self.batch * self.compared <= BUDGET_BYTES
+
+    @property
+    def half_width(self) -> bool:
+        """Whether similarities are stored in 16 bits: those of many bfloat16 vectors, with triton."""
+        many = self.batch * self.compared >= MIN_HALF_WIDTH_PAIRS
+        return self.implementation == "triton" and self.dtype == "bfloat16" and many
