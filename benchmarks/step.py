@@ -135,7 +135,8 @@ class Running:
             # Residual branches whose last BatchNorm starts at zero would leave most of the network without gradients.
             if isinstance(module, nn.BatchNorm2d) and not bool(module.weight.any()):
                 nn.init.constant_(module.weight, 0.25)
-        self.learner = make_learner(RunContext(recipe, device, ProcessGroup(), Silent(), {}), encoder, setting.classes)
+        context = RunContext(recipe, device, ProcessGroup(), Silent(), {})
+        self.learner = make_learner(context, encoder, [setting.batch] * setting.classes)
         criterion = self.learner.criterion
         self.trainer = Trainer(self.learner, Given(batches), recipe.train, folder, Silent(), device=device)
         self.trainer.epoch = 10  # an epoch in which memory and filter of Proxy-ISA are on

@@ -122,7 +122,7 @@ class Trained:
         context = RunContext(recipe, device, ProcessGroup(), Silent(), {})
         encoder = make_encoder(recipe)
         feed = train_feed(context, encoder, images)
-        learner = make_learner(context, encoder, len(images.classes))
+        learner = make_learner(context, encoder, np.bincount(images.labels).tolist())
         self.trainer = Trainer(learner, feed, recipe.train, folder, Silent(), device=device)
         self.trainer.save = lambda: None  # type: ignore[method-assign]  # checkpoints are not timed
         self.trainer.log.cut(0)

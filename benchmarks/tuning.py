@@ -115,7 +115,7 @@ class Running:
             }
         )
         learner = make_learner(
-            RunContext(recipe, device, ProcessGroup(), Silent(), {}), make_encoder(recipe), setting.classes
+            RunContext(recipe, device, ProcessGroup(), Silent(), {}), make_encoder(recipe), [2] * setting.classes
         )
         if kind == "compiled":
             learner.encoder.compile_steps()
