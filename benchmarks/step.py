@@ -324,7 +324,8 @@ def main() -> None:
                 continue
             if options.batch is not None:
                 setting, name = setting._replace(batch=options.batch), f"{name}, batches of {options.batch}"
-            record["settings"][name] = compared(setting, device, rounds, Path(folder))
+            found = compared(setting, device, rounds, Path(folder))
+            record["settings"][name] = {"commit": record["commit"]} | found  # settings of earlier runs stay in the file
             record["clock_mhz_during"] = clock_mhz()
             record["seconds"] = round(time.perf_counter() - begun, 1)
             write(file, record)

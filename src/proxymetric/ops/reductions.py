@@ -66,7 +66,7 @@ MAX_DENSE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
 """pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
 MAX_DENSE_MEAN_PAIRS = {"cpu": 2**20, "cuda": 2**18}
 """the same for `mean_over_batch`, whose fused kernels have fewer launches"""
-MAX_EXPONENT = 50.0
+LINEAR_FROM = 50.0
 """`log(1 + e^x)` is x above this number, to the last bit of a float64"""
 MAX_PLAIN_PAIRS = 2**16
 """pairs up to which "auto" chooses plain"""
@@ -312,10 +312,10 @@ def cross_entropy(
     # -log(e^z / (e^z + e^n)) = log(1 + e^(n - z)): few operators, also in the backward pass.
     differences = sums.negative - exponents
     if refs.all_classes and query_weights is None:  # every query has a positive
-        losses = softplus(differences, threshold=MAX_EXPONENT)
+        losses = softplus(differences, threshold=LINEAR_FROM)
         return losses.mean() if reduction == "mean" else losses.sum()
     has_positive = sums.positive.isfinite()
-    losses = softplus(differences.where(has_positive, NONE), threshold=MAX_EXPONENT)
+    losses = softplus(differences.where(has_positive, NONE), threshold=LINEAR_FROM)
     weights = has_positive if query_weights is None else query_weights * has_positive
     total = (losses if query_weights is None else losses * weights).sum()
     if reduction == "sum":
