@@ -24,7 +24,14 @@ from generator.performance import (
 )
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.training import criterion_table, files_table, loop_table
-from generator.tunings import alike_table, parameters_table, released_table, tuned_table, tuning_table
+from generator.tunings import (
+    alike_table,
+    kernels_table,
+    parameters_table,
+    released_table,
+    tuned_table,
+    tuning_table,
+)
 
 
 class Part(NamedTuple):
@@ -65,6 +72,7 @@ PARTS = {
     "alike": Part(alike_table, (RESULTS / "vit-s-128",)),
     "released": Part(released_table, (RESULTS / "vit-s-128",)),
     "tuning": Part(tuning_table, benchmark("tuning-cuda")),
+    "tuning-kernels": Part(kernels_table, benchmark("tuning-kernels-cuda")),
     "loop": Part(loop_table, benchmark("train-step-cuda", "train-step-cpu")),
     "criterion": Part(criterion_table, benchmark("train-step-cuda")),
     "files": Part(files_table, benchmark("files-cpu")),

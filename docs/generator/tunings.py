@@ -219,6 +219,24 @@ def tuning_table() -> str:
     return "\n\n".join([table(columns, rows), paragraph(text), _by_classes(study["by classes"])])
 
 
+def kernels_table() -> str:
+    """The recorded run of benchmarks/tuning_kernels.py: the time of the kernels of a recorded step, by kind."""
+    study = read(BENCHMARKS / "tuning-kernels-cuda.json")
+    sides = ("full", "vpt", "vptsp-g")
+    rows = []
+    for batch, found in sorted(study["by batch"].items(), key=lambda item: int(item[0])):
+        full = found["full"]
+        for kind, whole in full["kinds"].items():
+            parts = [found[side]["kinds"].get(kind, {"ms": 0.0, "launches": 0.0}) for side in sides]
+            cells = [f"{part['ms']:.1f} ms, {part['launches']:.0f}" for part in parts]
+            rows.append([batch, kind, *cells, f"{parts[-1]['ms'] / whole['ms']:.2f}"])
+        sums = [f"{found[side]['kernels_ms']:.1f} ms" for side in sides]
+        rows.append([batch, "all kernels", *sums, f"{found['vptsp-g']['kernels_ms'] / full['kernels_ms']:.2f}"])
+        steps = [f"{found[side]['step_ms']:.1f} ms" for side in sides]
+        rows.append([batch, "the step", *steps, f"{found['vptsp-g']['step_ms'] / full['step_ms']:.2f}"])
+    return table(["batch", "kernels", *(f"`{side}`: time, launches" for side in sides), "`vptsp-g` / `full`"], rows)
+
+
 def _recomputing(by_batch: dict) -> str:
     """The memory and time of a recorded step that computes the hidden layers of the MLPs twice."""
     pairs = [(sides["vptsp-g, recorded"], sides["vptsp-g, mlp again, recorded"]) for sides in by_batch.values()]

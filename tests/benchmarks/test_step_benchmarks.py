@@ -44,3 +44,19 @@ def test_files_against_a_data_loader(tmp_path: Path) -> None:
     assert "reduced" in record["none"]["0 workers"]
     for use in ("frozen features", "embed", "evaluation"):
         assert record["networks"][use]["images/s, ours to bare"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_the_kernels_of_tunings(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    command = [sys.executable, ROOT / "benchmarks" / "tuning_kernels.py", "--out", file, "--steps", "1"]
+    done = subprocess.run([*command, "--sides", "vptsp-g"], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([*command, "--sides", "full"], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    sides = json.loads(file.read_text())["by batch"]["16"]
+    assert sides.keys() == {"full", "vptsp-g"}, "a second run adds to the file"
+    for side in sides.values():
+        assert side["kernels_ms"] == pytest.approx(sum(kind["ms"] for kind in side["kinds"].values()), abs=0.05)
+    runs = [sides[side]["kinds"]["attention"]["launches"] for side in ("full", "vptsp-g")]
+    assert runs[1] == 2 * runs[0], "VPTSP runs its network twice"
