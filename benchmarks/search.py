@@ -269,9 +269,7 @@ def main() -> None:
             environment = os.environ | {"OPENBLAS_NUM_THREADS": str(threads)}
             processes = []
             for _ in range(PROCESSES.get((group, options.size), 1)):
-                answer = subprocess.run(
-                    words, env=os.environ | {"OPENBLAS_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True
-                )
+                answer = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True)
                 processes.append(json.loads(answer.stdout.splitlines()[-1]))
             result = record(options.size, options.rounds, group, threads, processes)
             print(f"threads: {threads}")
