@@ -7,7 +7,8 @@ open-metric-learning needs NumPy below 2, so it runs with the Python of a virtua
 are those of benchmarks/moving/: the same network, images, seeds and settings on both sides. They take turns, each round
 in a new process with one thread. Recorded are the lines of code, the CPU time of a step, the peak memory of the process
 (with its imports, and above what it held before training), the largest difference between the two curves of losses, and
-the scores on classes that were not trained, by the script's own library and by proxymetric. The result is written to
+the scores on classes that were not trained, by the script's own library and by proxymetric, and the queries whose first
+five results differ. The load of the machine is recorded before and after. The result is written to
 results/moving-in-cpu.json.
 """
 
@@ -74,8 +75,32 @@ def side(python: str, script: str, data: Path, epochs: int) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{script}: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    labels = torch.load(data)["test_labels"]
-    return result | {"by_proxymetric": evaluate(torch.load(vectors), labels, list(result["scores"]))}
+    labels, found = torch.load(data)["test_labels"], torch.load(vectors)
+    return result | {"by_proxymetric": evaluate(found, labels, list(result["scores"])), "vectors": found}
+
+
+def first_results(theirs: torch.Tensor, ours: torch.Tensor, labels: torch.Tensor, count: int = 5) -> dict[str, Any]:
+    """Compare the number of right results among the first few that the vectors of both sides give.
+
+    Args:
+        theirs: vectors of the test images by the network of one side.
+        ours: vectors of the same images by the network of the other side.
+        labels: their classes.
+        count: how many results of a query are looked at.
+
+    Returns:
+        The number of queries, of those with another number of right results, and the largest difference between the
+        cosines of the last result that is looked at and the next one, of these queries on both sides (0: none).
+    """
+    right, gaps = [], []
+    for vectors in (theirs, ours):
+        unit = torch.nn.functional.normalize(vectors.double())
+        ranked = (unit @ unit.T).fill_diagonal_(-2).topk(count + 1)
+        right.append((labels[ranked.indices[:, :count]] == labels[:, None]).sum(1))
+        gaps.append(ranked.values[:, count - 1] - ranked.values[:, count])
+    differ = right[0] != right[1]
+    gap = torch.stack(gaps)[:, differ].max().item() if differ.any() else 0.0
+    return {"count": count, "queries": len(labels), "differ": int(differ.sum()), "largest difference": gap}
 
 
 def version(python: str, package: str) -> str:
@@ -84,8 +109,11 @@ def version(python: str, package: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def compare(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], scripts: tuple[str, str]) -> dict[str, Any]:
+def compare(
+    theirs: list[dict[str, Any]], ours: list[dict[str, Any]], scripts: tuple[str, str], labels: torch.Tensor
+) -> dict[str, Any]:
     """The record of a pair of scripts."""
+    ratios = [own["ms"] / other["ms"] for own, other in zip(ours, theirs, strict=True)]
     differences = [abs(a - b) / abs(a) for a, b in zip(theirs[0]["curve"], ours[0]["curve"], strict=True)]
     return {
         "sides": {
@@ -102,6 +130,8 @@ def compare(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], scripts: t
             for name, script, runs in zip(("theirs", "ours"), scripts, (theirs, ours), strict=True)
         },
         "steps": len(differences),
+        "time of ours to theirs, by round": spread(ratios, 3),
+        "first results": first_results(theirs[0]["vectors"], ours[0]["vectors"], labels),
         "largest relative difference of the losses": max(differences),
         "of the first 10 losses": max(differences[:10]),
     }
@@ -120,6 +150,7 @@ def main() -> None:
     if arguments.oml:
         pythons["open-metric-learning"] = arguments.oml
     record = about("moving_in", "cpu", 1) | {"classes": arguments.classes, "epochs": arguments.epochs, "pairs": {}}
+    record["load"] = {"before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "glyphs.pt"
         write_images(data, arguments.classes)
@@ -129,9 +160,10 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 for script, interpreter in ((theirs, python), (ours, sys.executable)):
                     runs[script].append(side(interpreter, script, data, arguments.epochs))
-            found = compare(runs[theirs], runs[ours], PAIRS[peer])
+            found = compare(runs[theirs], runs[ours], PAIRS[peer], torch.load(data)["test_labels"])
             record["pairs"][peer] = found | {"version": version(python, peer), "rounds": arguments.rounds}
             print(peer, json.dumps(record["pairs"][peer], indent=1))
+    record["load"]["after"] = os.getloadavg()
     write(arguments.out, record)
 
 
