@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import LabelCheck, as_label_masks, as_labels, check_embeddings, one_if_finite
+from proxymetric.core.batch_inputs import (
+    LabelCheck,
+    are_several,
+    as_label_masks,
+    as_labels,
+    check_embeddings,
+    one_if_finite,
+)
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import NORMALISATIONS
@@ -138,7 +145,7 @@ class Criterion(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor | np.ndarray | Sequence[int],
+        labels: Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
         images: Tensor | None = None,
         second_pass: SecondPassResult | None = None,
     ) -> Tensor:
@@ -156,7 +163,7 @@ class Criterion(nn.Module):
         """
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
-        if objective.several_labels and isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2:
+        if objective.several_labels and are_several(labels):
             assert objective.classes is not None
             classes = as_label_masks(labels, embeddings, objective.classes)
         else:
