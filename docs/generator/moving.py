@@ -50,12 +50,13 @@ def costs(peer: str) -> str:
     columns = ["", "lines", "a step (lowest and highest round)", "memory of training", "whole process"]
     ratio = pair["time of ours to theirs, by round"]
     low, high = ratio["lowest and highest"]
+    before, after = (study["load"][moment][0] for moment in ("before", "after"))
     text = paragraph(
         f"{NAMES[peer]} {pair['version']}, torch {sides['theirs']['torch']} and {sides['ours']['torch']}, "
         f"{study['machine']['processor']}, one thread; {pair['rounds']} rounds of {pair['steps']} steps, in turns. The "
         "time of a step is CPU time and includes the network, which takes most of it: in the same round, proxymetric "
-        f"takes {ratio['median']:.2f} times as long ({low:.2f} to {high:.2f}). Other work ran beside it: the load "
-        f"of the machine was {study['load']['before'][0]:.1f} before and {study['load']['after'][0]:.1f} after, on "
+        f"takes {ratio['median']:.2f} times as long ({low:.2f} to {high:.2f} in single rounds). Other work "
+        f"ran beside it: the load of the machine was {before:.1f} before and {after:.1f} after, on "
         f"{study['machine']['cores']} cores. {_differences(pair)} Scores in per cent, on classes that were not "
         f"trained; {by_proxymetric}."
     )
