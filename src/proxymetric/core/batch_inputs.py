@@ -44,15 +44,16 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
     return embeddings
 
 
-def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
+def as_labels(labels: Any, embeddings: Tensor, several_of: int | None = None) -> Tensor:
     """The labels of a batch as a tensor.
 
     Args:
         labels: a tensor, an array or a list of whole numbers, one for each embedding.
         embeddings: (B, D). Labels that are not a tensor are copied to the device of the embeddings.
+        several_of: C, if an embedding may have several labels (`as_label_masks`); None: it has one.
 
     Returns:
-        (B,) int64.
+        (B,) int64; a mask (B, C) if several labels are given and allowed.
 
     Raises:
         ValueError: the labels are not whole numbers, or there is not one for each embedding.
@@ -65,6 +66,8 @@ def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
         ValueError: labels: got text ('cat', ...), expected whole numbers from 0; number the classes of all training
         images once: names, numbers = numpy.unique(texts, return_inverse=True)
     """
+    if several_of is not None and are_several(labels):
+        return as_label_masks(labels, embeddings, several_of)
     if not isinstance(labels, Tensor):
         labels = _from_array(labels, embeddings.device)
     if (
