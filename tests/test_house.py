@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"checks", "papers"},
     "checkpoint": {"files", "tensor_files"},
     "data": {"_torchvision", "core", "files"},
-    "samplers": {"data"},
+    "samplers": {"checks", "data", "metrics"},
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"core", "metrics", "files"},
     "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},

@@ -39,6 +39,11 @@ def test_a_loader_gives_classes_and_images():
         assert batch.unique(return_counts=True)[1].tolist() == [3] * 4
 
 
+def test_labels_may_be_text():
+    names = [f"class {label:02}" for label in LABELS]
+    assert list(pm.samplers.PerClass(names, 12, 3)) == list(pm.samplers.PerClass(LABELS, 12, 3))
+
+
 def test_wrong_arguments_are_refused():
     sampler = pm.samplers.PerClass(LABELS, batch=12, per_class=3)
     for wrong, message in (
@@ -46,6 +51,15 @@ def test_wrong_arguments_are_refused():
         (lambda: sampler.set_epoch(0, start=99), "start: got 99, expected a step in 0.."),
         (lambda: pm.samplers.PerClass(LABELS, batch=13, per_class=3), "per_class: got 3, expected a divisor"),
         (lambda: pm.samplers.PerClass(LABELS, batch=39, per_class=3), "which needs 13 classes"),
+        (lambda: pm.samplers.PerClass(LABELS, batch=12.0, per_class=3), "batch: got 12.0, expected a whole number"),
+        (
+            lambda: pm.samplers.PerClass(torch.rand(9), batch=4, per_class=2),
+            "labels: got torch.float32, expected whole",
+        ),
+        (
+            lambda: pm.samplers.PerClass(LABELS[None], batch=4, per_class=2),
+            "labels: got shape .1, 64., expected one axis",
+        ),
         (lambda: pm.gather_batch(torch.zeros(3, 2), torch.zeros(2)), "labels: got 2 labels, expected 3"),
     ):
         with pytest.raises(ValueError, match=message):

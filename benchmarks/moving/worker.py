@@ -68,7 +68,13 @@ if __name__ == "__main__":
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--vectors", type=Path)
+    parser.add_argument("--double", action="store_true", help="compute in 64 bits")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    content = torch.load(arguments.data)
+    if arguments.double:
+        torch.set_default_dtype(torch.float64)
+        torch.FloatTensor = torch.DoubleTensor  # the proxies of open-metric-learning are one
+        content = {name: part.double() if part.is_floating_point() else part for name, part in content.items()}
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    print(json.dumps(run(arguments.script, torch.load(arguments.data), arguments.epochs, arguments.vectors)))
+    print(json.dumps(run(arguments.script, content, arguments.epochs, arguments.vectors)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from generator.scores import BENCHMARKS, ROOT, paragraph, read, table
 
 SCRIPTS = ROOT / "benchmarks" / "moving"
@@ -46,13 +48,28 @@ def costs(peer: str) -> str:
         f"{': the same, so that a difference between the rows is one of training, not of definitions' if same else ''}"
     )
     columns = ["", "lines", "a step (lowest and highest round)", "memory of training", "whole process"]
+    ratio = pair["time of ours to theirs, by round"]
+    low, high = ratio["lowest and highest"]
+    before, after = (study["load"][moment][0] for moment in ("before", "after"))
     text = paragraph(
         f"{NAMES[peer]} {pair['version']}, torch {sides['theirs']['torch']} and {sides['ours']['torch']}, "
         f"{study['machine']['processor']}, one thread; {pair['rounds']} rounds of {pair['steps']} steps, in turns. The "
-        "time of a step is CPU time and includes the network, which takes most of it. The largest relative difference "
-        f"between the losses of the two sides is {pair['of the first 10 losses']:.0e} in the first 10 steps and "
-        f"{pair['largest relative difference of the losses']:.0e} in all. Scores in per cent, on classes that were not "
-        f"trained; rounding may change the last digits; {by_proxymetric}. Other work ran on this machine: a difference "
-        "of times whose ranges overlap is not resolved."
+        "time of a step is CPU time and includes the network, which takes most of it: in the same round, proxymetric "
+        f"takes {ratio['median']:.2f} times as long ({low:.2f} to {high:.2f} in single rounds). Other work "
+        f"ran beside it: the load of the machine was {before:.1f} before and {after:.1f} after, on "
+        f"{study['machine']['cores']} cores. {_differences(pair)} Scores in per cent, on classes that were not "
+        f"trained; {by_proxymetric}."
     )
     return f"{text}\n\n{table([*columns, *metrics], rows)}"
+
+
+def _differences(pair: dict[str, Any]) -> str:
+    """How far the losses and the results of the two sides differ."""
+    narrow, wide = pair["in 32 bits"], pair["in 64 bits"]
+    return (
+        "The largest relative difference between the losses of the two sides is "
+        f"{narrow['first 10 losses']:.0e} in the first 10 steps and {narrow['losses']:.0e} in all: each step magnifies "
+        f"the rounding of those before it. {narrow['queries that differ']} of {narrow['queries']:,} queries then have "
+        "another number of right images among their first five results. Computed in 64 bits, the difference between "
+        f"the losses is {wide['losses']:.0e}, and {wide['queries that differ']} queries differ."
+    )

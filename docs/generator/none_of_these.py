@@ -31,7 +31,10 @@ def none_of_these_table() -> str:
 def choice_table() -> str:
     """How the score was chosen: true accepts on the held-out training classes."""
     study = read(BENCHMARKS / "none-of-these.json")
-    rows = [[name, *(f"{100 * value:.1f}" for value in values)] for name, values in study["choice"].items()]
+    rows = [
+        [name.replace("1 centres", "1 centre"), *(f"{100 * value:.1f}" for value in values)]
+        for name, values in study["choice"].items()
+    ]
     return table(["score", "at 10 %", "at 1 %", "at 0.1 %"], rows)
 
 

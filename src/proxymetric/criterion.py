@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import LabelCheck, as_label_masks, as_labels, check_embeddings, one_if_finite
+from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import NORMALISATIONS
@@ -138,7 +138,7 @@ class Criterion(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor | np.ndarray | Sequence[int],
+        labels: Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
         images: Tensor | None = None,
         second_pass: SecondPassResult | None = None,
     ) -> Tensor:
@@ -156,11 +156,7 @@ class Criterion(nn.Module):
         """
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
-        if objective.several_labels and isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2:
-            assert objective.classes is not None
-            classes = as_label_masks(labels, embeddings, objective.classes)
-        else:
-            classes = as_labels(labels, embeddings)
+        classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
         if self.careful and objective.classes is not None and classes.ndim == 1:
             classes = self._label_check.within(classes, objective.classes)
         classes = classes.to(embeddings.device, non_blocking=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler
 
+from proxymetric.checks import whole_number
 from proxymetric.data.batches import Batches
+from proxymetric.metrics.inputs import Labels, as_labels
 
 __all__ = ["PerClass"]
 
@@ -21,7 +22,7 @@ class PerClass(Sampler[list[int]]):
     global batch, so that the images of a step do not depend on the number of processes.
 
     Args:
-        labels: (N,) whole numbers, the label of every image.
+        labels: (N,) whole numbers or text, the label of every image.
         batch: images of all processes in a step; a multiple of `world` and of `per_class`.
         per_class: images of one class in a step. If a class has fewer, its images repeat.
         seed: seed of the batches, at least 0; the same in all processes.
@@ -43,7 +44,7 @@ class PerClass(Sampler[list[int]]):
 
     def __init__(
         self,
-        labels: Sequence[int] | np.ndarray | Tensor,
+        labels: Labels,
         batch: int,
         per_class: int,
         seed: int = 0,
@@ -55,7 +56,8 @@ class PerClass(Sampler[list[int]]):
             rank = torch.distributed.get_rank() if grouped else 0
         if world is None:
             world = torch.distributed.get_world_size() if grouped else 1
-        numbers = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        whole_number(1, batch=batch, per_class=per_class)
+        numbers: np.ndarray = as_labels("labels", labels).cpu().numpy()
         self.batches = Batches(numbers, batch, per_class, seed, rank, world)
         self.epoch = 0
         self.start = 0

@@ -73,7 +73,8 @@ def test_a_wrong_label_ends_at_a_minor_centre() -> None:
     [
         ({"labels": torch.full((N,), C)}, f"labels: got {C} to {C}, expected 0 to {C - 1}"),
         ({"labels": torch.zeros(3)}, "labels: got shape"),
-        ({"embeddings": torch.zeros(N, D + 1)}, f"embeddings: got shape .*expected .N, {D}."),
+        ({"embeddings": np.zeros((N, D))}, "embeddings: got ndarray, expected a torch tensor"),
+        ({"embeddings": torch.zeros(N, D + 1)}, f"embeddings: got {D + 1} dimensions, expected dim={D}"),
         ({"criterion": pm.method("arcface", classes=C, dim=D)}, "criterion: got one proxy for each class"),
         ({"criterion": pm.method("triplet", classes=C, dim=D)}, "criterion: got 0 sets of proxies"),
     ],
@@ -82,6 +83,12 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
     x, y, criterion = problem()
     with pytest.raises(ValueError, match=message):
         sub_centres(**{"embeddings": x, "labels": y, "criterion": criterion} | change)
+
+
+def test_labels_may_be_an_array_or_a_list() -> None:
+    x, y, criterion = problem()
+    for labels in (y.numpy(), y.tolist()):
+        assert sub_centres(x, labels, criterion).minor.tolist() == sub_centres(x, y, criterion).minor.tolist()
 
 
 def test_no_images_have_no_dominant_centre() -> None:

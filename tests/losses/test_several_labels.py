@@ -19,7 +19,9 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
     return generator.normal(size=(B, D)), generator.normal(size=(C, D))
 
 
-@pytest.mark.parametrize("labels", [LABELS, MASK, torch.from_numpy(LABELS).int(), torch.from_numpy(MASK)])
+@pytest.mark.parametrize(
+    "labels", [LABELS, MASK, torch.from_numpy(LABELS).int(), torch.from_numpy(MASK), LABELS.tolist()]
+)
 @pytest.mark.parametrize("balance", [{}, {"weights": WEIGHTS, "margins": MARGINS}])
 def test_it_is_the_equation_with_several_positives_in_a_row(labels, balance: dict) -> None:
     x, p = problem()
@@ -71,6 +73,7 @@ def test_a_step_trains_and_commits() -> None:
         ("proxy-anchor", {}, MASK[:, :3], "expected a mask .7, 5. or whole numbers .7, L., padded with -1"),
         ("proxy-anchor", {}, MASK[:3], "expected a mask .7, 5."),
         ("proxy-anchor", {}, MASK.astype(float), "expected a mask .7, 5."),
+        ("proxy-anchor", {}, [[0, 1]] * 6 + [[2]], "labels: got rows of 1 to 2 labels, .* padded with -1"),
         ("proxy-anchor", {"touched": "batch"}, LABELS, "expected 7 whole numbers, one for each embedding"),
         ("mpa", {}, LABELS, "expected 7 whole numbers, one for each embedding"),
         ("vcpa", {}, LABELS, "expected 7 whole numbers, one for each embedding"),

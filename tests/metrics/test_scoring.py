@@ -337,3 +337,16 @@ def test_a_perfect_ranking_has_an_average_precision_of_one_at_any_cutoff() -> No
     ours = evaluate(vectors, labels, names)
     assert [ours[f"AP@{k}"] for k in (1, 2, 4)] == [1, 1, 1]
     assert [ours[f"MAP@{k}"] for k in (1, 2, 4)] == pytest.approx([1, (3 * 1 + 2 * 0.5) / 5, (3 * 0.5 + 2 * 0.25) / 5])
+
+
+@pytest.mark.parametrize("metrics", [("R@1", "P@5"), ("MAP@R", "AP", "MRR"), ("NMI", "AMI", "EER")])
+def test_the_default_type_of_torch_changes_no_score(metrics):
+    generator = torch.Generator().manual_seed(0)
+    vectors, labels = torch.randn(300, 8, generator=generator), torch.arange(300) % 9
+    expected = evaluate(vectors, labels, metrics)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = evaluate(vectors, labels, metrics)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected

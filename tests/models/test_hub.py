@@ -224,3 +224,33 @@ def test_a_folder_without_weights_is_refused(shared, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model.safetensors"):
         pm.load(folder, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("there", ["nothing", "model"])
+def test_an_export_that_was_killed_is_made_again(run, shared, tmp_path, there):
+    folder = tmp_path / "birds"
+    if there == "model":
+        shutil.copytree(shared, folder)
+    code = (
+        "import os; from proxymetric.cli import main; from proxymetric.models import hub; write = hub.write_tensors;"
+        "hub.write_tensors = lambda *given: (write(*given), os.kill(os.getpid(), 9)); main()"
+    )
+    command = [sys.executable, "-c", code, "export", str(run), "--hub", str(folder), "--overwrite"]
+    assert subprocess.run(command, capture_output=True).returncode == -9
+    with pytest.raises(ValueError, match=r"whose export was stopped; expected the same `export --hub` once more"):
+        pm.load(folder, device="cpu")
+    answer = proxymetric("export", run, "--hub", folder)
+    assert answer.code == 0, answer
+    assert [file.name for file in sorted(folder.iterdir()) if not file.name.startswith(".")] == FILES
+    assert pm.load(folder, device="cpu").fingerprint() == pm.load(shared, device="cpu").fingerprint()
+
+
+def test_an_unfinished_folder_is_not_loaded_and_may_be_replaced(run, shared, tmp_path):
+    folder = shutil.copytree(shared, tmp_path / "birds")
+    write_json(folder / "config.json", {"format": "proxymetric hub 1", "unfinished": True})
+    with pytest.raises(ValueError, match="whose export was stopped"):
+        pm.load(folder, device="cpu")
+    assert proxymetric("export", run, "--hub", folder).code == 0
+    assert "unfinished" not in read_json(folder / "config.json")

@@ -1,5 +1,6 @@
 """Weights and margins of classes: by frequency, in every implementation, and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,12 +58,23 @@ def test_all_implementations_of_the_softmax_family_agree(name: str) -> None:
         ({"margins": [0.1, 0.1, -0.1, 0.1]}, "margins: got -0.1, expected a number of at least 0"),
         ({"weights": "frequency"}, "counts: got none, expected the number of training images of each class"),
         ({"margins": "rare"}, "margins: got 'rare', expected 'frequency' or a number for each class$"),
+        ({"weights": 2.0}, "weights: got 2.0, expected 'frequency' or a number for each class"),
+        ({"weights": np.ones((4, 4))}, "weights: got shape .4, 4., expected 'frequency' or a number for each class"),
+        ({"weights": "frequency", "counts": 9}, "counts: got 9, expected a number for each class"),
         ({"weights": "freqency"}, "expected 'frequency' or a number for each class; did you mean 'frequency'"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pm.method("cosface", classes=4, dim=5, **arguments)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_numbers_may_be_an_array_or_a_tensor(kind) -> None:
+    criterion = pm.method("cosface", classes=4, dim=5, weights=kind([1.0, 2.0, 3.0, 4.0]), margins="frequency",
+                          counts=kind(COUNTS))  # fmt: skip
+    assert criterion.objective.weighting.weights.tolist() == [1, 2, 3, 4]
+    assert criterion.objective.weighting.margins[-1].item() == pytest.approx(criterion.objective.loss.margin)
 
 
 def test_a_loss_that_makes_no_use_of_a_weighting_refuses_it() -> None:

@@ -44,15 +44,16 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
     return embeddings
 
 
-def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
+def as_labels(labels: Any, embeddings: Tensor, several_of: int | None = None) -> Tensor:
     """The labels of a batch as a tensor.
 
     Args:
         labels: a tensor, an array or a list of whole numbers, one for each embedding.
         embeddings: (B, D). Labels that are not a tensor are copied to the device of the embeddings.
+        several_of: C, if an embedding may have several labels (`as_label_masks`); None: it has one.
 
     Returns:
-        (B,) int64.
+        (B,) int64; a mask (B, C) if several labels are given and allowed.
 
     Raises:
         ValueError: the labels are not whole numbers, or there is not one for each embedding.
@@ -65,6 +66,8 @@ def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
         ValueError: labels: got text ('cat', ...), expected whole numbers from 0; number the classes of all training
         images once: names, numbers = numpy.unique(texts, return_inverse=True)
     """
+    if several_of is not None and are_several(labels):
+        return as_label_masks(labels, embeddings, several_of)
     if not isinstance(labels, Tensor):
         labels = _from_array(labels, embeddings.device)
     if (
@@ -80,11 +83,28 @@ def as_labels(labels: Any, embeddings: Tensor) -> Tensor:
     return labels.long()
 
 
-def as_label_masks(labels: Tensor | np.ndarray, embeddings: Tensor, classes: int) -> Tensor:
+def are_several(labels: Any) -> bool:
+    """Whether labels have two axes: several labels for each query.
+
+    Args:
+        labels: what was given as the labels of a batch.
+
+    Example:
+        >>> are_several(torch.zeros(2, 3)), are_several([[0, 2], [1, -1]]), are_several([0, 1])
+        (True, True, False)
+    """
+    if isinstance(labels, Tensor | np.ndarray):
+        return labels.ndim == 2
+    if not isinstance(labels, list | tuple) or not labels:
+        return False
+    return all(isinstance(row, list | tuple) for row in labels)
+
+
+def as_label_masks(labels: Any, embeddings: Tensor, classes: int) -> Tensor:
     """The labels of queries with several labels each, as a mask; whole numbers on a GPU are waited for.
 
     Args:
-        labels: (B, C) bool, or (B, L) whole numbers in [0, C), padded with -1.
+        labels: (B, C) bool, or (B, L) whole numbers in [0, C), padded with -1: a tensor, an array or nested lists.
         embeddings: (B, D).
         classes: C.
 
@@ -99,8 +119,12 @@ def as_label_masks(labels: Tensor | np.ndarray, embeddings: Tensor, classes: int
         tensor([[ True, False,  True],
                 [False,  True, False]])
     """
-    given = labels if isinstance(labels, Tensor) else _as_is(labels)
-    wrong_kind = given.is_floating_point() or given.is_complex()
+    if isinstance(labels, list | tuple) and len(lengths := {len(row) for row in labels}) > 1:
+        raise ValueError(
+            f"labels: got rows of {min(lengths)} to {max(lengths)} labels, expected rows of one length, padded with -1"
+        )
+    given = labels if isinstance(labels, Tensor) else _from_array(labels, embeddings.device)
+    wrong_kind = given.is_floating_point() or given.is_complex() or given.ndim != 2
     if wrong_kind or len(given) != len(embeddings) or (given.dtype == torch.bool and given.shape[1] != classes):
         raise ValueError(
             f"labels: got shape {tuple(given.shape)} of {given.dtype}, expected a mask ({len(embeddings)}, {classes}) "
@@ -119,10 +143,6 @@ def as_label_masks(labels: Tensor | np.ndarray, embeddings: Tensor, classes: int
             )
     mask = torch.zeros(len(numbers), classes + 1, dtype=torch.bool, device=numbers.device)
     return mask.scatter_(1, numbers.where(numbers >= 0, classes), True)[:, :classes]
-
-
-def _as_is(labels: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(labels))
 
 
 def check_range(labels: Tensor, classes: int) -> None:

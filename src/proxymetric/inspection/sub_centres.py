@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxymetric.core.batch_inputs import as_labels, check_embeddings
 from proxymetric.core.capabilities import ClassProxies, HasClassProxies
 from proxymetric.core.normalisation import unit
 
@@ -49,12 +52,12 @@ class SubCentres(NamedTuple):
 
 
 @torch.no_grad()
-def sub_centres(embeddings: Tensor, labels: Tensor, criterion: nn.Module) -> SubCentres:
+def sub_centres(embeddings: Tensor, labels: Tensor | np.ndarray | Sequence[int], criterion: nn.Module) -> SubCentres:
     """Assign each training image to a centre of its class, and find the dominant centre of each class.
 
     Args:
         embeddings: (N, D) of the training images, from the trained encoder; they need not have unit length.
-        labels: (N,) class numbers, as in training.
+        labels: (N,) class numbers, as in training; a tensor, an array or a list.
         criterion: the trained criterion; any method with several proxies a class.
 
     Returns:
@@ -72,11 +75,8 @@ def sub_centres(embeddings: Tensor, labels: Tensor, criterion: nn.Module) -> Sub
         (tensor([2]), tensor([ 6.,  0., 84.]))
     """
     centres, classes, per_class = _centres(criterion)
-    if embeddings.ndim != 2 or embeddings.shape[1] != centres.shape[1]:
-        raise ValueError(f"embeddings: got shape {tuple(embeddings.shape)}, expected (N, {centres.shape[1]})")
-    if labels.shape != embeddings.shape[:1]:
-        raise ValueError(f"labels: got shape {tuple(labels.shape)}, expected ({len(embeddings)},), one for each row")
-    labels = labels.to(embeddings.device, torch.int64)
+    check_embeddings(embeddings, centres.shape[1])
+    labels = as_labels(labels, embeddings).to(embeddings.device)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"labels: got {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}")
     by_class = unit(centres.to(embeddings)).view(classes, per_class, -1)

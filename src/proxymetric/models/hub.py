@@ -37,10 +37,16 @@ def is_hub_folder(folder: str | Path) -> bool:
     return isinstance(content, dict) and str(content.get("format", "")).startswith("proxymetric hub")
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether the export into a folder was stopped before its end."""
+    return is_hub_folder(folder) and bool(read_json(folder / CONFIG).get("unfinished"))
+
+
 def check_folder(folder: Path, overwrite: bool) -> Path:
     """Check, before the work begins, that a folder may be written.
 
-    It is new, or holds only hidden files such as those of git, or with `overwrite` a model that `export --hub` wrote.
+    It is new, or holds only hidden files such as those of git, or what an `export --hub` left that was stopped, or with
+    `overwrite` a model that `export --hub` wrote.
 
     Raises:
         ValueError: the folder holds something else, or cannot be written.
@@ -53,7 +59,7 @@ def check_folder(folder: Path, overwrite: bool) -> Path:
         others = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
         if others and not is_hub_folder(folder):
             raise ValueError(f"--hub: got {folder}, which holds {others[0]}; expected a new or an empty folder")
-        if others and not overwrite:
+        if others and not overwrite and not is_unfinished(folder):
             raise ValueError(f"--hub: got {folder}, which holds a model; expected another folder, or --overwrite")
     for name in (WEIGHTS, CONFIG, CARD):
         check_output("--hub", folder / name, "a file that `proxymetric export` wrote", Path.is_file)
@@ -93,11 +99,13 @@ def write_hub(
         "frozen": bool(recipe["train"]["frozen"]),
     }
     text = card(folder.resolve().name, config, recipe, result, licence)
+    # Until the end, the folder says that its files do not belong together yet.
+    write_json(folder / CONFIG, {"format": FORMAT, "unfinished": True})
     with replacing(folder / WEIGHTS) as temporary:
         write_tensors(temporary, model.encoder.state_dict(), {"format": "pt"})
-    write_json(folder / CONFIG, config)
     with replacing(folder / CARD) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    write_json(folder / CONFIG, config)
     size = f"{(folder / WEIGHTS).stat().st_size / 1e6:.3g} MB"
     return f"the whole encoder, {size}, with {CONFIG} and a card (licence: {licence}); `hf upload` shares the folder"
 
@@ -117,6 +125,8 @@ def load_hub(folder: Path, device: torch.device) -> Model:
     expected = "expected a folder that `export --hub` wrote"
     if not isinstance(config, dict) or not is_hub_folder(folder):
         raise ValueError(f"run: got {folder}, which holds no model of this package; {expected}")
+    if is_unfinished(folder):
+        raise ValueError(f"run: got {folder}, whose export was stopped; expected the same `export --hub` once more")
     check_version(config, file)
     if config["format"] != FORMAT:
         raise ValueError(f"{file}: got the format {config['format']!r}, expected {FORMAT!r}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxymetric.papers import options
 from proxymetric.papers.base import base_of
+from proxymetric.weightings.class_balance import is_frequency
 
 BY_CLASS = ("weights", "margins", "counts")
 """arguments of a method that may be lists with a number for each class"""
@@ -41,7 +42,7 @@ def with_class_counts(name: str, arguments: Mapping[str, Any], counts: Sequence[
         {'base': {'method': 'cosface', 'margins': 'frequency', 'counts': [9, 1]}}
     """
     parameters, result = options(name), dict(arguments)
-    by_frequency = any(arguments.get(key) == "frequency" for key in ("weights", "margins"))
+    by_frequency = any(is_frequency(arguments.get(key)) for key in ("weights", "margins"))
     if "counts" in parameters and by_frequency and arguments.get("counts") is None:
         result["counts"] = list(counts)
     base = base_of(parameters, arguments)

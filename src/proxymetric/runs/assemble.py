@@ -99,7 +99,13 @@ def scored_on(recipe: Recipe) -> str:
 
 def train_view(recipe: Recipe) -> TrainView:
     """The training view of a recipe."""
-    return TrainView(**{key: value for key, value in recipe.view.items() if key != "name"})
+    arguments = {key: value for key, value in recipe.view.items() if key != "name"}
+    try:
+        return TrainView(**arguments)
+    except ValueError as error:
+        if str(error).partition(":")[0] in arguments:
+            raise ValueError(f"view.{error}") from None  # by the name that the recipe has for it
+        raise
 
 
 def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,8 @@ from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
 from proxymetric.signatures import did_you_mean
 
-PerClass = Sequence[float] | str | None
+Numbers = Sequence[float] | np.ndarray | Tensor
+PerClass = Numbers | str | None
 """a number for each class, "frequency", or None"""
 
 
@@ -48,16 +50,16 @@ class ClassBalance(Weighting):
         classes: int,
         weights: PerClass = None,
         margins: PerClass = None,
-        counts: Sequence[int] | None = None,
+        counts: Numbers | None = None,
         margin: float = 0.0,
     ) -> None:
         super().__init__()
         self.classes = classes
         images = None if counts is None else _numbers("counts", counts, classes)
-        if weights == "frequency":
+        if is_frequency(weights):
             rarity = 1 / _known(images, "weights")
             weights = (rarity / rarity.mean()).tolist()
-        if margins == "frequency":
+        if is_frequency(margins):
             images = _known(images, "margins")
             margins = (margin * (images.min() / images) ** 0.25).tolist()
         self.register_buffer("weights", None if weights is None else _numbers("weights", weights, classes).float())
@@ -72,7 +74,7 @@ def balance(
     classes: int,
     weights: PerClass = None,
     margins: PerClass = None,
-    counts: Sequence[int] | None = None,
+    counts: Numbers | None = None,
     margin: float = 0.0,
 ) -> ClassBalance | None:
     """A `ClassBalance`, or None if neither weights nor margins are given.
@@ -99,12 +101,27 @@ def _known(images: Tensor | None, argument: str) -> Tensor:
     return images
 
 
-def _numbers(argument: str, values: Sequence[float] | str, classes: int) -> Tensor:
+def is_frequency(values: object) -> bool:
+    """Whether weights or margins are to be computed from the numbers of training images.
+
+    Example:
+        >>> is_frequency("frequency"), is_frequency(np.ones(3))
+        (True, False)
+    """
+    return isinstance(values, str) and values == "frequency"
+
+
+def _numbers(argument: str, values: Numbers | str, classes: int) -> Tensor:
     """One number for each class, (C,) float64."""
+    expected = "a number for each class" if argument == "counts" else "'frequency' or a number for each class"
     if isinstance(values, str):
-        expected = "a number for each class" if argument == "counts" else "'frequency' or a number for each class"
         raise ValueError(f"{argument}: got {values!r}, expected {expected}{did_you_mean(values, ['frequency'])}")
-    numbers = [float(value) for value in values]
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):  # a single number, or a table
+        shape = tuple(getattr(values, "shape", ()))
+        got = f"shape {shape}" if shape else f"{values!r:.60}"
+        raise ValueError(f"{argument}: got {got}, expected {expected}") from None
     if len(numbers) != classes:
         raise ValueError(f"{argument}: got {len(numbers)} numbers, expected {classes}, one for each class")
     for number in numbers:

@@ -93,7 +93,7 @@ class Searcher:
         of items has doubled.
         """
         pool = CandidatePool(depths, self.space.coarse_slack(self.listed_items), MEMORY_BYTES // BYTES_PER_CANDIDATE)
-        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed_items.device)
+        buffer = torch.empty(self._tile_rows, self._tile_rows, dtype=torch.float32, device=self.listed_items.device)
         blocks = row_slices(len(self.listed_items), self._tile_rows)
         half = len(blocks) // 2
         steps = sorted({0, half, *(2**power for power in range(half.bit_length()))})
@@ -128,7 +128,7 @@ class Searcher:
         """Screen all listed items for the given queries."""
         pool = CandidatePool(depths, self.space.coarse_slack(queries), MEMORY_BYTES // BYTES_PER_CANDIDATE)
         positions = self.query_positions[queries] if self.query_positions is not None else None
-        buffer = torch.empty(self._tile_rows, self._tile_rows, device=self.listed_items.device)
+        buffer = torch.empty(self._tile_rows, self._tile_rows, dtype=torch.float32, device=self.listed_items.device)
         pruned_at = 1
         groups = [
             (rows, self.space.coarse(self.space.queries, queries[rows]))
