@@ -23,6 +23,7 @@ from generator.performance import (
     step_table,
 )
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
+from generator.small_vectors import small_vectors_table
 from generator.training import criterion_table, files_table, loop_table
 from generator.tunings import (
     alike_table,
@@ -90,6 +91,7 @@ PARTS = {
     "moving-oml-scripts": Part(partial(scripts, "oml")),
     "moving-oml-costs": Part(partial(costs, "oml"), benchmark("moving-in-cpu")),
     "start-up": Part(start_up_table, benchmark("start-up")),
+    "small-vectors": Part(small_vectors_table, benchmark("small-vectors-cub-test-half")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),
 }
