@@ -101,18 +101,18 @@ class _Similarities(NamedTuple):
         labels = problem.labels
         assert problem.refs.normalise is not None
         normalised = Normalised.of(vectors, problem.refs.normalise)
-        of_rows = torch.addmm(queries.new_empty(1), queries, normalised.rows.T, beta=0, alpha=1 / unit)
+        of_rows = torch.addmm(normalised.divisors[:1], queries, normalised.rows.T, beta=0, alpha=1 / unit)
         of_class = _combination(problem)
         if of_class is None:
             return _Similarities(*normalised, of_rows, of_rows, None)
         grouped = of_rows.view(len(queries), -1, problem.per_column)
         if problem.refs.nearest is not None:
-            own = labels[:, None, None].expand(-1, 1, problem.per_column)
-            nearest = grouped.gather(1, own).argmax(2).squeeze(1)
+            own = labels.view(-1, 1, 1).expand(-1, 1, problem.per_column)
+            nearest = grouped.gather(1, own).argmax(2).view(-1)
             problem.refs.nearest.rows = torch.add(nearest, labels, alpha=problem.per_column)
         if of_class.kind != "soft":
             return _Similarities(*normalised, of_rows, of_class(grouped), None)
-        shares = grouped.softmax(2)
+        shares = _shares(grouped, of_class.gamma)
         return _Similarities(*normalised, of_rows, (shares * grouped).sum(2), shares)
 
     def gradients(
@@ -121,7 +121,7 @@ class _Similarities(NamedTuple):
         """The gradients in the queries and in the vectors.
 
         Args:
-            slopes: (B, C) the gradient in the similarities s to the columns.
+            slopes: (B, C) the gradient in the similarities s to the columns; it may be overwritten.
             queries: (B, D).
             problem: how the references of a class are combined.
             needs_grad: whether the queries and the vectors need a gradient.
@@ -133,11 +133,25 @@ class _Similarities(NamedTuple):
                 of_references = of_class.slopes(grouped, self.of_columns)
             else:
                 of_references = (grouped - (self.of_columns - 1).unsqueeze(2)).mul_(self.shares)
-            slopes = of_references.mul_(slopes.unsqueeze(2)).flatten(1)
+            slopes = of_references.mul_(slopes.unsqueeze(2)).view_as(self.of_rows)
         in_queries = slopes @ self.rows if needs_grad[0] else None
         if not needs_grad[1]:
             return in_queries, None
-        return in_queries, Normalised(self.rows, self.divisors, self.by_length).gradient(slopes.T @ queries)
+        # `Normalised.gradient`, but `g . u` of a row is the sum of its slopes times its similarities: B numbers, not D.
+        slopes.div_(self.divisors.T)
+        radial = (slopes * self.of_rows).sum(0).unsqueeze(1)
+        if self.by_length is not None:
+            radial = radial * self.by_length
+        return in_queries, (slopes.T @ queries).addcmul_(self.rows, radial, value=-natural_unit(problem))
+
+
+def _shares(grouped: Tensor, gamma: float) -> Tensor:
+    """The softmax of cosines / gamma over the K references of a class, (B, C, K)."""
+    if grouped.is_cuda or gamma * MAX_EXPONENT < 1:
+        return grouped.softmax(2)
+    # On a CPU, a softmax over so few numbers takes longer than its parts; these exponentials cannot overflow.
+    exponentials = grouped.exp()
+    return exponentials.div_(exponentials.sum(2, keepdim=True))
 
 
 def natural_unit(problem: Problem) -> float:
@@ -262,7 +276,8 @@ class _CrossEntropy(torch.autograd.Function):
         own_similarity = None
         if isinstance(own_class, Line) and own_class.slope == others.slope:
             if own_class.offset != others.offset:  # a margin, which the other classes do not have
-                logits = logits.scatter(1, own, own_class.offset - others.offset, reduce="add")
+                scatter = logits.scatter if logits is of_columns else logits.scatter_
+                logits = scatter(1, own, own_class.offset - others.offset, reduce="add")
         else:
             own_similarity = of_columns.gather(1, own).mul_(unit)
             logits = logits.scatter(1, own, own_class(own_similarity) - others.offset)
@@ -281,13 +296,14 @@ class _CrossEntropy(torch.autograd.Function):
             found = plain.cross_entropy_gradients(queries, vectors, problem, own_class, ctx.count, grad)
             return *found, None, None, None, None
         factor = grad * (problem.negative.slope / ctx.count)
-        slopes = log_shares.exp().mul_(factor)
+        slopes = log_shares.exp()
         # The share of the query's class, less 1: exact also where the share is nearly 1.
         in_exponent = log_own.expm1()
-        if own_similarity is not None:
-            in_exponent.mul_(own_class.slope_at(own_similarity))
-            factor = grad / ctx.count
-        slopes.scatter_(1, labels[:, None], in_exponent.mul_(factor))
+        if own_similarity is None:
+            slopes.scatter_(1, labels[:, None], in_exponent).mul_(factor)
+        else:
+            in_exponent.mul_(own_class.slope_at(own_similarity)).mul_(grad / ctx.count)
+            slopes.mul_(factor).scatter_(1, labels[:, None], in_exponent)
         gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
         return *gradients, None, None, None, None
 
