@@ -54,7 +54,8 @@ class _Distances(torch.autograd.Function):
             with_graph = _distances(queries, queries if rows is None else rows)
             inputs = [each for each in (queries, rows) if each is not None and each.requires_grad]
             found = iter(torch.autograd.grad(with_graph, inputs, in_distances, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            in_queries, in_rows = (next(found) if needed else None for needed in ctx.needs_input_grad)
+            return in_queries, in_rows
         weights = in_distances.div(distances).masked_fill_(distances == 0, 0.0)
         if rows is None:  # each query is in a row and in a column of the distances
             weights = weights + weights.T
