@@ -32,24 +32,24 @@ class ChecksLabels(Protocol):
 
 _numbers = count()
 _owners: WeakValueDictionary[int, ChecksLabels] = WeakValueDictionary()
-"""the objects by number: an operator takes numbers and tensors, no objects"""
+"""the objects by number: an operator takes no objects"""
 
 
-def numbered(owner: ChecksLabels) -> int:
+def numbered(owner: ChecksLabels) -> Tensor:
     """Register an object for `checked_labels`; it is forgotten when nothing else refers to it.
 
     Args:
         owner: whose `check_labels` is called.
 
     Returns:
-        Its number.
+        Its number, as a scalar in main memory: torch.compile compiles code anew for another int, not for another tensor.
     """
     number = next(_numbers)
     _owners[number] = owner
-    return number
+    return torch.tensor(number, device="cpu")
 
 
-def checked_labels(labels: Tensor, trains: bool, number: int) -> Tensor:
+def checked_labels(labels: Tensor, trains: bool, number: Tensor) -> Tensor:
     """`owner.check_labels(labels, trains)` as one operator.
 
     Args:
@@ -76,15 +76,15 @@ def checked_labels(labels: Tensor, trains: bool, number: int) -> Tensor:
 
 # A recorded CUDA graph would not run the check again; old versions of torch have no such tag.
 _TAGS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
-torch.library.define("proxymetric::checked_labels", "(Tensor labels, bool trains, SymInt number) -> Tensor", tags=_TAGS)
+torch.library.define("proxymetric::checked_labels", "(Tensor labels, bool trains, Tensor number) -> Tensor", tags=_TAGS)
 
 
 @torch.library.impl("proxymetric::checked_labels", "CompositeExplicitAutograd")
-def _checked_labels(labels: Tensor, trains: bool, number: int) -> Tensor:
-    checked = _owners[number].check_labels(labels, trains)
+def _checked_labels(labels: Tensor, trains: bool, number: Tensor) -> Tensor:
+    checked = _owners[int(number)].check_labels(labels, trains)
     return labels.clone() if checked is labels else checked
 
 
 @torch.library.register_fake("proxymetric::checked_labels")
-def _like_checked_labels(labels: Tensor, trains: bool, number: int) -> Tensor:
+def _like_checked_labels(labels: Tensor, trains: bool, number: Tensor) -> Tensor:
     return torch.empty_like(labels)
