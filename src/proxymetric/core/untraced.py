@@ -42,7 +42,7 @@ def numbered(owner: ChecksLabels) -> Tensor:
         owner: whose `check_labels` is called.
 
     Returns:
-        Its number, as a scalar in main memory: torch.compile compiles code anew for another int, not for another tensor.
+        Its number, a scalar in main memory: torch.compile compiles code anew for another int, not for another tensor.
     """
     number = next(_numbers)
     _owners[number] = owner
