@@ -46,9 +46,10 @@ def forget_compiled_code() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_one_graph_with_the_same_loss_and_gradients(name: str) -> None:
-    criterion = trained(name)
+    criterion = trained(name).double()
     compiled = torch.compile(criterion, backend="aot_eager" if name == "proxy-anchor" else "eager", fullgraph=True)
     x, y = batch(5)
+    x = x.detach().double().requires_grad_()
     inputs = [x, *criterion.parameters()]
     one = compiled(x, y)
     one_grads = torch.autograd.grad(one, inputs)
