@@ -19,6 +19,8 @@ from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective,
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_detector import StepDetector
+from proxymetric.core.step_encoder import StepEncoder
+from proxymetric.core.untraced import checked_labels, numbered
 from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
@@ -100,6 +102,7 @@ class Criterion(nn.Module):
         """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
         self._label_check = LabelCheck()
+        self._number = numbered(self)
         self._steps = StepDetector()
         self._walk: _Walk | None = None
         """what a walk over the modules found; None: walk again"""
@@ -157,24 +160,24 @@ class Criterion(nn.Module):
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
         classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
+        trains, traced = self.training and torch.is_grad_enabled(), torch.compiler.is_compiling()
         if self.careful and objective.classes is not None and classes.ndim == 1:
-            classes = self._label_check.within(classes, objective.classes)
+            within = self._label_check.within
+            classes = checked_labels(classes, trains, self._number) if traced else within(classes, objective.classes)
         classes = classes.to(embeddings.device, non_blocking=True)
-        trains = self.training and torch.is_grad_enabled()
         if trains and "images" in self.needs and images is None and second_pass is None:
             self._raise_missing("images")
         if "encoder" in self.needs and not self._encoder:
             self._raise_missing("encoder")
-        traced = torch.compiler.is_compiling()
         progress = cast(Progress, _TracedProgress(self)) if traced else Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
             self._raise_missing("epochs")
-        if trains and self.careful:
+        if trains and self.careful and not traced:
             self._warn_about_missing_commit(embeddings)
         # The exponents of a loss overflow in half precision: losses compute in float32 or better.
         device_type = embeddings.device.type
         precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-        encode = _StepEncoder(self._encoder[0], precision) if self._encoder else None
+        encode = StepEncoder(self._encoder[0], precision) if self._encoder else None
         full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
         context = Context(Batch(images, classes), full, progress, encode)
         with nullcontext() if precision is None else torch.autocast(device_type, enabled=False):
@@ -190,6 +193,13 @@ class Criterion(nn.Module):
         if trains:
             self._pending.append(outcome.commit)
         return loss
+
+    def check_labels(self, labels: Tensor, trains: bool) -> Tensor:
+        """The checks of a call that torch.compile has compiled (`ChecksLabels`)."""
+        assert self.objective.classes is not None
+        if trains:
+            self._warn_about_missing_commit(labels)
+        return self._label_check.within(labels, self.objective.classes)
 
     def commit(
         self,
@@ -519,6 +529,10 @@ class Criterion(nn.Module):
         """The state of a copy, without pending changes: they belong to the original."""
         return self.__dict__ | {"_pending": [], "_walk": None, "_label_check": LabelCheck()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = numbered(self)
+
     def _raise_missing(self, need: str) -> None:
         raise ValueError(f"{need}: got none, expected {NEEDS[need]}; {self.name} needs it")
 
@@ -547,27 +561,6 @@ class _TracedProgress:
     @property
     def epoch(self) -> float | None:
         return self._criterion._current_epoch()
-
-
-class _StepEncoder:
-    """The bound encoder in the precision of the training step; autocast is off around it. Implements `Encode`."""
-
-    def __init__(self, encoder: Any, precision: torch.dtype | None) -> None:
-        self.encoder = encoder
-        self.precision = precision
-
-    def __call__(self, images: Tensor, /) -> Tensor:
-        with self._autocast(images):
-            embeddings: Tensor = self.encoder(images)
-        return embeddings
-
-    def features(self, images: Tensor, prompts: Sequence[Tensor | None] | None = None, shared: bool = False) -> Tensor:
-        with self._autocast(images):
-            features: Tensor = self.encoder.features(images, prompts=prompts, shared=shared)
-        return features
-
-    def _autocast(self, images: Tensor) -> torch.autocast:
-        return torch.autocast(images.device.type, self.precision, enabled=self.precision is not None)
 
 
 def pool_from(embeddings: Tensor, labels: Tensor) -> Pool:

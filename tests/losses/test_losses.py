@@ -194,6 +194,24 @@ def test_pair_loss_is_its_equation_in_the_batch(name, loss, reference, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+def test_triplets_are_counted_in_sorted_distances_as_they_are_one_by_one(seed, monkeypatch):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(12, D, generator=generator, dtype=torch.float64)
+    x[1] = x[0]  # a distance of 0
+    y = torch.randint(C, (12,), generator=generator)
+    y[2] = C  # a query without a positive
+    found = []
+    for most in (0, 12**3):
+        monkeypatch.setattr("proxymetric.losses.triplet.MAX_TRIPLETS", most)
+        leaf = x.clone().requires_grad_()
+        loss = pm.Criterion(Compare(Triplet(0.3), pm.sources.InBatch()))(leaf, y)
+        found.append((loss, torch.autograd.grad(loss, leaf)[0]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][0] > 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("name", "loss", "reference"), PAIR)
 def test_pair_loss_is_its_equation_against_proxies(name, loss, reference, seed):
     x, y, p = problem(seed, 2)

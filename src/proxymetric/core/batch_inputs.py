@@ -191,8 +191,6 @@ class LabelCheck:
         Raises:
             ValueError: these labels, or labels of the last call, are out of range.
         """
-        if torch.compiler.is_compiling():
-            return _within_untraced(self, labels, classes)
         if self._unread is not None:
             self.settle(wait=True)
         if labels.device.type != "cuda" or self._wrong is None or self._answered is None:
@@ -226,11 +224,6 @@ class LabelCheck:
         (labels, classes), self._unread = self._unread, None
         if self._wrong.item():
             check_range(labels, classes)
-
-
-@torch.compiler.disable
-def _within_untraced(check: LabelCheck, labels: Tensor, classes: int) -> Tensor:
-    return check.within(labels, classes)
 
 
 @cache

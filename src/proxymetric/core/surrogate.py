@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 
@@ -83,7 +84,8 @@ def held(factor: Tensor) -> Tensor:
         factor: any tensor.
 
     Returns:
-        The same values without gradient. Inside `Factors.replay`, the recorded values.
+        The same values without gradient. Inside `Factors.replay`, the recorded values; code that torch.compile has
+        compiled neither records nor replays.
 
     Example:
         >>> import torch
@@ -92,5 +94,6 @@ def held(factor: Tensor) -> Tensor:
         >>> x.grad  # the gradient of x * x is 6
         tensor(3.)
     """
-    factors = _factors.get()
+    # torch.compile cannot trace a context variable.
+    factors = None if torch.compiler.is_compiling() else _factors.get()
     return factor.detach() if factors is None else factors._next(factor.detach())

@@ -174,7 +174,7 @@ class ProxyUse(Tally):
             self.interval.add_(self.closed)
             self.closed.zero_()
             self.may_be_closed = False
-        self.last[rows] = self.interval
+        self.last.scatter_(0, rows, self.interval.expand_as(rows))
 
     def figures(self) -> dict[str, float]:
         """The mean number of proxies in use per class.

@@ -24,7 +24,7 @@ def distances(queries: Tensor, refs: References) -> Tensor:
     rows = refs.normalised(queries)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _distances(queries, rows)
-    found: Tensor = _Distances.apply(queries, rows)
+    found: Tensor = _Distances.apply(queries, None if rows is queries else rows)
     return found
 
 
@@ -35,13 +35,14 @@ def _distances(queries: Tensor, rows: Tensor) -> Tensor:
 
 
 class _Distances(torch.autograd.Function):
-    """queries, rows -> distances; the gradient in q_i is `sum_r g_ir (q_i - r) / d_ir`."""
+    """queries, rows -> distances; the gradient in q_i is `sum_r g_ir (q_i - r) / d_ir`. Rows None: the queries."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, rows: Tensor | None) -> Tensor:
         lengths = queries.square().sum(1)
-        row_lengths = lengths if rows is queries else rows.square().sum(1)
-        squared = torch.addmm(lengths[:, None] + row_lengths, queries, rows.T, alpha=-2)
+        row_lengths = lengths if rows is None else rows.square().sum(1)
+        others = queries if rows is None else rows
+        squared = torch.addmm(lengths[:, None] + row_lengths, queries, others.T, alpha=-2)
         distances = squared.clamp(min=0).sqrt_().mul_(squared > MIN_SQUARED_DISTANCE)
         ctx.save_for_backward(queries, rows, distances)
         return distances
@@ -50,11 +51,15 @@ class _Distances(torch.autograd.Function):
     def backward(ctx: Any, in_distances: Tensor) -> tuple[Tensor | None, Tensor | None]:
         queries, rows, distances = ctx.saved_tensors
         if torch.is_grad_enabled():
-            with_graph = _distances(queries, rows)
-            inputs = [each for each in (queries, rows) if each.requires_grad]
+            with_graph = _distances(queries, queries if rows is None else rows)
+            inputs = [each for each in (queries, rows) if each is not None and each.requires_grad]
             found = iter(torch.autograd.grad(with_graph, inputs, in_distances, create_graph=True))
-            return next(found) if queries.requires_grad else None, next(found) if rows.requires_grad else None
+            in_queries, in_rows = (next(found) if needed else None for needed in ctx.needs_input_grad)
+            return in_queries, in_rows
         weights = in_distances.div(distances).masked_fill_(distances == 0, 0.0)
+        if rows is None:  # each query is in a row and in a column of the distances
+            weights = weights + weights.T
+            return torch.addmm(weights.sum(1, keepdim=True) * queries, weights, queries, alpha=-1), None
         in_queries = in_rows = None
         if ctx.needs_input_grad[0]:
             in_queries = torch.addmm(weights.sum(1, keepdim=True) * queries, weights, rows, alpha=-1)

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from proxymetric.checks import above_zero
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, refuse_weights
 from proxymetric.losses.ranges import check_distance
+from proxymetric.ops import NONE
+
+MAX_TRIPLETS, MAX_TRIPLETS_ON_GPU = 2**18, 2**24
+"""triplets that are compared one by one; more are counted in sorted distances. A GPU rather compares more than it sorts."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Triplet:
 
     ``mean over (i, p, n) with d_ip + margin > d_in of  d_ip - d_in + margin``
 
-    The sum over n comes from sorted distances and their running sums, so a query costs R log R and not R^2.
+    It is a weighted sum of distances: a pair counts once for every violating triplet that it is part of, a negative
+    with the opposite sign. Large batches count them in sorted distances, so a query costs R log R and not R^2.
 
     Relations: `MultiSimilarity` weights the same pairs softly; `ProxyNCA` compares with proxies instead of samples.
 
@@ -44,11 +48,27 @@ class Triplet:
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         refuse_weights(self, weight)
         d = distances(queries, refs)
-        positive, negative = refs.positives(labels)
-        sorted_negatives = d.masked_fill(~negative, float("inf")).sort(1).values
-        threshold = d + self.margin  # negatives nearer than this violate the triplet
-        count = torch.searchsorted(sorted_negatives.detach(), threshold.detach())
-        # Sums behind the last negative are infinite; no count reaches them.
-        running_sums = functional.pad(sorted_negatives.cumsum(1), (1, 0))
-        violation = (count * threshold - running_sums.gather(1, count)) * positive
-        return violation.sum() / (count * positive).sum().clamp(min=1)
+        with torch.no_grad():
+            positive, negative = refs.positives(labels)
+            thresholds = (d + self.margin).where(positive, NONE)  # negatives nearer than this violate the triplet
+            of_positives, of_negatives = _violated(thresholds, d.where(negative, float("inf")))
+            violated = of_positives.sum(dtype=torch.promote_types(d.dtype, torch.float32))
+            count = violated.clamp(min=1)
+            weights = (of_positives - of_negatives) / count
+            margin = violated / count * self.margin  # 0 if no triplet is violated
+        return (weights * d).sum() + margin
+
+
+def _violated(thresholds: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """The violated triplets that each pair is part of, as its positive and as its negative: (B, R) each.
+
+    Args:
+        thresholds: (B, R) the distances of positives plus the margin; -inf for other pairs.
+        negatives: (B, R) the distances of negatives; inf for other pairs.
+    """
+    batch, rows = negatives.shape
+    if batch * rows * rows <= (MAX_TRIPLETS_ON_GPU if negatives.is_cuda else MAX_TRIPLETS):
+        is_violated = thresholds.unsqueeze(2) > negatives.unsqueeze(1)
+        return is_violated.sum(2), is_violated.sum(1)
+    of_positives = torch.searchsorted(negatives.sort(1).values, thresholds)
+    return of_positives, rows - torch.searchsorted(thresholds.sort(1).values, negatives, right=True)
