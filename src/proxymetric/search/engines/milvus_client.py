@@ -17,7 +17,7 @@ TOKEN_VARIABLE = "PROXYMETRIC_MILVUS_TOKEN"
 @contextlib.contextmanager
 def asking(uri: str) -> Iterator[Any]:
     """A client for a database, whose errors are sentences."""
-    client = _connect(uri)
+    client = connect(uri)
     from pymilvus.exceptions import MilvusException
 
     try:
@@ -31,7 +31,7 @@ def _reason(error: Exception) -> str:
 
 
 @functools.cache
-def _connect(uri: str) -> Any:
+def connect(uri: str) -> Any:
     """A client for a database; one for each, because a file can be opened only once."""
     try:
         from pymilvus import MilvusClient
