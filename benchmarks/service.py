@@ -195,6 +195,9 @@ class _Fixed:
         self.index, self.model = index, model
         self.answer = lambda questions: [ValueError("no searches here")] * len(questions)
 
+    async def keep_up(self) -> None:
+        """The index does not change."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
