@@ -169,8 +169,8 @@ def index(
         terminal.say(advice_on_speed(existing.engine, existing.vectors))
     if existing.engine.name == "exact" and len(existing) > MAX_EXACT:
         terminal.say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
-    if sentence := left_behind(engine_before, existing.manifest.engine):
-        terminal.say(sentence)
+    if (remains := left_behind(engine_before, existing.manifest.engine)) is not None:
+        terminal.say(remains)
     if parquet is not None:
         from proxymetric.search.parquet import write_parquet
 
