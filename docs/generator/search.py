@@ -19,7 +19,7 @@ def engines_table(size: str) -> str:
         return f"No results of the size `{size}` are stored in `benchmarks/results/{RECORD}`."
     rows = []
     for name, engine in found["engines"].items():
-        rates = [f"{engine[part]['queries_per_second']:,.0f}/s" for part in PARTS]
+        rates = [_rate(engine[part]["queries_per_second"]) for part in PARTS]
         recall = f"{engine['64 at a time']['recall@10']:.3f}"
         sizes = [f"{engine[kind] / 1e6:,.0f} MB" for kind in ("bytes", "memory_bytes")]
         rows.append([name, _seconds(engine["build_seconds"]), *sizes, *rates, recall, _effort(engine["chosen"])])
@@ -30,7 +30,10 @@ def engines_table(size: str) -> str:
         f"{facts['architecture']}, {facts['cores']} cores; searches use one thread. {versions}."
     )
     columns = ["engine", "build", "bytes", "added memory", *PARTS.values(), "recall@10", "effort"]
-    return f"{paragraph(text)}\n\n{table(columns, rows)}\n\n{paragraph(_fastest(found['engines']))}"
+    parts = [paragraph(text), table(columns, rows)]
+    if "exact" in found["engines"]:
+        parts.append(paragraph(_fastest(found["engines"])))
+    return "\n\n".join(parts)
 
 
 def _fastest(engines: dict[str, Any]) -> str:
@@ -42,6 +45,10 @@ def _fastest(engines: dict[str, Any]) -> str:
         recall = ours[name][part]["recall@10"]
         sentences.append(f"{words}: **{name}** (recall {recall:.3f})")
     return f"The fastest of the {len(ours)} engines of this package that were measured: {'; '.join(sentences)}."
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}/s" if value >= 10 else f"{value:.1f}/s"
 
 
 def _seconds(value: float) -> str:

@@ -63,6 +63,7 @@ def test_a_size_of_which_only_a_group_was_measured(store):
     assert "1,000,000 vectors of 50,000 classes" in text
     assert "| faiss IVF | 12 s | 2,000 MB | 1 MB | 40/s | 40/s | 0.975 | 1,850 of 3,919 lists |" in text
     assert "NumPy |" not in text
+    assert "fastest" not in text, "without the exact engine nothing is said about the fastest"
     assert "No ratios" in search.ratios_table()
 
 
