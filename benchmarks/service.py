@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common import commit
+
 RESULTS = Path(__file__).parent / "results" / "service-cpu.json"
 CLIENTS, BOUNDARY = 64, b"a-boundary-of-the-benchmark"
 MAP_POINTS, MAP_FRAMES = 50_000, 240
@@ -193,6 +195,9 @@ class _Fixed:
         self.index, self.model = index, model
         self.answer = lambda questions: [ValueError("no searches here")] * len(questions)
 
+    async def keep_up(self) -> None:
+        """The index does not change."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,7 +211,7 @@ def main() -> None:
     result = measure_map() if options.what == "map" else measure_load(options.index, options.photos, options.seconds)
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "service"}
     content["machine"] = {"architecture": platform.machine(), "cores": os.cpu_count()}
-    content[options.what] = result
+    content[options.what] = result | {"measured": commit()}
     RESULTS.write_text(json.dumps(content, indent=2) + "\n")
     print(json.dumps(result))
 

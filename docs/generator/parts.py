@@ -23,6 +23,7 @@ from generator.performance import (
     step_table,
 )
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
+from generator.search import engines_table, frames_table, load_table, ratios_table
 from generator.small_vectors import small_vectors_table
 from generator.training import criterion_table, files_table, loop_table
 from generator.tunings import (
@@ -92,6 +93,11 @@ PARTS = {
     "moving-oml-costs": Part(partial(costs, "oml"), benchmark("moving-in-cpu")),
     "start-up": Part(start_up_table, benchmark("start-up")),
     "small-vectors": Part(small_vectors_table, benchmark("small-vectors-cub-test-half")),
+    "search-small": Part(partial(engines_table, "small"), benchmark("search-cpu")),
+    "search-large": Part(partial(engines_table, "large"), benchmark("search-cpu")),
+    "search-ratios": Part(ratios_table, benchmark("search-cpu")),
+    "service-load": Part(load_table, benchmark("service-cpu")),
+    "map-frames": Part(frames_table, benchmark("map-frames-cpu")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),
 }

@@ -68,6 +68,8 @@ def test_missing_source_and_wrong_layout(tmp_path):
         open_data(tmp_path, layout="car")
     with pytest.raises(ValueError, match="expected the layout of CUB_200_2011"):
         open_data(tmp_path, layout="cub")
+    with pytest.raises(ValueError, match="layout: got 'csv' for 'glyphs:24', expected 'auto'"):
+        open_data("glyphs:24", layout="csv")
     with pytest.raises(ValueError, match="layout: got 'csv' for the folder"):
         open_data(tmp_path, layout="csv")
     (tmp_path / "a.txt").write_text("x")

@@ -74,9 +74,9 @@ def contents(place: Path) -> list:
 
 def assert_nothing_is_left_over(facts: dict[str, Any]) -> None:
     """A state that is complete has removed what killed changes wrote, and what only states before the last need."""
-    from proxymetric.search.engines.milvus import _connect
+    from proxymetric.search.engines.milvus_client import connect
 
-    client, state = _connect(facts["uri"]), facts["state"]
+    client, state = connect(facts["uri"]), facts["state"]
     is_killed = bool(client.query(facts["collection"], f"born == {state + 1} or died == {state + 1}"))
     if not is_killed:
         client.load_collection(facts["collection"])

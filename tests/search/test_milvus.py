@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from proxymetric.search import Index
-from proxymetric.search.engines import Earlier, build_engine
-from proxymetric.search.engines import milvus as milvus_engine
+from proxymetric.search.engines import Earlier, build_engine, milvus_client
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.milvus import check_settings
 
@@ -83,7 +82,7 @@ def milvus_index(request, vectors, tmp_path):
 
 def entities(index):
     """What the collection of an index holds: number, state of birth and of death; without the seals."""
-    facts, client = index.manifest.engine, milvus_engine._connect(index.manifest.engine["uri"])
+    facts, client = index.manifest.engine, milvus_client.connect(index.manifest.engine["uri"])
     found = client.query(facts["collection"], "number >= 0", output_fields=["born", "died"], limit=10_000)
     return sorted((entity["number"], entity["born"], entity["died"]) for entity in found)
 
@@ -131,7 +130,7 @@ def test_much_that_changed_is_written_to_a_new_collection(milvus_index, vectors)
         names.append(milvus_index.manifest.engine["collection"])
     assert names[0] != names[1] == names[2]
     prefix = f"proxymetric_{milvus_index.manifest.engine['index']}"
-    client = milvus_engine._connect(milvus_index.manifest.engine["uri"])
+    client = milvus_client.connect(milvus_index.manifest.engine["uri"])
     assert [name for name in client.list_collections() if name.startswith(prefix)] == names[2:]
     milvus_index.change([], engine={**milvus_index.manifest.engine, "consistency": "Bounded"})
     assert milvus_index.manifest.engine["collection"] not in names, "a collection keeps its consistency"

@@ -78,3 +78,11 @@ def test_refusals(index_folder, tmp_path, monkeypatch):
     monkeypatch.delattr("proxymetric.serve.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     refused(proxymetric("serve", index_folder), "uvicorn is not installed; expected the extra `serve`")
+
+
+def test_several_processes_are_not_started_for_a_run_that_is_missing(index_folder, tmp_path, monkeypatch):
+    """Each of them would end with a traceback, and be started again without end."""
+    monkeypatch.setattr(server, "serve", lambda settings: pytest.fail("the processes were started"))
+    answer = proxymetric("serve", index_folder, "--workers", 2, "--run", tmp_path / "gone", "--device", "cpu")
+    refused(answer, "gone", "is missing")
+    assert "serving" not in answer.err

@@ -228,6 +228,19 @@ def test_a_token_is_needed(settings):
         assert client.get("/").status == 200
 
 
+def test_a_changed_index_is_opened_also_when_nobody_searches(settings, index_folder, tmp_path):
+    copy = shutil.copytree(index_folder, tmp_path / "copy.index")
+    with serving(replace(settings, index=str(copy))) as client:
+        assert client.get("/items/class0/0.png").status == 200
+        Index(copy).delete(["class0/0.png"])
+        end = time.monotonic() + 60
+        while client.get("/healthz").json["items"] == 80 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert client.get("/healthz").json["items"] == client.get("/info").json["count"] == 79
+        for path in ("/items/class0/0.png", "/thumbnails/class0/0.png"):
+            assert client.get(path).status == 404, "a deleted image is not served any more"
+
+
 def test_the_index_may_change_while_it_is_served(settings, index_folder, tmp_path):
     copy = shutil.copytree(index_folder, tmp_path / "copy.index")
     with serving(replace(settings, index=str(copy))) as client:

@@ -90,6 +90,7 @@ def index(
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
+    from proxymetric.search.engines.milvus import left_behind
     from proxymetric.search.folder_sync import open_to_rebuild, sync
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
@@ -137,6 +138,7 @@ def index(
         facts["engine"] = chosen_engine
     if map_method is not None and map_method != existing.manifest.map["method"]:
         facts["map"] = {"method": map_method}
+    engine_before = existing.manifest.engine
     changed = sync(
         existing,
         model,
@@ -167,6 +169,8 @@ def index(
         terminal.say(advice_on_speed(existing.engine, existing.vectors))
     if existing.engine.name == "exact" and len(existing) > MAX_EXACT:
         terminal.say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
+    if (remains := left_behind(engine_before, existing.manifest.engine)) is not None:
+        terminal.say(remains)
     if parquet is not None:
         from proxymetric.search.parquet import write_parquet
 

@@ -73,6 +73,7 @@ def _serve(settings: Settings, open_page: bool) -> None:
 
     try:
         from proxymetric.serve import server
+        from proxymetric.serve.searcher import model_of
     except ImportError as error:
         raise ValueError(
             f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
@@ -83,6 +84,8 @@ def _serve(settings: Settings, open_page: bool) -> None:
             f"--workers: got {settings.workers}, expected 1 for vectors in {index.manifest.engine['uri']}, which one "
             "process opens at a time; several use a server: `milvus-lite server`"
         )
+    if settings.workers > 1:  # the processes could refuse a model only with tracebacks, and are started again and again
+        model_of(index, settings.run, settings.device)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{host}:{settings.port}/"
     typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)

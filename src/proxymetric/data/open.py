@@ -57,6 +57,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return _add_note(EMBEDDED[source]())
     if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
+        if layout != "auto":
+            raise ValueError(f"layout: got {layout!r} for {source!r}, expected 'auto': the set is drawn, not read")
         return _add_note(glyphs(int(match[1])))
     if isinstance(source, str) and is_hugging_face(source):
         if layout != "auto":

@@ -98,14 +98,16 @@ def scored_on(recipe: Recipe) -> str:
 
 
 def train_view(recipe: Recipe) -> TrainView:
-    """The training view of a recipe."""
-    arguments = {key: value for key, value in recipe.view.items() if key != "name"}
+    """The training view of a recipe.
+
+    Raises:
+        ValueError: a setting is out of range; it is named as the recipe names it.
+    """
     try:
-        return TrainView(**arguments)
+        return TrainView(**{key: value for key, value in recipe.view.items() if key != "name"})
     except ValueError as error:
-        if str(error).partition(":")[0] in arguments:
-            raise ValueError(f"view.{error}") from None  # by the name that the recipe has for it
-        raise
+        argument = str(error).partition(":")[0]
+        raise ValueError(f"view.{error}" if argument in recipe.view else str(error)) from None
 
 
 def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:

@@ -72,8 +72,12 @@ def create_app(settings: Settings) -> App:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        keeping_up = asyncio.create_task(searcher.keep_up())
         async with batcher:
             yield
+        keeping_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping_up
         decoders.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPI(

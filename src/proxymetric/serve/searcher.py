@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
-import time
+import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ class Searcher:
         self.model = model_of(self.index, run, device)
         self.max_pixels = max_pixels
         self._fingerprint = self.model.fingerprint()
-        self._last_look, self._seen = time.monotonic(), self._stamp()
+        self._seen = self._stamp()
         self._run = run
 
     @functools.cached_property
@@ -87,7 +88,6 @@ class Searcher:
 
     def answer(self, questions: list[Question]) -> list[Found | Exception]:
         """Answer a batch of questions with one pass of the model, and one search for those with equal conditions."""
-        self._look()
         index = self.index
         vectors: list[Tensor | None] = [None] * len(questions)
         answers: list[Found | Exception | None] = [None] * len(questions)
@@ -126,16 +126,20 @@ class Searcher:
                 answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
         return [answer for answer in answers if answer is not None]
 
+    async def keep_up(self) -> None:
+        """Look at the index again and again, and open it in a thread when it has changed; ends when it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self._look)
+
     def _look(self) -> None:
         """Open the index again if it has changed; a state of another model is not opened."""
-        if time.monotonic() - self._last_look < LOOK_SECONDS:
-            return
-        self._last_look, stamp = time.monotonic(), self._stamp()
+        stamp = self._stamp()
         if stamp == self._seen:
             return
         try:
             self.index = Index(self.index.folder, self._fingerprint)
-        except (ValueError, OSError):
+        except (ValueError, OSError, sqlite3.Error):
             return  # it is being replaced, or another model made it: the state that is open stays
         self._seen = stamp
 

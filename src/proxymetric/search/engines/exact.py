@@ -28,6 +28,7 @@ class Exact:
 
     def __init__(self, vectors: Tensor) -> None:
         self.vectors = vectors
+        self._array = vectors.numpy() if vectors.device.type == "cpu" else None
 
     def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query.
@@ -40,10 +41,12 @@ class Exact:
         Returns:
             Similarities and rows (Q, min(k, M)), nearest first; equal similarities are in the order of the rows.
         """
+        if rows is None and queries.shape[0] == 1:  # all similarities are few
+            if self._array is not None and k > 0:
+                return _search_for_one(queries.numpy(), self._array, k)
+            return top_k(queries @ self.vectors.T, k)
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
-        if len(queries) == 1 and rows is None:  # all similarities are few
-            return top_k(_products(queries, self.vectors), k)
         best = queries.new_empty(len(queries), 0)
         found = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, total, CHUNK_ROWS):
@@ -56,6 +59,17 @@ class Exact:
             best, order = top_k(torch.cat([best, similarities], dim=1), k)
             found = torch.cat([found, columns + start], dim=1).gather(1, order)
         return best, found if rows is None else rows[found]
+
+
+def _search_for_one(query: np.ndarray, vectors: np.ndarray, k: int) -> tuple[Tensor, Tensor]:
+    """Search for one query (1, D) among all vectors, on a CPU.
+
+    PyTorch is kept out of it: reading the vectors drives its code out of the cache, and then each small operation costs
+    as much as reading some hundred vectors.
+    """
+    similarities = vectors @ query[0]
+    columns = _top_k_of_one(similarities, k)
+    return torch.from_numpy(similarities[columns][None]), torch.from_numpy(columns[None])
 
 
 def _products(queries: Tensor, vectors: Tensor) -> Tensor:

@@ -8,13 +8,10 @@ them, and searches among some rows use them.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
 import os
 import secrets
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from torch import Tensor
 
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
+from proxymetric.search.engines.milvus_client import asking
 from proxymetric.signatures import fit, one_of
 
 DEFAULTS: dict[str, Any] = {"uri": "", "partitions": 1, "replicas": 1, "consistency": "Strong", "batch": 1_000}
@@ -31,8 +29,6 @@ DEFAULTS: dict[str, Any] = {"uri": "", "partitions": 1, "replicas": 1, "consiste
 CONSISTENCIES = ("Strong", "Bounded", "Session", "Eventually")
 MAX_K = 16_384
 """the largest k of Milvus"""
-TOKEN_VARIABLE = "PROXYMETRIC_MILVUS_TOKEN"
-"""environment variable with the token of a server; a token is never stored in an index"""
 PREFIX = "proxymetric"
 ROWS_FILE = "engine-rows.npy"
 """for each vector of the index, its number in the database"""
@@ -96,7 +92,7 @@ def build(
         ValueError: a setting is wrong, the extra is not installed, or the database does not answer.
     """
     chosen = check_settings(settings)
-    with _asking(chosen["uri"]) as client:
+    with asking(chosen["uri"]) as client:
         old_numbers = None if earlier is None else _numbers_before(client, chosen, earlier)
         if earlier is None or old_numbers is None:
             index = _index_of(chosen, earlier)
@@ -209,13 +205,33 @@ def _bury(client: Any, settings: dict[str, Any], collection: str, numbers: np.nd
 
 def clean(settings: dict[str, Any]) -> None:
     """Remove earlier states of an index, but not the last one, which a reader may have open."""
-    with _asking(settings["uri"]) as client:
+    with asking(settings["uri"]) as client:
         last = settings["state"] - 1
         client.delete(settings["collection"], filter=f"died < {last} or (died == {last} and born < {NEVER})")
         for name in client.list_collections():
             is_ours = name.startswith(f"{PREFIX}_{settings['index']}_")
             if is_ours and name not in (settings["collection"], settings["previous"]):
                 client.drop_collection(name)
+
+
+def left_behind(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """Say what an index leaves in a database that it does not use any more.
+
+    It is not dropped: a copy of the index may still search there.
+
+    Args:
+        before: the settings with facts of an engine.
+        after: those after the change.
+
+    Example:
+        >>> left_behind({"name": "milvus", "uri": "/a/shop.db", "index": "6f"}, {"name": "exact"})
+        '/a/shop.db keeps the collections proxymetric_6f_* of this index; drop them if no copy of the index uses them'
+        >>> left_behind({"name": "exact"}, {"name": "faiss"})
+    """
+    if before["name"] != "milvus" or "index" not in before or before["uri"] == after.get("uri"):
+        return None
+    names = f"{PREFIX}_{before['index']}_*"
+    return f"{before['uri']} keeps the collections {names} of this index; drop them if no copy of the index uses them"
 
 
 def _is_server(settings: dict[str, Any]) -> bool:
@@ -251,7 +267,7 @@ class Milvus:
         self._sorted, self._order = torch.from_numpy(numbers).sort()
         state = settings.get("state")
         self._living = f"born <= {state} and died > {state}"
-        with _asking(settings["uri"]) as client:
+        with asking(settings["uri"]) as client:
             if not _has_state(client, settings):
                 raise ValueError(
                     f"index: {settings['uri']} does not have the vectors of this index; expected the database that it "
@@ -269,7 +285,7 @@ class Milvus:
         if rows is not None or k == 0 or k > MAX_K:
             return self._exact.search(queries, k, rows)
         parameters = {"metric_type": "IP", "params": {"ef": max(96, 2 * k)} if _is_server(self.settings) else {}}
-        with _asking(self.settings["uri"]) as client:
+        with asking(self.settings["uri"]) as client:
             found = client.search(
                 self.settings["collection"],
                 data=queries.tolist(),
@@ -290,60 +306,3 @@ class Milvus:
     def _rows(self, numbers: Tensor) -> Tensor:
         """The rows of vectors, by their numbers in the database."""
         return self._order[torch.searchsorted(self._sorted, numbers)]
-
-
-@contextlib.contextmanager
-def _asking(uri: str) -> Iterator[Any]:
-    """A client for a database, whose errors are sentences."""
-    client = _connect(uri)
-    from pymilvus.exceptions import MilvusException
-
-    try:
-        yield client
-    except MilvusException as error:
-        raise ConnectionError(f"uri: got {uri}, which failed ({_reason(error)}); expected a Milvus database") from None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(getattr(error, "message", str(error)).split())
-
-
-@functools.cache
-def _connect(uri: str) -> Any:
-    """A client for a database; one for each, because a file can be opened only once."""
-    try:
-        from pymilvus import MilvusClient
-        from pymilvus.exceptions import MilvusException
-    except ImportError:
-        raise ValueError(
-            "engine: pymilvus is not installed; expected the extra `milvus`: pip install 'proxymetric[milvus]'"
-        ) from None
-    for name in ("pymilvus", "milvus_lite"):  # they also log the errors that they raise
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        return MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""))
-    except (MilvusException, OSError, ImportError) as error:
-        if _is_open_elsewhere(uri):
-            raise ValueError(
-                f"uri: got {uri}, which another process has open; expected a file that no other process uses, or a "
-                "server, which many use: `milvus-lite server`"
-            ) from None
-        raise ValueError(
-            f"uri: got {uri}, which does not answer ({_reason(error)}); expected a Milvus database"
-        ) from None
-
-
-def _is_open_elsewhere(uri: str) -> bool:
-    """Whether another process has the file of milvus-lite open; it holds a lock on it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    try:
-        with open(Path(uri) / "LOCK") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
