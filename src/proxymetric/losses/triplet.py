@@ -15,7 +15,7 @@ from proxymetric.losses.ranges import check_distance
 from proxymetric.ops import NONE
 
 MAX_TRIPLETS, MAX_TRIPLETS_ON_GPU = 2**18, 2**24
-"""triplets that are compared one by one; more are counted in sorted distances. A GPU rather compares more than it sorts."""
+"""triplets that are compared one by one; more are counted in sorted distances, which takes a GPU more launches"""
 
 
 @dataclass(frozen=True)
