@@ -9,6 +9,7 @@ import pytest
 
 from proxymetric.core.watcher import Silent
 from proxymetric.tracking import TRACKERS, Recorder
+from proxymetric.tracking.mlflow import MLflow
 from proxymetric.tracking.recorder import numbers_of, settings_of
 from proxymetric.tracking.run_id import read_id, write_id
 from training_runs import run
@@ -194,3 +195,23 @@ def log_records(content: bytes) -> Iterator[bytes]:
         if kind in (1, 4):  # a whole record, or the last part of one
             yield parts
             parts = b""
+
+
+def test_mlflow_keeps_a_point_once_when_a_killed_run_goes_on(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    killed = MLflow(tmp_path)
+    killed.begin(0, {})
+    for step in (1, 2):
+        killed.record(step, {"train/loss": step / 2})
+    resumed = MLflow(tmp_path)
+    resumed.begin(1, {})  # the checkpoint is older than the last point
+    for step in (2, 3):
+        resumed.record(step, {"train/loss": step / 2, "validation/R@1": step / 4})
+    resumed.end()
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri())
+    run_id = read_id(tmp_path, "mlflow")
+    losses, scores = (client.get_metric_history(run_id, name) for name in ("train/loss", "validation/R_at_1"))
+    assert [(point.step, point.value) for point in losses] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert [point.step for point in scores] == [2, 3], "a metric that the killed run did not have"

@@ -36,6 +36,8 @@ class MLflow(Tracker):
         self.folder = folder
         self._client: Any = None
         self._run_id = ""
+        self._last_steps: dict[str, int] | None = None
+        """the last step that a continued run has of a metric, as far as it was asked for; None: a new run"""
 
     def begin(self, step: int, settings: dict[str, Any]) -> None:
         """Start the run, or continue the run that this folder had."""
@@ -47,7 +49,7 @@ class MLflow(Tracker):
         self._client = self._mlflow.MlflowClient(tracking_uri=place)
         run_id = read_id(self.folder, "mlflow") if step else None
         if run_id is not None:
-            self._run_id = run_id
+            self._run_id, self._last_steps = run_id, {}
             self._client.update_run(run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
@@ -63,13 +65,24 @@ class MLflow(Tracker):
             self._client.log_batch(self._run_id, params=parameters[i : i + MAX_PARAMETERS_PER_CALL])
 
     def record(self, step: int, numbers: dict[str, float]) -> None:
-        """Log the numbers of a step; MLflow does not allow `@` in names."""
+        """Log the numbers of a step, unless a killed run has logged them; MLflow does not allow `@` in names."""
         now = int(time.time() * 1000)
+        named = {name.replace("@", "_at_").replace("=", "_"): float(number) for name, number in numbers.items()}
         metrics = [
-            self._mlflow.entities.Metric(name.replace("@", "_at_").replace("=", "_"), float(number), now, step)
-            for name, number in numbers.items()
+            self._mlflow.entities.Metric(name, number, now, step)
+            for name, number in named.items()
+            if not self._is_logged(name, step)
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _is_logged(self, name: str, step: int) -> bool:
+        """Whether the run had this point before it was continued; MLflow would keep both."""
+        if self._last_steps is None:
+            return False
+        if name not in self._last_steps:
+            points = self._client.get_metric_history(self._run_id, name)
+            self._last_steps[name] = max((point.step for point in points), default=-1)
+        return step <= self._last_steps[name]
 
     def end(self) -> None:
         """Mark the run as finished."""
