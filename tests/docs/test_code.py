@@ -99,7 +99,7 @@ def test_the_flags_and_files_of_a_page_exist(page):
     known = {
         flag for verb in VERBS.values() for option in verb.params for flag in (*option.opts, *option.secondary_opts)
     }
-    assert set(re.findall(r"`(--[a-z][a-z-]*)", text)) <= known
+    assert set(re.findall(r"`(--[a-z][a-z-]*)", text)) <= known | {"--help"}
     for file in set(re.findall(r"(?:recipes|studies|src|benchmarks|examples)/[\w/.+-]+\.(?:toml|py)\b", text)):
         assert (ROOT / file).is_file(), file
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", text):
