@@ -59,27 +59,6 @@ def cut(vectors: Tensor, size: int, name: str = "l2") -> Tensor:
     return NORMALISATIONS[name](first)
 
 
-def divisors_of(vectors: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-    """What vectors are divided by, and whether it is their length; made outside of autograd.
-
-    Args:
-        vectors: (..., D).
-        name: "l2" or "ball".
-
-    Returns:
-        Two tensors (..., 1), see `Normalised`.
-
-    Example:
-        >>> divisors_of(torch.tensor([[3.0, 4.0]]), "l2")
-        (tensor([[5.]]), None)
-    """
-    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    if name == "l2":
-        # A vector too short to be divided by its length is zero, and a zero row has no radial part.
-        return lengths.clamp_(min=MIN_DIVISORS[name]), None
-    return lengths.clamp(min=MIN_DIVISORS[name]), lengths >= MIN_DIVISORS[name]
-
-
 class Normalised(NamedTuple):
     """Normalised rows, and what their gradient needs; made outside of autograd."""
 
@@ -102,8 +81,10 @@ class Normalised(NamedTuple):
             >>> Normalised.of(torch.tensor([[3.0, 4.0]]), "l2")
             Normalised(rows=tensor([[0.6000, 0.8000]]), divisors=tensor([[5.]]), by_length=None)
         """
-        divisors, by_length = divisors_of(vectors, name)
-        return Normalised(vectors / divisors, divisors, by_length)
+        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        divisors = lengths.clamp(min=MIN_DIVISORS[name])
+        # With "l2", a vector too short to be divided by its length is zero, and a zero row has no radial part.
+        return Normalised(vectors / divisors, divisors, lengths >= MIN_DIVISORS[name] if name == "ball" else None)
 
     def gradient(self, in_rows: Tensor) -> Tensor:
         """The gradient in the vectors, from the gradient g in the rows u: `(g - (g . u) u) / divisor`.

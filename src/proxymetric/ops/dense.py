@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.core.normalisation import divisors_of
+from proxymetric.core.normalisation import Normalised
 from proxymetric.ops import plain
 from proxymetric.ops.problem import NONE, Count, Exponent, Line, Problem, Reduced, Settings, Totals, with_vectors
 from proxymetric.ops.similarity import Similarity
@@ -81,12 +81,12 @@ class _Similarities(NamedTuple):
 
     A well chosen unit (`natural_unit`) spares a product of the whole matrix. With "soft" and the unit gamma, the
     similarity to a class is `T = sum_k softmax_k(t) t_k`, and its derivatives are `softmax_k(t) (1 + t_k - T)`.
-
-    The products are divided by the lengths of the vectors, so that no normalised copy of the vectors is made.
     """
 
+    rows: Tensor
+    """(R, D) the references, normalised"""
     divisors: Tensor
-    """(R, 1) what each vector is divided by, see `Normalised`"""
+    """(R, 1), see `Normalised`"""
     by_length: Tensor | None
     """(R, 1), see `Normalised`"""
     of_rows: Tensor
@@ -100,30 +100,29 @@ class _Similarities(NamedTuple):
     def of(queries: Tensor, vectors: Tensor, problem: Problem, unit: float) -> _Similarities:
         labels = problem.labels
         assert problem.refs.normalise is not None
-        divisors = divisors_of(vectors, problem.refs.normalise)
-        of_rows = queries.mm(vectors.T).div_((divisors[0] * unit).T)
+        normalised = Normalised.of(vectors, problem.refs.normalise)
+        of_rows = torch.addmm(queries.new_empty(1), queries, normalised.rows.T, beta=0, alpha=1 / unit)
         of_class = _combination(problem)
         if of_class is None:
-            return _Similarities(*divisors, of_rows, of_rows, None)
+            return _Similarities(*normalised, of_rows, of_rows, None)
         grouped = of_rows.view(len(queries), -1, problem.per_column)
         if problem.refs.nearest is not None:
-            own = labels.view(-1, 1, 1).expand(-1, 1, problem.per_column)
-            nearest = grouped.gather(1, own).argmax(2).view(-1)
+            own = labels[:, None, None].expand(-1, 1, problem.per_column)
+            nearest = grouped.gather(1, own).argmax(2).squeeze(1)
             problem.refs.nearest.rows = torch.add(nearest, labels, alpha=problem.per_column)
         if of_class.kind != "soft":
-            return _Similarities(*divisors, of_rows, of_class(grouped), None)
-        shares = _shares(grouped, of_class.gamma)
-        return _Similarities(*divisors, of_rows, (shares * grouped).sum(2), shares)
+            return _Similarities(*normalised, of_rows, of_class(grouped), None)
+        shares = grouped.softmax(2)
+        return _Similarities(*normalised, of_rows, (shares * grouped).sum(2), shares)
 
     def gradients(
-        self, slopes: Tensor, queries: Tensor, vectors: Tensor, problem: Problem, needs_grad: tuple[bool, ...]
+        self, slopes: Tensor, queries: Tensor, problem: Problem, needs_grad: tuple[bool, ...]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients in the queries and in the vectors.
 
         Args:
-            slopes: (B, C) the gradient in the similarities s to the columns; it may be overwritten.
+            slopes: (B, C) the gradient in the similarities s to the columns.
             queries: (B, D).
-            vectors: (R, D), not normalised.
             problem: how the references of a class are combined.
             needs_grad: whether the queries and the vectors need a gradient.
         """
@@ -134,25 +133,11 @@ class _Similarities(NamedTuple):
                 of_references = of_class.slopes(grouped, self.of_columns)
             else:
                 of_references = (grouped - (self.of_columns - 1).unsqueeze(2)).mul_(self.shares)
-            slopes = of_references.mul_(slopes.unsqueeze(2)).view_as(self.of_rows)
-        slopes.div_(self.divisors.T)
-        in_queries = slopes.mm(vectors) if needs_grad[0] else None
+            slopes = of_references.mul_(slopes.unsqueeze(2)).flatten(1)
+        in_queries = slopes @ self.rows if needs_grad[0] else None
         if not needs_grad[1]:
             return in_queries, None
-        # `Normalised.gradient`, but `g . u` of a row is the sum of its slopes times its similarities: B numbers, not D.
-        radial = (slopes * self.of_rows).sum(0).unsqueeze(1).div_(self.divisors)
-        if self.by_length is not None:
-            radial.mul_(self.by_length)
-        return in_queries, slopes.T.mm(queries).addcmul_(vectors, radial, value=-natural_unit(problem))
-
-
-def _shares(grouped: Tensor, gamma: float) -> Tensor:
-    """The softmax of cosines / gamma over the K references of a class, (B, C, K)."""
-    if grouped.is_cuda or gamma * MAX_EXPONENT < 1:
-        return grouped.softmax(2)
-    # On a CPU, a softmax over so few numbers takes longer than its parts; these exponentials cannot overflow.
-    exponentials = grouped.exp()
-    return exponentials.div_(exponentials.sum(2, keepdim=True))
+        return in_queries, Normalised(self.rows, self.divisors, self.by_length).gradient(slopes.T @ queries)
 
 
 def natural_unit(problem: Problem) -> float:
@@ -219,7 +204,7 @@ class _MeanOverBatch(torch.autograd.Function):
         slopes = negative * factors(1, problem.negative, negative_sums)
         of_positives = factors(0, problem.positive, positive_sums)[labels, None].mul_(positive)
         slopes.scatter_(1, labels[:, None], of_positives)
-        gradients = _Similarities(*similarities).gradients(slopes, queries, vectors, problem, ctx.needs_input_grad)
+        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
         return *gradients, None, None, None
 
 
@@ -252,7 +237,7 @@ class _OverClasses(torch.autograd.Function):
         in_positive, in_negative = (torch.zeros_like(log_sums) if grad is None else grad for grad in grads)
         slopes = (logits - log_sums[:, None]).exp_().mul_((in_negative * problem.negative.slope)[:, None])
         slopes.scatter_(1, labels[:, None], (in_positive * problem.positive.slope)[:, None])
-        gradients = _Similarities(*similarities).gradients(slopes, queries, vectors, problem, ctx.needs_input_grad)
+        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
         return *gradients, None, None
 
 
@@ -277,8 +262,7 @@ class _CrossEntropy(torch.autograd.Function):
         own_similarity = None
         if isinstance(own_class, Line) and own_class.slope == others.slope:
             if own_class.offset != others.offset:  # a margin, which the other classes do not have
-                scatter = logits.scatter if logits is of_columns else logits.scatter_
-                logits = scatter(1, own, own_class.offset - others.offset, reduce="add")
+                logits = logits.scatter(1, own, own_class.offset - others.offset, reduce="add")
         else:
             own_similarity = of_columns.gather(1, own).mul_(unit)
             logits = logits.scatter(1, own, own_class(own_similarity) - others.offset)
@@ -297,15 +281,14 @@ class _CrossEntropy(torch.autograd.Function):
             found = plain.cross_entropy_gradients(queries, vectors, problem, own_class, ctx.count, grad)
             return *found, None, None, None, None
         factor = grad * (problem.negative.slope / ctx.count)
-        slopes = log_shares.exp()
+        slopes = log_shares.exp().mul_(factor)
         # The share of the query's class, less 1: exact also where the share is nearly 1.
         in_exponent = log_own.expm1()
-        if own_similarity is None:
-            slopes.scatter_(1, labels[:, None], in_exponent).mul_(factor)
-        else:
-            in_exponent.mul_(own_class.slope_at(own_similarity)).mul_(grad / ctx.count)
-            slopes.mul_(factor).scatter_(1, labels[:, None], in_exponent)
-        gradients = _Similarities(*similarities).gradients(slopes, queries, vectors, problem, ctx.needs_input_grad)
+        if own_similarity is not None:
+            in_exponent.mul_(own_class.slope_at(own_similarity))
+            factor = grad / ctx.count
+        slopes.scatter_(1, labels[:, None], in_exponent.mul_(factor))
+        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
         return *gradients, None, None, None, None
 
 
