@@ -24,7 +24,7 @@ class Triplet:
 
     ``mean over (i, p, n) with d_ip + margin > d_in of  d_ip - d_in + margin``
 
-    It is a weighted sum of distances: a pair counts once for every violating triplet that it is part of, a negative
+    It is a weighted sum of distances: a pair counts once for every violated triplet that it is part of, a negative pair
     with the opposite sign. Large batches count them in sorted distances, so a query costs R log R and not R^2.
 
     Relations: `MultiSimilarity` weights the same pairs softly; `ProxyNCA` compares with proxies instead of samples.
