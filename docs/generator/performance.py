@@ -126,6 +126,9 @@ def peer_table() -> str:
         compiled = _peer_tables(cells, "of the compiled formula's", "compiled")
         if compiled:
             parts += [f"**{dtype}**, compared with the formula under `torch.compile`:", *compiled]
+        both = _peer_tables(cells, "compiled, of the compiled formula's", "compiled")
+        if both:
+            parts += [f"**{dtype}**, both under `torch.compile`, criterion and formula:", *both]
     return "\n\n".join(parts)
 
 
