@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import gc
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -67,8 +69,16 @@ def versions() -> dict[str, str | None]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
+            found[name] = _version_of_copy(name)
     return found
+
+
+def _version_of_copy(package: str) -> str | None:
+    """The version that a copy of a package on PYTHONPATH says itself; None: there is no copy."""
+    try:
+        return getattr(importlib.import_module(package.replace("-", "_")), "__version__", None)
+    except ImportError:
+        return None
 
 
 def clock_mhz() -> int | None:
@@ -197,7 +207,8 @@ def peak_mb(candidate: Candidate, device: str) -> float | None:
     """Return the peak of the memory of a step above what is held before it, in MB.
 
     On a GPU that is the memory of its tensors. On a CPU it is that of the process; None if the system does not tell it,
-    and below 1 MB, which cannot be told apart from the process's own.
+    if freed memory stays in the process (`returns_memory`), and below 1 MB, which cannot be told apart from the
+    process's own.
     """
     candidate.clear()
     if device == "cuda":
@@ -209,6 +220,7 @@ def peak_mb(candidate: Candidate, device: str) -> float | None:
         return (torch.cuda.max_memory_allocated() - held) / 2**20
     gc.collect()
     try:
+        is_seen = returns_memory()
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns what earlier steps freed
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except OSError:
@@ -216,7 +228,23 @@ def peak_mb(candidate: Candidate, device: str) -> float | None:
     before = resident_mb("VmRSS")
     candidate.step()
     extra = resident_mb("VmHWM") - before
-    return extra if extra >= 1 else None
+    return extra if is_seen and extra >= 1 else None
+
+
+@functools.cache
+def returns_memory() -> bool:
+    """Whether the allocator of torch returns freed memory to the system at once, so that a step's memory can be seen.
+
+    torch for ARM processors has mimalloc, which keeps it for a while, unless the process is started with
+    `MIMALLOC_PURGE_DELAY=0`; that makes steps slower.
+    """
+    array = torch.ones(16, 2**20)  # 64 MB
+    held = resident_mb("VmRSS")
+    del array
+    array = torch.ones(4, 2**20)
+    del array
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return held - resident_mb("VmRSS") > 60
 
 
 def resident_mb(field: str) -> float:

@@ -7,6 +7,7 @@ numbers may rewrite the file, and its message must say so.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 import tempfile
@@ -58,14 +59,48 @@ def _kept(value: torch.Tensor) -> list[Any]:
 
 
 def machine() -> dict[str, str]:
-    """The processor and the version of torch, on which the rounding of the numbers depends."""
-    return {"processor": platform.machine(), "torch": torch.__version__.split("+")[0]}
+    """Processor, its vector instructions and the version of torch, on which the rounding of the numbers depends."""
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return {"processor": platform.machine(), "vectors": vectors, "torch": torch.__version__.split("+")[0]}
+
+
+def stored() -> list[dict[str, Any]]:
+    """The records of `golden.json`, one for each machine that wrote one: "machine" and "variants"."""
+    return list(json.loads(FILE.read_text()))
+
+
+def is_here(record: dict[str, Any]) -> bool:
+    """Whether a record was written on a machine that rounds as this one does."""
+    return record["machine"].items() <= machine().items()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two ends of a run are the same, up to the last digits."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other or math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-8))
+
+
+def rewrite() -> None:
+    """Write the record of this machine; runs that end otherwise than before are dropped from those of other machines.
+
+    A dropped run is compared with this machine's record there, in fewer digits, until the program runs there.
+    """
+    new = {"machine": machine(), "variants": {}}
+    records = stored() if FILE.exists() else []
+    before = next((record["variants"] for record in records if is_here(record)), {})
+    for name in VARIANTS:
+        print(name, file=sys.stderr)
+        new["variants"][name] = ended(name)
+        if name in before and not same(new["variants"][name], before[name]):
+            for record in records:
+                record["variants"].pop(name, None)
+    others = [record for record in records if not is_here(record) and record["variants"]]
+    FILE.write_text("[" + ",\n".join(json.dumps(record, separators=(",", ":")) for record in [new, *others]) + "]\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    variants = {}
-    for name in VARIANTS:
-        print(name, file=sys.stderr)
-        variants[name] = ended(name)
-    FILE.write_text(json.dumps({"machine": machine(), "variants": variants}, separators=(",", ":")) + "\n")
+    rewrite()
