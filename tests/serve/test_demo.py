@@ -22,7 +22,8 @@ def asked(monkeypatch):
     """Instead of serving for ever, the service is asked once."""
     answers = []
 
-    def serve_a_moment(settings):
+    def serve_a_moment(settings, announce):
+        announce()
         with serving(replace(settings, port=0)) as client:
             answers.append((settings, client.get("/healthz").json, client.get("/map").json))
 
@@ -55,6 +56,12 @@ def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
     assert proxymetric(*words, "--serve").code == 0, "after the demo is trained again, its index is made again"
 
 
+def test_a_service_is_announced_when_its_model_has_been_loaded(index_folder, tmp_path):
+    answer = proxymetric("serve", index_folder, "--run", tmp_path / "gone", "--device", "cpu")
+    assert answer.code == 1
+    assert "serving" not in answer.err
+
+
 def test_serve_takes_its_options(index_folder, tmp_path, asked):
     (tmp_path / "token").write_text(" secret\n")
     words = ["--port", 9000, "--token-file", tmp_path / "token", "--max-megabytes", 2, "--max-megapixels", 0.5]
@@ -82,7 +89,7 @@ def test_refusals(index_folder, tmp_path, monkeypatch):
 
 def test_several_processes_are_not_started_for_a_run_that_is_missing(index_folder, tmp_path, monkeypatch):
     """Each of them would end with a traceback, and be started again without end."""
-    monkeypatch.setattr(server, "serve", lambda settings: pytest.fail("the processes were started"))
+    monkeypatch.setattr(server, "serve", lambda *given: pytest.fail("the processes were started"))
     answer = proxymetric("serve", index_folder, "--workers", 2, "--run", tmp_path / "gone", "--device", "cpu")
     refused(answer, "gone", "is missing")
     assert "serving" not in answer.err

@@ -88,10 +88,13 @@ def _serve(settings: Settings, open_page: bool) -> None:
         model_of(index, settings.run, settings.device)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = f"http://{host}:{settings.port}/"
-    typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
-    if open_page:
-        _open_later(address)
-    server.serve(settings)
+
+    def announce() -> None:
+        typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
+        if open_page:
+            _open_later(address)
+
+    server.serve(settings, announce)
 
 
 def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -66,11 +67,12 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, announce: Callable[[], None] = lambda: None) -> None:
     """Serve an index until the process is told to stop (Ctrl-C or SIGTERM); running requests are finished.
 
     Args:
         settings: the settings.
+        announce: called before the first request is taken; with one process, after the model has been loaded.
 
     Raises:
         ValueError: the index or its model cannot be opened.
@@ -78,8 +80,11 @@ def serve(settings: Settings) -> None:
     _allow_many_connections()
     options = options_of(settings)
     if settings.workers == 1:
-        uvicorn.run(create_app(settings), **options)
+        app = create_app(settings)
+        announce()
+        uvicorn.run(app, **options)
         return
+    announce()
     with tempfile.TemporaryDirectory(prefix="proxymetric-serve-") as folder:
         settings.to_environment()
         os.environ[FOLDER_VARIABLE] = folder

@@ -108,7 +108,8 @@ async function identify(query, mine) {
     if (mine !== turn) return;
     const doubt = !answer.has_uncertainty ? ""
       : answer.uncertainty === null ? ", no uncertainty: a new class" : `, uncertainty ${answer.uncertainty.toPrecision(3)}`;
-    const score = `score ${answer.score.toFixed(3)}, threshold ${answer.threshold.toFixed(3)}${doubt}`;
+    const digits = [3, 4, 5, 6].find((n) => answer.score.toFixed(n) !== answer.threshold.toFixed(n)) ?? 7; // tell them apart
+    const score = `score ${answer.score.toFixed(digits)}, threshold ${answer.threshold.toFixed(digits)}${doubt}`;
     line.textContent = answer.class === null
       ? `This is: none of these (closest: ${answer.best}, ${score})`
       : `This is: ${answer.class} (${score}${answer.runner_up ? `, then ${answer.runner_up}` : ""})`;
