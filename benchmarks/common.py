@@ -90,13 +90,18 @@ def clock_mhz() -> int | None:
     return int(found[0]) if found else None
 
 
+def processor() -> str:
+    """Return the name of the processor; that of an ARM processor is known to `lscpu` alone."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*:\s*(.+)", info) or re.search(r"Model name:\s*(.+)", _output("lscpu") or "")
+    return model[1] if model else platform.processor() or platform.machine()
+
+
 def machine(threads: int | None = None) -> dict[str, Any]:
     """Return what the benchmark ran on."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*:\s*(.+)", info)
     cuda = torch.cuda.is_available()
     return {
-        "processor": model[1] if model else platform.processor(),
+        "processor": processor(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads or torch.get_num_threads(),

@@ -24,7 +24,6 @@ chooses by itself: with the kernels that suit faiss, its product with one vector
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -38,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import commit
+from common import commit, machine
 
 from proxymetric.search.engines import faiss as faiss_engine
 from proxymetric.search.engines.exact import Exact
@@ -232,11 +231,18 @@ def import_faiss() -> None:
 
 
 def record(size: str, rounds: int, group: str, threads: int, processes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add the results of a group to the file, and return those of its size and its number of threads."""
+    """Add the results of a group to the file, and return those of its size and its number of threads.
+
+    The results of a size are those of one machine: those of another one are removed.
+    """
     rows = median_of(processes)
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "search", "dim": DIM, "sizes": {}}
     count, classes = SIZES[size]
-    result = content["sizes"].setdefault(size, {"engines": {}})
+    facts = {key: machine()[key] for key in ("processor", "architecture", "cores")}
+    facts["versions"] = {name: version(name) for name in ("torch", "numpy", "faiss-cpu", "milvus-lite")}
+    if content["sizes"].get(size, {}).get("machine") != facts:
+        content["sizes"][size] = {"machine": facts, "engines": {}}
+    result = content["sizes"][size]
     result |= {"vectors": count, "classes": classes, "noise": NOISE}
     if threads > 1:
         result = result.setdefault("all cores", {"engines": {}})
@@ -248,12 +254,6 @@ def record(size: str, rounds: int, group: str, threads: int, processes: list[dic
         result["ratios of processes"] = [ratios(each) for each in processes]
         result["ratios"] = median_of(result["ratios of processes"])
     result["measured"] = result.get("measured", {}) | {group: commit()}
-    names = ("torch", "numpy", "faiss-cpu", "milvus-lite")
-    content["machine"] = {
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in names},
-    }
     RESULTS.write_text(json.dumps(content, indent=2) + "\n")
     return result
 

@@ -23,11 +23,11 @@ def engines_table(size: str) -> str:
         recall = f"{engine['64 at a time']['recall@10']:.3f}"
         sizes = [f"{engine[kind] / 1e6:,.0f} MB" for kind in ("bytes", "memory_bytes")]
         rows.append([name, _seconds(engine["build_seconds"]), *sizes, *rates, recall, _effort(engine["chosen"])])
-    facts = study["machine"]
+    facts = found["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     text = (
         f"{found['vectors']:,} vectors of {found['classes']:,} classes, {study['dim']} dimensions, float32. "
-        f"{facts['architecture']}, {facts['cores']} cores; searches use one thread. {versions}."
+        f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores; searches use one thread. {versions}."
     )
     columns = ["engine", "build", "bytes", "added memory", *PARTS.values(), "recall@10", "effort"]
     parts = [paragraph(text), table(columns, rows)]

@@ -41,8 +41,9 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "BENCHMARKS", tmp_path)
 
     def write(sizes: dict) -> None:
-        machine = {"architecture": "x", "cores": 4, "versions": {"numpy": "2"}}
-        (tmp_path / search.RECORD).write_text(json.dumps({"dim": 512, "machine": machine, "sizes": sizes}))
+        machine = {"processor": "X1", "architecture": "x", "cores": 4, "versions": {"numpy": "2"}}
+        sizes = {name: {"machine": machine, **found} for name, found in sizes.items()}
+        (tmp_path / search.RECORD).write_text(json.dumps({"dim": 512, "sizes": sizes}))
 
     return write
 
