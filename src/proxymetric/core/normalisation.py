@@ -59,6 +59,26 @@ def cut(vectors: Tensor, size: int, name: str = "l2") -> Tensor:
     return NORMALISATIONS[name](first)
 
 
+def divisors_of(vectors: Tensor, name: str, keepdim: bool = False) -> tuple[Tensor, Tensor | None]:
+    """What vectors are divided by, and whether this is their length (None: it is, for all of them).
+
+    Args:
+        vectors: (..., D).
+        name: "l2" or "ball".
+        keepdim: whether the last dimension stays, with the size 1.
+
+    Returns:
+        (...,) and (...,) or None.
+
+    Example:
+        >>> divisors_of(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "ball")
+        (tensor([5., 1.]), tensor([ True, False]))
+    """
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=keepdim)
+    # With "l2", a vector too short to be divided by its length is zero, and a zero row has no radial part.
+    return lengths.clamp(min=MIN_DIVISORS[name]), lengths >= MIN_DIVISORS[name] if name == "ball" else None
+
+
 class Normalised(NamedTuple):
     """Normalised rows, and what their gradient needs; made outside of autograd."""
 
@@ -81,10 +101,8 @@ class Normalised(NamedTuple):
             >>> Normalised.of(torch.tensor([[3.0, 4.0]]), "l2")
             Normalised(rows=tensor([[0.6000, 0.8000]]), divisors=tensor([[5.]]), by_length=None)
         """
-        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-        divisors = lengths.clamp(min=MIN_DIVISORS[name])
-        # With "l2", a vector too short to be divided by its length is zero, and a zero row has no radial part.
-        return Normalised(vectors / divisors, divisors, lengths >= MIN_DIVISORS[name] if name == "ball" else None)
+        divisors, by_length = divisors_of(vectors, name, keepdim=True)
+        return Normalised(vectors / divisors, divisors, by_length)
 
     def gradient(self, in_rows: Tensor) -> Tensor:
         """The gradient in the vectors, from the gradient g in the rows u: `(g - (g . u) u) / divisor`.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.core.products import scaled_product
 
 MIN_SQUARED_DISTANCE = 1e-12
 """squared distances up to this are rounding: the distance and its gradient are 0"""
@@ -42,7 +43,7 @@ class _Distances(torch.autograd.Function):
         lengths = queries.square().sum(1)
         row_lengths = lengths if rows is None else rows.square().sum(1)
         others = queries if rows is None else rows
-        squared = torch.addmm(lengths[:, None] + row_lengths, queries, others.T, alpha=-2)
+        squared = scaled_product(queries, others, -2.0, lengths[:, None] + row_lengths)
         distances = squared.clamp(min=0).sqrt_().mul_(squared > MIN_SQUARED_DISTANCE)
         ctx.save_for_backward(queries, rows, distances)
         return distances

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.core.normalisation import Normalised
+from proxymetric.core.normalisation import Normalised, divisors_of
+from proxymetric.core.products import scaled_product
 from proxymetric.ops import plain
 from proxymetric.ops.problem import NONE, Count, Exponent, Line, Problem, Reduced, Settings, Totals, with_vectors
 from proxymetric.ops.similarity import Similarity
@@ -80,15 +81,17 @@ class _Similarities(NamedTuple):
     """The similarities `t = s / unit` of all queries and all columns, and what their gradient needs.
 
     A well chosen unit (`natural_unit`) spares a product of the whole matrix. With "soft" and the unit gamma, the
-    similarity to a class is `T = sum_k softmax_k(t) t_k`, and its derivatives are `softmax_k(t) (1 + t_k - T)`.
+    similarity to a class is `T = sum_k softmax_k(t) t_k`, and its derivatives are `softmax_k(t) (1 + t_k - T)`. Such
+    classes have K times as many references as columns: their products are divided by the lengths of the references,
+    which takes fewer passes over the references than normalising them.
     """
 
     rows: Tensor
-    """(R, D) the references, normalised"""
+    """(R, D) the references, normalised; with shares, as they are"""
     divisors: Tensor
-    """(R, 1), see `Normalised`"""
+    """(R, 1), see `Normalised`; with shares (R,)"""
     by_length: Tensor | None
-    """(R, 1), see `Normalised`"""
+    """(R, 1), see `Normalised`; with shares (R,)"""
     of_rows: Tensor
     """(B, R)"""
     of_columns: Tensor
@@ -98,11 +101,15 @@ class _Similarities(NamedTuple):
 
     @staticmethod
     def of(queries: Tensor, vectors: Tensor, problem: Problem, unit: float) -> _Similarities:
-        labels = problem.labels
-        assert problem.refs.normalise is not None
-        normalised = Normalised.of(vectors, problem.refs.normalise)
-        of_rows = torch.addmm(queries.new_empty(1), queries, normalised.rows.T, beta=0, alpha=1 / unit)
+        labels, name = problem.labels, problem.refs.normalise
+        assert name is not None
         of_class = _combination(problem)
+        if of_class is not None and of_class.kind == "soft":
+            normalised = Normalised(vectors, *divisors_of(vectors, name))
+            of_rows = scaled_product(queries, vectors, 1 / unit).div_(normalised.divisors)
+        else:
+            normalised = Normalised.of(vectors, name)
+            of_rows = scaled_product(queries, normalised.rows, 1 / unit)
         if of_class is None:
             return _Similarities(*normalised, of_rows, of_rows, None)
         grouped = of_rows.view(len(queries), -1, problem.per_column)
@@ -116,7 +123,7 @@ class _Similarities(NamedTuple):
         return _Similarities(*normalised, of_rows, (shares * grouped).sum(2), shares)
 
     def gradients(
-        self, slopes: Tensor, queries: Tensor, problem: Problem, needs_grad: tuple[bool, ...]
+        self, slopes: Tensor, queries: Tensor, problem: Problem, unit: float, needs_grad: tuple[bool, ...]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients in the queries and in the vectors.
 
@@ -124,20 +131,40 @@ class _Similarities(NamedTuple):
             slopes: (B, C) the gradient in the similarities s to the columns.
             queries: (B, D).
             problem: how the references of a class are combined.
+            unit: the unit of the similarities.
             needs_grad: whether the queries and the vectors need a gradient.
         """
         of_class = _combination(problem)
         if of_class is not None:
             grouped = self.of_rows.view(len(queries), -1, problem.per_column)
-            if self.shares is None:
-                of_references = of_class.slopes(grouped, self.of_columns)
-            else:
+            if self.shares is not None:
                 of_references = (grouped - (self.of_columns - 1).unsqueeze(2)).mul_(self.shares)
-            slopes = of_references.mul_(slopes.unsqueeze(2)).flatten(1)
+                slopes = of_references.mul_(slopes.unsqueeze(2)).flatten(1)
+                return self._gradients_of_soft(slopes.div_(self.divisors), queries, unit, needs_grad)
+            slopes = of_class.slopes(grouped, self.of_columns).mul_(slopes.unsqueeze(2)).flatten(1)
         in_queries = slopes @ self.rows if needs_grad[0] else None
         if not needs_grad[1]:
             return in_queries, None
         return in_queries, Normalised(self.rows, self.divisors, self.by_length).gradient(slopes.T @ queries)
+
+    def _gradients_of_soft(
+        self, slopes: Tensor, queries: Tensor, unit: float, needs_grad: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """See `gradients`: `s = q . v / ||v||` has the gradient `q / ||v|| - s v / ||v||^2` in v.
+
+        Args:
+            slopes: (B, R) the gradient in the similarities to the references, divided by their lengths.
+            queries: (B, D).
+            unit: the unit of the similarities.
+            needs_grad: whether the queries and the vectors need a gradient.
+        """
+        in_queries = slopes @ self.rows if needs_grad[0] else None
+        if not needs_grad[1]:
+            return in_queries, None
+        radial = (slopes * self.of_rows).sum(0).div_(self.divisors)
+        if self.by_length is not None:
+            radial.mul_(self.by_length)
+        return in_queries, (slopes.T @ queries).addcmul_(self.rows, radial.unsqueeze(1), value=-unit)
 
 
 def natural_unit(problem: Problem) -> float:
@@ -204,7 +231,9 @@ class _MeanOverBatch(torch.autograd.Function):
         slopes = negative * factors(1, problem.negative, negative_sums)
         of_positives = factors(0, problem.positive, positive_sums)[labels, None].mul_(positive)
         slopes.scatter_(1, labels[:, None], of_positives)
-        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
+        gradients = _Similarities(*similarities).gradients(
+            slopes, queries, problem, natural_unit(problem), ctx.needs_input_grad
+        )
         return *gradients, None, None, None
 
 
@@ -237,7 +266,9 @@ class _OverClasses(torch.autograd.Function):
         in_positive, in_negative = (torch.zeros_like(log_sums) if grad is None else grad for grad in grads)
         slopes = (logits - log_sums[:, None]).exp_().mul_((in_negative * problem.negative.slope)[:, None])
         slopes.scatter_(1, labels[:, None], (in_positive * problem.positive.slope)[:, None])
-        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
+        gradients = _Similarities(*similarities).gradients(
+            slopes, queries, problem, natural_unit(problem), ctx.needs_input_grad
+        )
         return *gradients, None, None
 
 
@@ -288,7 +319,9 @@ class _CrossEntropy(torch.autograd.Function):
             in_exponent.mul_(own_class.slope_at(own_similarity))
             factor = grad / ctx.count
         slopes.scatter_(1, labels[:, None], in_exponent.mul_(factor))
-        gradients = _Similarities(*similarities).gradients(slopes, queries, problem, ctx.needs_input_grad)
+        gradients = _Similarities(*similarities).gradients(
+            slopes, queries, problem, natural_unit(problem), ctx.needs_input_grad
+        )
         return *gradients, None, None, None, None
 
 
