@@ -48,6 +48,19 @@ def claims_table(all_results: list) -> str:
     return table([*columns, "`held-out` (pairs)", "same sign", "seeds to resolve the paper's"], rows)
 
 
+def why_list(all_results: list) -> str:
+    """Why the differences are as they are: an item for each row of a study that says it, with its figures."""
+    items = []
+    for results in all_results:
+        seen = set()
+        for cell in sorted(results.runs, key=lambda cell: PROTOCOLS.index(cell.protocol)):  # one protocol is enough
+            if (key := (cell.row, cell.data, cell.backbone)) not in seen and (text := results.why(cell)):
+                seen.add(key)
+                title = results.study.data[cell.data].title or cell.data
+                items.append(f"- **{results.study.rows[cell.row].title}, {title}:** {text}")
+    return "\n".join(items)
+
+
 def costs_table(all_results: list) -> str:
     """A line for each study: runs, minutes of the machine, images per second and runs per hour.
 

@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from generator.claims import claims_table, costs_table
+from generator.claims import claims_table, costs_table, why_list
 from generator.scores import RESULTS, ROOT, table
 
 
@@ -51,8 +51,9 @@ def _summary(all_results: list) -> str:
         "## What the papers claim\n\nDifferences to the row's baseline in points: the paper's, and those measured here "
         "at equal seeds ± half the 95 % Student interval. `papers` chooses the epoch on the test half, as the papers "
         "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0."
-        f"\n\n{claims_table(all_results)}\n\n## What the runs cost\n\nRuns share a machine; its minutes are those in "
-        f"which at least one of them ran.\n\n{costs_table(all_results)}\n\n"
+        f"\n\n{claims_table(all_results)}\n\n### Our reading of why\n\n{why_list(all_results)}\n\n"
+        "## What the runs cost\n\nRuns share a machine; its minutes are those in which at least one of them ran."
+        f"\n\n{costs_table(all_results)}\n\n"
     )
 
 

@@ -46,6 +46,24 @@ def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, Result]:
     return found
 
 
+def test_a_reading_has_the_means_of_its_figures(tmp_path):
+    made = study(why="The rank is\n{rank:.1f}, at epoch {chosen epoch:.0f}.")
+    _, _, row = cells(_tables(made, tmp_path), "Glyphs: epoch chosen on the test half, our reading")
+    assert row == ["new", "The rank is 11.0, at epoch 0."]
+    assert "our reading" not in _tables(study(), tmp_path / "none")
+
+
+@pytest.mark.parametrize("text", ["{rang}", "{}", "{rank:d}", "{rank"])
+def test_a_reading_with_a_wrong_figure_is_refused(text, tmp_path):
+    with pytest.raises(ValueError, match=r"rows.new.why: got .* expected figures among: rank, chosen epoch"):
+        _tables(study(why=text), tmp_path)
+
+
+def _tables(made: Study, folder: Path) -> str:
+    write_tables(made, results(made), folder)
+    return (folder / "tables.md").read_text()
+
+
 def test_student_intervals():
     values = [1.0, 4.0, 2.5, 3.0]
     found = student(values)

@@ -17,7 +17,7 @@ DATA_KEYS = ("path", "title", "settings")
 BACKBONE_KEYS = ("backbone", "weights", "title", "settings")
 ROW_KEYS = (
     "name", "title", "recipe", "settings", "baseline", "paper", "claim", "seeds", "protocols", "data", "backbones",
-    "minutes",
+    "minutes", "why",
 )  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -225,7 +225,7 @@ def _row(
         claim=_figures(f"{where}.claim", table.get("claim", {}), data),
         seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
         protocols=selections["protocols"], data=selections["data"], backbones=selections["backbones"],
-        minutes=None if minutes is None else float(minutes),
+        minutes=None if minutes is None else float(minutes), why=_text(f"{where}.why", table.get("why", "")),
     )  # fmt: skip
 
 

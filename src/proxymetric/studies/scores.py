@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 from proxymetric.studies.inference import Mean, paired
@@ -86,3 +87,21 @@ class Results:
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     figures.setdefault(name, {})[seed] = float(value)
         return figures
+
+    def why(self, cell: Cell) -> str:
+        """The text `why` of a row with the means over the seeds in it; empty: the row has none.
+
+        Raises:
+            ValueError: the text names a figure that the runs do not have.
+        """
+        text = " ".join(self.study.rows[cell.row].why.split())
+        runs = self.runs.get(cell, {}).values()
+        if not text or not runs:
+            return ""
+        means = {name: statistics.mean(values.values()) for name, values in self.figures(cell).items()}
+        means["chosen epoch"] = statistics.mean(run.chosen_epoch for run in runs)
+        try:
+            return text.format_map(means)
+        except (KeyError, IndexError, ValueError) as error:
+            known = ", ".join(means)
+            raise ValueError(f"rows.{cell.row}.why: got {text!r} ({error}), expected figures among: {known}") from None

@@ -52,7 +52,8 @@ class Row:
     """One method of a study.
 
     `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as
-    data set -> metric -> value in per cent.
+    data set -> metric -> value in per cent. `why` says why the measured difference is as it is; `{name}` in it, or
+    `{name:.2f}`, is the mean of a figure that the method reports about itself, or of "chosen epoch".
     """
 
     name: str
@@ -67,6 +68,7 @@ class Row:
     data: tuple[str, ...]
     backbones: tuple[str, ...]
     minutes: float | None
+    why: str
 
 
 @dataclass(frozen=True)

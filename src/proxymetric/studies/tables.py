@@ -131,6 +131,15 @@ def figure_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
+def why_table(results: Results, heading: str, cells: list[Cell]) -> Table:
+    """Why the differences are as they are, in the words of the study."""
+    table = Table(f"{heading}, our reading", ["method", "why"])
+    for cell in cells:
+        if text := results.why(cell):
+            table.rows.append([results.study.rows[cell.row].title, text])
+    return table
+
+
 def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """The scores of vectors that are cut and stored in fewer bits, and the difference to training at that dimension."""
     metrics = results.study.metrics
@@ -161,6 +170,7 @@ MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (
     difference_table,
     size_table,
     figure_table,
+    why_table,
 )
 
 
