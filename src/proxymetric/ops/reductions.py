@@ -28,6 +28,7 @@ from torch.nn.functional import softplus
 from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, grad_all_reduce
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.core.products import HAS_MKL
 from proxymetric.ops import chunked, dense, plain
 from proxymetric.ops.problem import (
     MIN_WEIGHT_SUM,
@@ -62,9 +63,10 @@ IMPLS: dict[str, Implementation] = {
 }
 """the implementations by name"""
 
-MAX_DENSE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
+_ON_CPU = 2**20 if HAS_MKL else 2**22  # chunked computes one product more, and without MKL products take longer
+MAX_DENSE_PAIRS = {"cpu": _ON_CPU, "cuda": 2**24}
 """pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
-MAX_DENSE_MEAN_PAIRS = {"cpu": 2**20, "cuda": 2**18}
+MAX_DENSE_MEAN_PAIRS = {"cpu": _ON_CPU, "cuda": 2**18}
 """the same for `mean_over_batch`, whose fused kernels have fewer launches"""
 LINEAR_FROM = 50.0
 """`log(1 + e^x)` is x above this number, to the last bit of a float64"""
