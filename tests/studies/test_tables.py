@@ -59,6 +59,32 @@ def test_a_reading_with_a_wrong_figure_is_refused(text, tmp_path):
         _tables(study(why=text), tmp_path)
 
 
+def test_the_regret_of_a_choice_is_what_the_best_method_has_more(tmp_path):
+    rows = [{"name": name} for name in ("proxy-anchor", "vcpa", "auto")]
+    data = {"g": {"path": "glyphs:60", "title": "Glyphs"}}
+    made = parse({"name": "s", "seeds": [0, 1], "metrics": ["MAP@R"], "data": data, "rows": rows})
+    scores = {"proxy-anchor": (0.40, 0.50), "vcpa": (0.42, 0.49), "auto": (0.41, 0.49)}
+    found = {}
+    for task in made.tasks():
+        row, score = task.cell.row, scores[task.cell.row][task.seed]
+        choice = {"auto": {"method": "vcpa", "seconds": 5.0}} if row == "auto" else {}
+        method = {"method": "vcpa" if row == "auto" else row}
+        found[task.name] = Result(
+            rows={"trained encoder": {"MAP@R": score}}, recipe=method, seconds=100.0, **choice
+        )  # fmt: skip
+    write_tables(made, found, tmp_path)
+    title = "Glyphs: epoch chosen on held-out training classes, the choice of a method"
+    _, _, first, second, mean = cells((tmp_path / "tables.md").read_text(), title)
+    assert first == ["auto", "0", "vcpa", "41.0", "vcpa, 42.0", "+1.00", "+1.00", "5 %"]
+    assert second == ["auto", "1", "vcpa", "49.0", "proxy-anchor, 50.0", "+1.00", "-1.00", "5 %"]
+    assert mean[1] == "mean"
+    assert mean[5].startswith("+1.00")
+    assert mean[-1] == "5 %"
+    alone = {name: result for name, result in found.items() if name.startswith("auto")}
+    write_tables(made, alone, tmp_path)
+    assert "the choice of a method" not in (tmp_path / "tables.md").read_text()
+
+
 def _tables(made: Study, folder: Path) -> str:
     write_tables(made, results(made), folder)
     return (folder / "tables.md").read_text()

@@ -165,10 +165,58 @@ def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
+def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
+    """A line for each run of `--method auto`, and their means; no lines if there is none.
+
+    The regret of a run is the highest score among the named methods of the same table and seed, less the score of the
+    run. A run of which the table has no other method at its seed is left out.
+    """
+    from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
+
+    note = (
+        f"{METRIC} in per cent. The regret is the highest score of a method at the same seed, less that of the run "
+        "that chose; trials: their time as a share of the time of that run."
+    )
+    columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
+    table = Table(f"{heading}, the choice of a method", columns, note=note)
+    for cell in cells:
+        scores = results.scores(cell, METRIC)
+        regrets, gains, shares = [], [], []
+        for seed, run in results.runs[cell].items():
+            named = {} if run.auto is None else _named(results, METRIC, cells, seed)
+            if run.auto is None or seed not in scores or not named:
+                continue
+            best = max(named, key=named.__getitem__)
+            regrets.append(named[best] - scores[seed])
+            shares.append(100 * run.auto["seconds"] / run.seconds)
+            line = [results.study.rows[cell.row].title, str(seed), run.auto["method"], f"{scores[seed]:.1f}"]
+            line += [f"{best}, {named[best]:.1f}", f"{regrets[-1]:+.2f}"]
+            if DEFAULT_METHOD in named:
+                gains.append(scores[seed] - named[DEFAULT_METHOD])
+            line += [f"{gains[-1]:+.2f}" if DEFAULT_METHOD in named else "", f"{shares[-1]:.0f} %"]
+            table.rows.append(line)
+        if regrets:
+            means = [mean_text(student(values), "+") if values else "" for values in (regrets, gains)]
+            share = f"{student(shares).value:.0f} %"
+            table.rows.append([results.study.rows[cell.row].title, "mean", "", "", "", *means, share])
+    return table
+
+
+def _named(results: Results, metric: str, cells: list[Cell], seed: int) -> dict[str, float]:
+    """The score of each method that was named in a recipe, at a seed."""
+    found = {}
+    for cell in cells:
+        run = results.runs[cell].get(seed)
+        if run is not None and run.auto is None and seed in (scores := results.scores(cell, metric)):
+            found[run.recipe["method"]] = scores[seed]
+    return found
+
+
 MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (
     score_table,
     difference_table,
     size_table,
+    regret_table,
     figure_table,
     why_table,
 )
