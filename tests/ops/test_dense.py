@@ -17,6 +17,7 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import NearestRows, References
 from proxymetric.ops import Arc, Line, Similarity, chosen, cross_entropy, dense, mean_over_batch, over_classes, using
 from proxymetric.ops.problem import Problem
+from proxymetric.ops.reductions import MAX_DENSE_PAIRS
 from proxymetric.ops.similarity import KINDS
 
 REDUCTIONS = ("mean_over_batch", "over_classes", "cross_entropy", "arc")
@@ -193,7 +194,7 @@ def test_it_is_chosen_where_it_applies() -> None:
     assert not fits(refs._replace(per_class=2))
     with using("chunked"):
         assert chosen(x, refs, dense_fits=True) == "chunked"
-    many = refs._replace(labels=torch.arange(2**20))
+    many = refs._replace(labels=torch.arange(MAX_DENSE_PAIRS["cpu"] // len(x) + 1))
     assert chosen(x, many, dense_fits=True) == "chunked"
 
 

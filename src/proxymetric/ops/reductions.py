@@ -63,7 +63,7 @@ IMPLS: dict[str, Implementation] = {
 }
 """the implementations by name"""
 
-_ON_CPU = 2**20 if HAS_MKL else 2**22  # chunked computes one product more, and without MKL products take longer
+_ON_CPU = 2**20 if HAS_MKL else 2**24  # chunked computes one product more, and without MKL products take longer
 MAX_DENSE_PAIRS = {"cpu": _ON_CPU, "cuda": 2**24}
 """pairs up to which "auto" chooses dense, by device, where dense applies; measured by benchmarks/crossover.py"""
 MAX_DENSE_MEAN_PAIRS = {"cpu": _ON_CPU, "cuda": 2**18}
