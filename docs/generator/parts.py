@@ -83,7 +83,7 @@ PARTS = {
     "losses": Part(losses_table, benchmark("losses-cpu")),
     "rates": Part(rates_table, benchmark("losses-cuda")),
     "peer": Part(peer_table, benchmark("peer-cuda")),
-    "peer-cpu": Part(peer_cpu_table, benchmark("losses-cpu")),
+    "peer-cpu": Part(peer_cpu_table, benchmark("losses-cpu", "losses-arm")),
     "growth-cpu": Part(partial(growth_table, "cpu"), benchmark("growth-cpu")),
     "growth-cuda": Part(partial(growth_table, "cuda"), benchmark("growth-cuda")),
     "inspection": Part(inspection_table, benchmark("inspection-cpu")),

@@ -133,15 +133,19 @@ def peer_table() -> str:
 
 
 def peer_cpu_table() -> str:
-    """The part "pairs" of the recorded run of benchmarks/losses.py: every loss that both libraries have, on a CPU."""
-    study = read(BENCHMARKS / "losses-cpu.json").get("pairs")
-    if study is None:
-        return "No results are stored in `benchmarks/results/losses-cpu.json`."
-    facts = study["machine"]
-    parts = [f"{facts['processor']}, torch {facts['versions']['torch']}, {study['dim']} dimensions, float32."]
-    for threads in (key for key in study if key.endswith(" threads")):
-        name = f"{threads.split()[0]} thread" + ("" if threads.startswith("1 ") else "s")
-        parts += [f"**{name}**:", *_peer_tables(study[threads], "of the peer's", "peer")]
+    """The part "pairs" of the recorded runs of benchmarks/losses.py: every loss that both libraries have, on CPUs."""
+    parts = []
+    for file in ("losses-cpu.json", "losses-arm.json"):
+        study = read(BENCHMARKS / file).get("pairs") if (BENCHMARKS / file).is_file() else None
+        if study is None:
+            parts.append(f"No results are stored in `benchmarks/results/{file}`.")
+            continue
+        facts = study["machine"]
+        name = f"{facts['processor']} ({facts['architecture']})"
+        parts.append(f"### {name}\n\ntorch {facts['versions']['torch']}, {study['dim']} dimensions, float32.")
+        for threads in (key for key in study if key.endswith(" threads")):
+            name = f"{threads.split()[0]} thread" + ("" if threads.startswith("1 ") else "s")
+            parts += [f"**{name}**:", *_peer_tables(study[threads], "of the peer's", "peer")]
     return "\n\n".join(parts)
 
 

@@ -89,17 +89,16 @@ class Results:
         return figures
 
     def why(self, cell: Cell) -> str:
-        """The text `why` of a row with the means over the seeds in it; empty: the row has none.
+        """The text `why` of a row with the means over the seeds; empty: there is no text, or there are no figures.
 
         Raises:
             ValueError: the text names a figure that the runs do not have.
         """
         text = " ".join(self.study.rows[cell.row].why.split())
-        runs = self.runs.get(cell, {}).values()
-        if not text or not runs:
-            return ""
         means = {name: statistics.mean(values.values()) for name, values in self.figures(cell).items()}
-        means["chosen epoch"] = statistics.mean(run.chosen_epoch for run in runs)
+        if not text or not means:
+            return ""
+        means["chosen epoch"] = statistics.mean(run.chosen_epoch for run in self.runs[cell].values())
         try:
             return text.format_map(means)
         except (KeyError, IndexError, ValueError) as error:
