@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -149,6 +150,30 @@ def test_readers_in_threads_while_it_changes(index, vectors):
         thread.join()
     assert not wrong
     assert opened
+
+
+def test_heads_of_files_are_read_one_at_a_time(index, monkeypatch):
+    """Python 3.11 cannot parse in two threads: "AST constructor recursion depth mismatch"."""
+    inside, together = threading.Semaphore(1), []
+    load = np.load
+
+    def watched(*words, **options):
+        if not inside.acquire(blocking=False):
+            together.append(words)
+            return load(*words, **options)
+        try:
+            time.sleep(0.01)
+            return load(*words, **options)
+        finally:
+            inside.release()
+
+    monkeypatch.setattr(np, "load", watched)
+    threads = [threading.Thread(target=lambda: Index.open(index.folder)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not together
 
 
 def test_another_model_is_refused_in_a_sentence(index):

@@ -13,6 +13,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from proxymetric.core.quantisation import bit_codes, bytes_per_vector, from_int8, int8_codes
+from proxymetric.search.array_files import load_array
 from proxymetric.search.engines import Engine, open_engine
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.int8 import Int8
@@ -150,7 +151,7 @@ def mapped(file: Path, shape: tuple[int, int], dtype: np.dtype = np.dtype(np.flo
     if shape[0] == 0:
         return np.empty(shape, dtype)
     try:
-        array = np.load(file, mmap_mode="c")
+        array = load_array(file, mmap_mode="c")
     except (ValueError, EOFError) as error:
         raise ValueError(f"index: got {file}, which cannot be read ({error}), expected an array") from None
     if array.shape != shape or array.dtype != dtype:

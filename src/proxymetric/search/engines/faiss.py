@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import one_of
@@ -106,7 +107,7 @@ def _extended(earlier: Earlier, kind: str, vectors: np.ndarray) -> tuple[Any, np
         return None
     if len(vectors) > (1 + MAX_GROWN_SHARE) * earlier.settings.get("built_for", 0):
         return None
-    old_numbers = np.load(earlier.folder / ROWS_FILE)
+    old_numbers = load_array(earlier.folder / ROWS_FILE)
     new_row = np.full(int(old_numbers.max(initial=-1)) + 2, -1)  # of an old row; the last place stands for -1
     kept = np.flatnonzero(earlier.rows >= 0)
     new_row[earlier.rows[kept]] = kept
@@ -167,7 +168,7 @@ class Faiss:
         faiss = _faiss()
         try:
             index = faiss.read_index(str(folder / FILE), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
-            rows = np.load(folder / ROWS_FILE)
+            rows = load_array(folder / ROWS_FILE)
         except (RuntimeError, ValueError, EOFError) as error:
             raise ValueError(f"index: got {folder}, where a file of faiss cannot be read ({error})") from None
         if index.ntotal != len(rows) or (rows >= 0).sum() != len(vectors):

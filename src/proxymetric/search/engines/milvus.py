@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.milvus_client import asking
@@ -167,7 +168,7 @@ def _numbers_before(client: Any, settings: dict[str, Any], earlier: Earlier) -> 
     """The number of each vector of the earlier state in the database; None if everything has to be written anew."""
     if any(earlier.settings.get(key) != settings[key] for key in FIXED) or not _has_state(client, earlier.settings):
         return None
-    numbers = np.load(earlier.folder / ROWS_FILE)
+    numbers = load_array(earlier.folder / ROWS_FILE)
     new = int((earlier.rows < 0).sum())
     gone = len(numbers) - (len(earlier.rows) - new)
     return numbers if new + gone <= MAX_CHANGED_SHARE * len(numbers) else None
@@ -277,7 +278,7 @@ class Milvus:
     @classmethod
     def open(cls, settings: dict[str, Any], vectors: Tensor, folder: Path) -> Milvus:
         """Open the state of the database that `build` wrote."""
-        return cls(settings, vectors, np.load(folder / ROWS_FILE) if "state" in settings else np.empty(0, np.int64))
+        return cls(settings, vectors, load_array(folder / ROWS_FILE) if "state" in settings else np.empty(0, np.int64))
 
     def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query; see `Engine`."""
