@@ -25,7 +25,6 @@ from proxymetric.training.optim import (
 from proxymetric.training.parallel import Parallel
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
-from proxymetric.training.slow_gradients import around_backward
 
 AHEAD_DEVICES = ("cuda",)
 """types of devices that compute a step while the next one is launched; a CPU computes when it launches"""
@@ -131,7 +130,6 @@ class Stepper:
         self._snapshots: list[list[Tensor]] = [[], []]
         """the values of `_restorable` before the last two steps, used in turn"""
         self._rates = (0.0, 0.0)
-        self._around_backward = around_backward(learner.encoder, device)
         self._host_figures: list[Tensor] = []
         """where the figures of the last two steps are copied to, used in turn; empty without a GPU"""
 
@@ -147,7 +145,6 @@ class Stepper:
             epoch: number of the epoch, from 0.
         """
         assert not self._in_flight
-        self._around_backward = around_backward(self.learner.encoder, self.device)
         training_modules = [module for module in self.learner.encoder.modules() if module.training]
         self._statistics = [buffer for module in training_modules for buffer in module.buffers(recurse=False)]
         self._snapshots = [[value.clone() for value in self._restorable()] for _ in range(2)]
@@ -204,8 +201,7 @@ class Stepper:
                 with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
                     loss = self.parallel.module(batch.images, batch.labels) / len(batches)
                 if loss.requires_grad:
-                    with self._around_backward:
-                        self.scaler.scale(loss).backward()
+                    self.scaler.scale(loss).backward()
             total += loss.detach()
         self.parallel.average_gradients()
         rows = [leaf for table in criterion.row_tables() for leaf in table.leaves()]
