@@ -206,3 +206,45 @@ def test_a_server_that_does_not_answer(tmp_path):
         with pytest.raises(ValueError, match=rf"uri: got {uri}, which does not answer \(.*\); expected a Milvus"):
             Index.create(tmp_path / "a", 2, engine={"name": "milvus", "uri": uri})
     assert not (tmp_path / "a").exists()
+
+
+CUT = """
+import sys, torch
+from proxymetric.search import Index
+
+folder, what = sys.argv[1:]
+vectors = torch.eye(8).repeat(6, 1)[:40] + torch.arange(40)[:, None] / 100
+if what == "make":
+    Index.create(f"{folder}/a.index", dim=8, model="m", engine={"name": "milvus", "uri": f"{folder}/a.db"}).add(
+        [str(number) for number in range(40)], vectors
+    )
+index = Index.open(f"{folder}/a.index")
+print([hit.id for hit in index.search(vectors[:1], k=5)[0]])
+if what == "change":
+    index.delete(["0"])
+    print([hit.id for hit in index.search(vectors[:1], k=4)[0]])
+"""
+
+
+def test_a_file_that_a_kill_has_cut_is_made_anew(tmp_path):
+    """milvus-lite does not write the arrays that it searches in atomically; it can make them from its other files."""
+    pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
+
+    def say(what: str) -> list[str]:
+        words = [sys.executable, "-c", CUT, str(tmp_path), what]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    (found,) = say("make")
+    files = list(tmp_path.rglob("*.flat.idx"))
+    assert files
+    for number, file in enumerate(files):
+        content = file.read_bytes()
+        file.write_bytes(content[: (0, 128, len(content) - 1)[number % 3]])
+    assert say("look") == [found]
+    for file in tmp_path.rglob("*.flat.idx"):
+        file.write_bytes(b"")
+    first, after = say("change")
+    assert first == found
+    assert "'0'" not in after

@@ -22,7 +22,7 @@ from torch import Tensor
 from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
-from proxymetric.search.engines.milvus_client import asking
+from proxymetric.search.engines.milvus_client import PREFIX, asking
 from proxymetric.signatures import fit, one_of
 
 DEFAULTS: dict[str, Any] = {"uri": "", "partitions": 1, "replicas": 1, "consistency": "Strong", "batch": 1_000}
@@ -30,7 +30,6 @@ DEFAULTS: dict[str, Any] = {"uri": "", "partitions": 1, "replicas": 1, "consiste
 CONSISTENCIES = ("Strong", "Bounded", "Session", "Eventually")
 MAX_K = 16_384
 """the largest k of Milvus"""
-PREFIX = "proxymetric"
 ROWS_FILE = "engine-rows.npy"
 """for each vector of the index, its number in the database"""
 NEVER = 2**62

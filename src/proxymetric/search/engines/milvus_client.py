@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from proxymetric.search.array_files import load_array
+
+PREFIX = "proxymetric"
+"""with which the names of collections begin"""
 TOKEN_VARIABLE = "PROXYMETRIC_MILVUS_TOKEN"
 """environment variable with the token of a server; a token is never stored in an index"""
 
@@ -42,6 +46,8 @@ def connect(uri: str) -> Any:
         ) from None
     for name in ("pymilvus", "milvus_lite"):  # they also log the errors that they raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if "://" not in uri and not _is_open_elsewhere(uri):
+        _remove_cut_files(Path(uri))
     try:
         return MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""))
     except (MilvusException, OSError, ImportError) as error:
@@ -53,6 +59,19 @@ def connect(uri: str) -> Any:
         raise ValueError(
             f"uri: got {uri}, which does not answer ({_reason(error)}); expected a Milvus database"
         ) from None
+
+
+def _remove_cut_files(database: Path) -> None:
+    """Remove files of milvus-lite that a killed process has written in part; it makes them anew from its other files.
+
+    milvus-lite keeps the vectors of a segment once more, as an array to search in. It does not write these arrays
+    atomically, and does not open a collection that has a part of one.
+    """
+    for file in database.glob(f"collections/{PREFIX}_*/partitions/*/indexes/*.flat.idx"):
+        try:
+            load_array(file, mmap_mode="r")
+        except (ValueError, EOFError):
+            file.unlink()
 
 
 def _is_open_elsewhere(uri: str) -> bool:
