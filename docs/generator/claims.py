@@ -53,7 +53,7 @@ def why_list(all_results: list) -> str:
     items = []
     for results in all_results:
         seen = set()
-        for cell in sorted(results.runs, key=lambda cell: PROTOCOLS.index(cell.protocol)):  # one protocol is enough
+        for cell in sorted(results.runs, key=lambda cell: cell.protocol != "papers"):  # one protocol is enough
             if (key := (cell.row, cell.data, cell.backbone)) not in seen and (text := results.why(cell)):
                 seen.add(key)
                 title = results.study.data[cell.data].title or cell.data

@@ -60,7 +60,7 @@ def cut(vectors: Tensor, size: int, name: str = "l2") -> Tensor:
 
 
 def divisors_of(vectors: Tensor, name: str, keepdim: bool = False) -> tuple[Tensor, Tensor | None]:
-    """What vectors are divided by, and whether this is their length (None: it is, for all of them).
+    """What vectors are divided by, and whether this is their length; made outside of autograd.
 
     Args:
         vectors: (..., D).
@@ -68,7 +68,7 @@ def divisors_of(vectors: Tensor, name: str, keepdim: bool = False) -> tuple[Tens
         keepdim: whether the last dimension stays, with the size 1.
 
     Returns:
-        (...,) and (...,) or None.
+        The divisors (...,), and whether each is the length of its vector; None: each is. With keepdim, (..., 1).
 
     Example:
         >>> divisors_of(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "ball")

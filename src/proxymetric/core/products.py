@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 HAS_MKL = torch.backends.mkl.is_available()
-"""torch for ARM processors does not have it: a factor there leaves the fast products of oneDNN, which are two to five
-times as fast as those of OpenBLAS"""
+"""torch for ARM processors does not have it: there a product with a factor is computed by OpenBLAS, and one without a
+factor by oneDNN, which is faster"""
 
 
 def scaled_product(queries: Tensor, rows: Tensor, factor: float, plus: Tensor | None = None) -> Tensor:
