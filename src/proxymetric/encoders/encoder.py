@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe, set_stride
+from proxymetric.encoders.conv_gradients import speed_up_gradients
 from proxymetric.encoders.needs import Needs
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, ComposedTuning, complete_tuning, compose_tuning
@@ -330,6 +331,7 @@ def build(
     mean = mean or needs.mean
     std = std or needs.std
     base = make_backbone(backbone, size, pretrained and weights is None)
+    speed_up_gradients(base.module)
     if stride is not None:
         set_stride(base.module, stride, backbone)
     base = base._replace(mean=_rgb("mean", mean, base.mean), std=_rgb("std", std, base.std))

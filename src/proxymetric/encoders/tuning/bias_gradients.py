@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from proxymetric.encoders.conv_gradients import MatrixConv2d
+
 
 def sum_biases(module: nn.Module) -> None:
     """Replace the classes of the plain norms and convolutions in `module` by those below, in place."""
@@ -26,7 +28,8 @@ def sum_biases(module: nn.Module) -> None:
 def _replacements() -> dict[type[nn.Module], type[SummedNorm] | type[SummedConv2d]]:
     from timm.layers import LayerNorm, LayerNorm2d
 
-    return {nn.LayerNorm: SummedNorm, LayerNorm: SummedNorm, LayerNorm2d: SummedNorm2d, nn.Conv2d: SummedConv2d}
+    norms = {nn.LayerNorm: SummedNorm, LayerNorm: SummedNorm, LayerNorm2d: SummedNorm2d}
+    return {**norms, nn.Conv2d: SummedConv2d, MatrixConv2d: SummedConv2d}
 
 
 def _trains_only_bias(layer: nn.LayerNorm | nn.Conv2d) -> bool:
