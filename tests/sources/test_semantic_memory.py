@@ -16,7 +16,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.normalisation import unit
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.criterion import Criterion
-from proxymetric.sources import RowTable, SemanticProxies, accumulator
+from proxymetric.sources import RowTable, SemanticProxies, accumulator, semantic_proxies
 from proxymetric.sources.semantic_proxies import turns
 from proxymetric.testing import Toy, same, snapshot
 from training.test_parallel import STILL, Pair, close
@@ -145,7 +145,17 @@ def test_groups_and_rates() -> None:
 # The table of class prompts
 
 
-def test_the_bank_stays_in_host_memory_wherever_the_method_goes() -> None:
+def test_few_class_prompts_move_with_the_method() -> None:
+    criterion, source, _ = build()
+    criterion.to("meta")
+    assert {buffer.device.type for buffer in source.prompts.buffers()} == {"meta"}
+
+
+def test_many_class_prompts_stay_in_host_memory_wherever_the_method_goes(monkeypatch) -> None:
+    size = 3 * 4 * build()[1].prompts.values.numel()  # in float32, as they are made
+    monkeypatch.setattr(semantic_proxies, "MAX_BYTES_ON_DEVICE", size)
+    assert not build()[1].prompts.host
+    monkeypatch.setattr(semantic_proxies, "MAX_BYTES_ON_DEVICE", size - 1)
     criterion, source, _ = build()
     values = source.prompts.values.clone()
     criterion.float()

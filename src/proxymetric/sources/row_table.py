@@ -114,7 +114,9 @@ class RowTable(nn.Module):
         Returns:
             (n, ...) rows.
         """
-        index, device = index.to(self.values.device), device or self.values.device
+        # A copy to a GPU that the host waits for would wait for all earlier steps.
+        index = index.to(self.values.device, non_blocking=self.values.is_cuda)
+        device = device or self.values.device
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is not None and prefetched[1].device == device and torch.equal(prefetched[0], index):
             rows = prefetched[1]

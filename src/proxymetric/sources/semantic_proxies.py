@@ -31,6 +31,9 @@ MAX_COUNTED_PAIRS = 2**24
 """pairs (sample, class) of a batch up to which nearest proxies are counted"""
 COUNTED_PROXIES_PER_CHUNK = 4096
 """proxies that are compared with the batch at once, where `ops.using` sets no other number"""
+MAX_BYTES_ON_DEVICE = 2**27
+"""bytes of class prompts and their two moments up to which they lie on the device: some 200 classes of a ViT-S; copying
+the rows of each batch from host memory and back would take longer than its backward pass lasts"""
 GATE_UNIT = 2**20
 """gates are summed as whole multiples of 1 / GATE_UNIT: sums of whole numbers do not depend on their order"""
 
@@ -106,9 +109,9 @@ class SemanticProxies(Source):
 
     O are free proxies, one for each class. Gradients flow through the accumulation of this batch, not into earlier
     batches: `commit` stores P without its graph. In eval mode nothing is accumulated and the encoder does not run. If
-    several forward passes precede one commit, the last pass of each class is stored. The class prompts lie in host
-    memory (`RowTable`) and step in `commit`, at the network's learning rate; only the prompts of the batch's classes
-    are copied to the device.
+    several forward passes precede one commit, the last pass of each class is stored. The class prompts (`RowTable`)
+    step in `commit`, at the network's learning rate. If they and their moments take more than 128 MiB, they lie in host
+    memory, and only the prompts of the batch's classes are copied to the device.
 
     `bind` requires an encoder with `features(images, prompts=[(B, n_i, W) or None for each block], shared=bool)` and
     `width`, whose backbone has `blocks` and `embed_dim` W. Each training step requires the batch's images.
@@ -242,7 +245,7 @@ class SemanticProxies(Source):
         # Xavier-normal for a (C, m, W) tensor, as in the released code: more classes give smaller values.
         spread = math.sqrt(2 / ((self.first_block_prompts + self.classes) * width))
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
-        self.prompts = RowTable(values, rate="network", host=True)
+        self.prompts = RowTable(values, rate="network", host=3 * values.nbytes > MAX_BYTES_ON_DEVICE)
 
     @property
     def needs_second_pass(self) -> bool:
@@ -341,7 +344,7 @@ class SemanticProxies(Source):
         return {name: value for name, value in figures.items() if value is not None}
 
     def _plan(self, labels: Tensor) -> Plan:
-        """The plan of a batch; it is made in host memory, where the prompt table lies."""
+        """The plan of a batch; it is made in host memory, where a large prompt table lies."""
         host_labels = labels.cpu()
         host_turns = turns(host_labels, self._random(len(host_labels)))
         return Plan(host_turns.classes, host_turns.on(self.stored.device))
