@@ -24,7 +24,7 @@ from generator.performance import (
 )
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
-from generator.small_vectors import small_vectors_table
+from generator.small_vectors import matryoshka_table, small_vectors_table
 from generator.training import criterion_table, files_table, loop_table
 from generator.tunings import (
     alike_table,
@@ -93,6 +93,7 @@ PARTS = {
     "moving-oml-costs": Part(partial(costs, "oml"), benchmark("moving-in-cpu")),
     "start-up": Part(start_up_table, benchmark("start-up")),
     "small-vectors": Part(small_vectors_table, benchmark("small-vectors-cub-test-half")),
+    "matryoshka": Part(matryoshka_table, (RESULTS / "cub-matryoshka",)),
     "search-small": Part(partial(engines_table, "small"), benchmark("search-cpu")),
     "search-large": Part(partial(engines_table, "large"), benchmark("search-cpu")),
     "search-ratios": Part(ratios_table, benchmark("search-cpu")),

@@ -255,7 +255,9 @@ def test_smaller_vectors_are_compared_with_training_at_their_dimension():
     ]
     assert [row[6] for row in table.rows] == [f"+1.50 ± {half:.2f}", "", "", ""]
     assert not size_table(Results(study(), results(study())), heading, study().cells()).rows
-    points = {(each["series"], each["dim"]): each for each in size_records(by_cell, cells, "R@1")}
+    points = {
+        (f"{each['series']}, {each['vectors']}", each["dim"]): each for each in size_records(by_cell, cells, "R@1")
+    }
     assert list(points) == [
         ("Nested, float32", 8), ("Nested, int8", 8), ("Nested, float32", 16), ("trained at each dimension, float32", 8),
     ]  # fmt: skip

@@ -18,6 +18,13 @@ WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 110, 34, 46
 COLOURS = ("var(--series-0, #3157d5)", "var(--series-1, #b4530a)", "var(--series-2, #0f7f86)")
 PNG_COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d")
+STYLES: tuple[dict[str, Any], ...] = (
+    {"marker": "o", "linestyle": "-"},
+    {"marker": "o", "linestyle": "--", "markerfacecolor": "white"},
+    {"marker": "s", "linestyle": ":"},
+    {"marker": "s", "linestyle": "-.", "markerfacecolor": "white"},
+)
+"""of the series; the colours are those of the kinds of numbers"""
 PNG_INK, PNG_GRID = "#5b6270", "#e3e6eb"
 INK, GRID = "var(--soft, #5b6270)", "var(--line, #e3e6eb)"
 
@@ -26,8 +33,8 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
     """Draw bytes of a vector (logarithmic) against a metric in per cent.
 
     Args:
-        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors; `series` may name the line
-            that a point belongs to, in place of `vectors`.
+        records: `dim`, `vectors`, `bytes` and `scores` (fractions) of each kind of vectors. Points of the same
+            `vectors` and `series` (a name, may be absent) are a line.
         metric: a metric of the scores.
 
     Returns:
@@ -39,7 +46,7 @@ def small_vectors_svg(records: Sequence[Mapping[str, Any]], metric: str = "MAP@R
         1
     """
     points = [
-        (str(each.get("series", each["vectors"])), int(each["bytes"]), int(each["dim"]), 100 * each["scores"][metric])
+        (", ".join(filter(None, _line_of(each))), int(each["bytes"]), int(each["dim"]), 100 * each["scores"][metric])
         for each in records
         if metric in each["scores"]
     ]
@@ -120,29 +127,34 @@ def small_vectors_figure(records: Sequence[Mapping[str, Any]], metric: str = "MA
         ['int8']
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     drawn = [each for each in records if metric in each["scores"]]
-    names: list[tuple[str, float, float, str]] = []
-    for number, name in enumerate(dict.fromkeys(str(each.get("series", each["vectors"])) for each in drawn)):
-        line = sorted(
-            (each["bytes"], 100 * each["scores"][metric], 100 * each.get("half", 0.0), each["dim"])
-            for each in drawn
-            if str(each.get("series", each["vectors"])) == name
-        )
-        sizes, values, halves, dims = zip(*line, strict=True)
-        colour, style = PNG_COLOURS[number % len(PNG_COLOURS)], ("-", "--", ":")[number // len(PNG_COLOURS) % 3]
-        axes.errorbar(sizes, values, yerr=halves, fmt=f"o{style}", color=colour, capsize=3, label=name)
-        for size, value, dim in zip(sizes, values, dims, strict=True):
-            names.append((f"{dim}-D", size, value, colour))
+    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in sorted(drawn, key=lambda each: each["bytes"]):
+        lines.setdefault(_line_of(each), []).append(each)
+    series = sorted({name for name, _ in lines})
+    kinds = list(dict.fromkeys(str(each["vectors"]) for each in drawn))
+    names: dict[tuple[int, int], tuple[str, float, float, str]] = {}
+    for (name, kind), points in lines.items():
+        values = [100 * each["scores"][metric] for each in points]
+        halves = [100 * each.get("half", 0.0) for each in points]
+        colour, style = PNG_COLOURS[kinds.index(kind) % len(PNG_COLOURS)], STYLES[series.index(name) % len(STYLES)]
+        sizes = [each["bytes"] for each in points]
+        axes.errorbar(sizes, values, yerr=halves, color=colour, capsize=3, label=kind, **style)
+        for each, value in zip(points, values, strict=True):
+            place = each["dim"], each["bytes"]
+            if place not in names or names[place][2] < value:  # one name for points that lie above each other
+                names[place] = f"{each['dim']}-D", each["bytes"], value, colour
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
     axes.set_xlabel("bytes of a vector", fontsize=9, color=PNG_INK)
     axes.set_title(f"{metric}, %", loc="left", fontsize=9, color=PNG_INK)
     axes.margins(x=0.08)
     axes.set_ylim(0, 1.12 * max((axes.dataLim.y1, 1e-9)))
-    _annotate(axes, names)
+    _annotate(axes, list(names.values()))
     axes.grid(color=PNG_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9, length=0, colors=PNG_INK)
@@ -151,8 +163,21 @@ def small_vectors_figure(records: Sequence[Mapping[str, Any]], metric: str = "MA
     if title:
         figure.suptitle(title, fontsize=10)
     if drawn:
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        handles, labels = axes.get_legend_handles_labels()
+        by_kind = dict(zip(reversed(labels), reversed(handles), strict=True))
+        shown: dict[str, Any] = {kind: by_kind[kind] for kind in kinds}
+        if len(series) > 1:
+            shown |= {name: Line2D([], [], color=PNG_INK, **STYLES[i % len(STYLES)]) for i, name in enumerate(series)}
+        columns = max(1, 115 // (8 + max(map(len, shown))))
+        figure.legend(
+            shown.values(), shown.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )
     return figure
+
+
+def _line_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """The line that a point belongs to: its series, "" if it has none, and its kind of numbers."""
+    return str(record.get("series", "")), str(record["vectors"])
 
 
 def _annotate(axes: Axes, names: Sequence[tuple[str, float, float, str]]) -> None:

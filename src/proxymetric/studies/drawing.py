@@ -67,7 +67,7 @@ def size_records(results: Results, cells: list[Cell], metric: str) -> list[dict[
         name = "trained at each dimension" if is_alone else results.study.rows[cell.row].title
         for (dim, kind, size), values in sizes.items():
             mean = student(list(values.values()))
-            point = {"dim": dim, "vectors": kind, "bytes": size, "series": f"{name}, {kind}"}
+            point = {"dim": dim, "vectors": kind, "bytes": size, "series": name}
             records.append(point | {"scores": {metric: mean.value / 100}, "half": (mean.half or 0.0) / 100})
     return records
 
