@@ -62,6 +62,15 @@ def commit() -> dict[str, Any]:
     }
 
 
+def stamped(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a measurement with its own commit, for a file whose measurements are made one by one.
+
+    >>> sorted(stamped({"ms": 1.0}))
+    ['commit', 'ms']
+    """
+    return found | {"commit": commit()["commit"]}
+
+
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that benchmarks use; None: not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, Candidate, about, clock_mhz, interleaved, release, spread, synchronise, write
+from common import RESULTS, Candidate, about, clock_mhz, interleaved, release, spread, stamped, synchronise, write
 from torch import Tensor
 
 BATCH, CLASSES, DIM = 128, 11_318, 512
@@ -217,7 +217,7 @@ def main() -> None:
     for name, curve in CURVES.items():
         if options.curves is not None and curve.over not in options.curves:
             continue
-        curves[name] = measured(curve, options)
+        curves[name] = stamped(measured(curve, options))
         release(options.device)
         record["clock_mhz_during"] = clock_mhz()
         record["seconds"] = round(time.perf_counter() - begun, 1)

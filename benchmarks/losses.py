@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, ROUNDS, about, release, resident_mb, write
+from common import RESULTS, ROUNDS, about, release, resident_mb, stamped, write
 from pairs import PAIRS, cell, size_name, table, text
 from torch import Tensor, nn
 
@@ -232,7 +232,7 @@ def pairs(threads: int, options: argparse.Namespace) -> None:
         )  # fmt: skip
         release("cpu")
         size = size_name(batch, classes)
-        cells.setdefault(name, {})[size] = found
+        cells.setdefault(name, {})[size] = stamped(found)
         part["targets"]["missed"] = missed(part)
         write(options.out, record)
         print(f"{threads} threads, {name}, {size}: {found.get('failed') or text(found)}", flush=True)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, ROUNDS, about, clock_mhz, release, write
+from common import RESULTS, ROUNDS, about, clock_mhz, release, stamped, write
 from pairs import PAIRS, Pair, cell, size_name, table, text
 
 DIM = 512
@@ -140,7 +140,7 @@ def main() -> None:
             if options.limit is not None and time.perf_counter() - begun > options.limit:
                 print(f"--limit: {len(planned) - index} of {len(planned)} cells are left out", flush=True)
                 break
-            found = measured(name, batch, classes, DTYPES[dtype], options)
+            found = stamped(measured(name, batch, classes, DTYPES[dtype], options))
             release(options.device)
             size = size_name(batch, classes)
             cells.setdefault(dtype, {}).setdefault(name, {})[size] = found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, about, clock_mhz, write
+from common import RESULTS, about, clock_mhz, stamped, write
 from step import spent_ms
 from torch.profiler import ProfilerActivity, profile
 from tuning import FULL, SETTINGS, SIDES, Running, Setting, release, settle, some_batches
@@ -93,7 +93,7 @@ def main() -> None:
     for batch in options.batches or ((64, 256) if device.type == "cuda" else setting.batches):
         for side in options.sides:
             with tempfile.TemporaryDirectory() as folder:
-                found = profiled(side, setting, batch, device, Path(folder), options.steps)
+                found = stamped(profiled(side, setting, batch, device, Path(folder), options.steps))
             record["by batch"].setdefault(str(batch), {})[side] = found
             record["clock_mhz_during"] = clock_mhz()
             print(f"batch {batch}, {side}: {json.dumps(found)}", flush=True)
