@@ -1,6 +1,8 @@
-"""A scaled product of two matrices, in as few passes over the result as the processor's library needs."""
+"""Products of matrices in the form that is fast with the processor's library."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,3 +34,41 @@ def scaled_product(queries: Tensor, rows: Tensor, factor: float, plus: Tensor | 
         return torch.addmm(added, queries, rows.T, beta=0 if plus is None else 1, alpha=factor)
     product = queries @ rows.T
     return product.mul_(factor) if plus is None else torch.add(plus, product, alpha=factor)
+
+
+def products_in_groups(groups: Tensor) -> Tensor:
+    """The products of the vectors of each group with each other, with gradients.
+
+    Args:
+        groups: (N, K, D).
+
+    Returns:
+        (N, K, K).
+
+    Example:
+        >>> products_in_groups(torch.tensor([[[1.0, 0.0], [2.0, 1.0]]]))
+        tensor([[[1., 2.],
+                 [2., 5.]]])
+    """
+    if torch.compiler.is_compiling():
+        return groups @ groups.mT
+    products: Tensor = _ProductsInGroups.apply(groups)
+    return products
+
+
+class _ProductsInGroups(torch.autograd.Function):
+    """`G = W W^T` with the gradient `(dG + dG^T) W`: one product instead of two, and none with a transposed factor.
+
+    oneDNN multiplies small matrices on ARM processors some forty times slower if one of them is transposed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, groups: Tensor) -> Tensor:
+        ctx.save_for_backward(groups)
+        transposed = groups.mT
+        return groups @ (transposed if groups.is_cuda or HAS_MKL else transposed.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (groups,) = ctx.saved_tensors
+        return (gradient + gradient.mT) @ groups

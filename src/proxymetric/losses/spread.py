@@ -10,6 +10,7 @@ from torch import Tensor
 from proxymetric.checks import at_least_zero
 from proxymetric.core.class_shards import all_reduce_sum
 from proxymetric.core.pieces import References
+from proxymetric.core.products import products_in_groups
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Spread:
         vectors = refs.vectors.float() if refs.vectors.dtype in (torch.half, torch.bfloat16) else refs.vectors
         w = refs._replace(vectors=vectors, shard=None).normalised().unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
-        gram = (w @ w.mT)[:, s, t]
+        gram = products_in_groups(w)[:, s, t]
         squared = (2 - 2 * gram).clamp(min=0)  # rounding makes it negative where proxies coincide
         spread = self.tau * (squared + 1e-5).sqrt().sum() / max(refs.all_rows * (k - 1), 1)
         return spread if refs.shard is None else all_reduce_sum(spread, refs.shard)
