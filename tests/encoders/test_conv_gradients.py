@@ -63,6 +63,21 @@ def test_only_what_is_trained_has_a_gradient(frozen):
     assert [name for name, gradient in given.items() if gradient is None] == [frozen]
 
 
+def test_second_derivatives_are_those_of_torch():
+    layer = MatrixConv2d(2, 3, 3, padding=1)
+    usual = copy.deepcopy(layer)
+    usual.__class__ = nn.Conv2d
+    images = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    found = []
+    for each in (layer, usual):
+        (first,) = torch.autograd.grad(each(images).square().sum(), images, create_graph=True)
+        first.square().sum().backward()
+        found.append([images.grad, each.weight.grad, each.bias.grad])
+        images.grad = None
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
 def test_an_empty_batch():
     layer = MatrixConv2d(2, 3, 3)
     layer(torch.zeros(0, 2, 5, 5)).sum().backward()

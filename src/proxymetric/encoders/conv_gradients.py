@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ONEDNN_HAS_SLOW_GRADIENTS = torch.backends.mkldnn.is_available() and not torch.backends.mkl.is_available()
@@ -75,9 +74,11 @@ class _Convolution(torch.autograd.Function):
         return functional.conv2d(images, weight, bias, stride, padding)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         images, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: torch's own gradients have one
+            options = [len(weight)], ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, ctx.needs_input_grad[:3]
+            return *torch.ops.aten.convolution_backward(gradient, images, weight, *options), None, None
         (down, right), (top, left) = ctx.stride, ctx.padding
         _, _, height, width = images.shape
         outputs, channels, rows, columns = weight.shape
