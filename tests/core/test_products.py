@@ -12,12 +12,18 @@ each_library = pytest.mark.parametrize("has_mkl", [True, False])
 
 
 @each_library
-@pytest.mark.parametrize("plus", [None, torch.ones(4, 3)])
-def test_a_scaled_product(has_mkl, plus, monkeypatch):
+@pytest.mark.parametrize("largest", [0, 2**21])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_scaled_product(has_mkl, largest, shape, has_more, monkeypatch):
     monkeypatch.setattr(products, "HAS_MKL", has_mkl)
-    queries, rows = torch.randn(4, 5), torch.randn(3, 5)
+    monkeypatch.setattr(products, "MAX_COPIED_PRODUCT", largest)
+    queries, rows = (torch.randn(length, 5) for length in shape)
+    plus = torch.ones(shape) if has_more else None
     expected = 0.3 * queries.double() @ rows.double().T + (0 if plus is None else plus)
-    torch.testing.assert_close(scaled_product(queries, rows, 0.3, plus).double(), expected, rtol=1e-5, atol=1e-5)
+    found = scaled_product(queries, rows, 0.3, plus)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert found.is_contiguous()
 
 
 @each_library

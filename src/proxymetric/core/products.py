@@ -11,6 +11,10 @@ HAS_MKL = torch.backends.mkl.is_available()
 """torch for ARM processors does not have it: there a product with a factor is computed by OpenBLAS, and one without a
 factor by oneDNN, which is faster"""
 
+MAX_COPIED_PRODUCT = 2**21
+"""multiplications up to which a copy of the transposed factor takes less time than what oneDNN does before a product
+with a transposed factor; for processors without MKL"""
+
 
 def scaled_product(queries: Tensor, rows: Tensor, factor: float, plus: Tensor | None = None) -> Tensor:
     """`factor * queries @ rows.T + plus`, without gradients.
@@ -32,7 +36,14 @@ def scaled_product(queries: Tensor, rows: Tensor, factor: float, plus: Tensor | 
     if queries.is_cuda or HAS_MKL:
         added = queries.new_empty(1) if plus is None else plus
         return torch.addmm(added, queries, rows.T, beta=0 if plus is None else 1, alpha=factor)
-    product = queries @ rows.T
+    if len(queries) * rows.numel() > MAX_COPIED_PRODUCT:
+        product = queries @ rows.T
+    elif len(rows) <= len(queries):
+        product = queries @ rows.T.contiguous()
+    else:
+        product = (rows @ queries.T.contiguous()).T.contiguous()
+    if plus is None and factor == 1:
+        return product
     return product.mul_(factor) if plus is None else torch.add(plus, product, alpha=factor)
 
 

@@ -106,7 +106,7 @@ class _Similarities(NamedTuple):
         of_class = _combination(problem)
         if of_class is not None and of_class.kind == "soft":
             normalised = Normalised(vectors, *divisors_of(vectors, name))
-            of_rows = scaled_product(queries, vectors, 1 / unit).div_(normalised.divisors)
+            of_rows = scaled_product(queries, vectors, 1.0).div_(normalised.divisors * unit)
         else:
             normalised = Normalised.of(vectors, name)
             of_rows = scaled_product(queries, normalised.rows, 1 / unit)
@@ -114,9 +114,8 @@ class _Similarities(NamedTuple):
             return _Similarities(*normalised, of_rows, of_rows, None)
         grouped = of_rows.view(len(queries), -1, problem.per_column)
         if problem.refs.nearest is not None:
-            own = labels[:, None, None].expand(-1, 1, problem.per_column)
-            nearest = grouped.gather(1, own).argmax(2).squeeze(1)
-            problem.refs.nearest.rows = torch.add(nearest, labels, alpha=problem.per_column)
+            own = grouped[torch.arange(len(labels), device=labels.device), labels]
+            problem.refs.nearest.rows = torch.add(own.argmax(1), labels, alpha=problem.per_column)
         if of_class.kind != "soft":
             return _Similarities(*normalised, of_rows, of_class(grouped), None)
         shares = grouped.softmax(2)
