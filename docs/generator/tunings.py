@@ -271,8 +271,8 @@ def _by_classes(sizes: dict) -> str:
         f"{many[1]:,.0f} MB at its peak instead of {few[1]:,.0f}: {sizes['difference_mb']:.1f} MB more. By "
         "calculation, five arrays with a row for each class (free proxies, their gradient, two moments, stored "
         f"proxies) grow by {rows:.1f} MB, and an array of similarities by {sizes['one (B, C) array, mb']:.1f}. Class "
-        "prompts lie in host memory; on the accelerator, they, their gradient and their moments would take "
-        f"{prompts:,.0f} MB."
+        "prompts of so many classes lie in host memory; on the accelerator, they, their gradient and their moments "
+        f"would take {prompts:,.0f} MB."
     )
     return paragraph(text)
 
