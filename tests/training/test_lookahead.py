@@ -18,6 +18,13 @@ PROMPTED = {"encoder__backbone": "test_vit", "encoder__pretrained": False, "enco
 SMALL = PROMPTED | {"method": "vptsp-m", "view__size": 32, "view__resize": 32, "train__warmup": 0}
 
 
+@pytest.fixture
+def many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class prompts lie in host memory, as those of many classes do."""
+    monkeypatch.setattr("proxymetric.sources.semantic_proxies.MAX_BYTES_ON_DEVICE", 0)
+
+
+@pytest.mark.usefixtures("many_classes")
 def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,6 +43,7 @@ def test_a_batch_that_cannot_be_made_fails_in_its_own_step(
     assert state(tmp_path / "run")["step"] == 4
 
 
+@pytest.mark.usefixtures("many_classes")
 def test_prompts_of_the_next_batch_are_prefetched() -> None:
     """The prefetched rows are the rows that are taken: the same classes in the same order."""
     criterion, source, _ = build("ema")
@@ -48,6 +56,7 @@ def test_prompts_of_the_next_batch_are_prefetched() -> None:
     assert next(rows for _, rows in source.prompts._taken) is sent
 
 
+@pytest.mark.usefixtures("many_classes")
 def test_a_run_makes_use_of_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from proxymetric.sources import RowTable
 
