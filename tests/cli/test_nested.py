@@ -99,7 +99,7 @@ def test_index_cuts_and_stays_cut(run, photos, files, tmp_path):
     assert "0 added, 0 updated, 0 deleted" in answer.out
     answer = proxymetric("search", folder, files[0], "-k", 2)
     assert answer.code == 0, answer
-    refused(proxymetric("index", run, photos, "--out", folder, "--dim", 2), "model: got", "--rebuild")
+    refused(proxymetric("index", run, photos, "--out", folder, "--dim", 2), "dim: got 2, but", "have 4", "--rebuild")
     answer = proxymetric("index", run, photos, "--out", folder, "--dim", 2, "--rebuild")
     assert answer.code == 0, answer
     assert Index(folder).dim == 2

@@ -47,6 +47,16 @@ def test_search_finds_what_query_finds(run, photos, index):
     assert [(*line[:4], str(photos / line[4])) for line in by_index] == [tuple(line) for line in by_folder]
 
 
+def test_query_refuses_an_index(run, photos, index):
+    refused(proxymetric("query", run, index, photos / "class0" / "0.png"), "which is an index", "proxymetric search")
+
+
+def test_a_search_without_results_names_all_conditions(photos, index):
+    answer = proxymetric("search", index, photos / "class0" / "1.png", "--where", "shop=Ulm", "--differs", "shop")
+    assert answer.code == 0, answer
+    assert "matches --where shop=Ulm --differs shop" in answer.err
+
+
 def test_search_of_an_image_from_elsewhere(photos, index, tmp_path):
     copy = tmp_path / "copy.png"
     shutil.copy(photos / "class5" / "3.png", copy)

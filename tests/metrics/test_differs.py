@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oracles import metrics as oracle
+from oracles.verification import equal_error_rate, fnmr_at_fmr, pair_scores
 from proxymetric.metrics import breakdown, evaluate, left_out, rank
 
 NAMES = ["R@1", "P@3", "MAP@R", "AP@5", "nDCG@4"]
@@ -81,3 +82,33 @@ def test_a_query_whose_class_has_only_its_own_value_is_left_out():
         evaluate(vectors, range(6), gallery=vectors, gallery_labels=range(6), differs=range(6))
     with pytest.raises(ValueError, match="differs: got 5 labels, expected 6, one for each row of embeddings"):
         evaluate(vectors, [0, 0, 1, 1, 2, 2], differs=range(5))
+
+
+@pytest.mark.parametrize("has_gallery", [False, True])
+def test_error_rates_are_those_of_pairs_with_different_values(has_gallery):
+    vectors, labels, cameras = drawn(0, count=24)
+    others, other_labels, other_cameras = drawn(1, count=15) if has_gallery else (None, None, None)
+    genuine, impostor = [], []
+    for camera in np.unique(cameras):
+        # Each query with the items of other cameras; without a gallery each pair comes twice, which changes no rate.
+        items = others if has_gallery else vectors
+        item_labels, item_cameras = (other_labels, other_cameras) if has_gallery else (labels, cameras)
+        own, rest = cameras == camera, item_cameras != camera
+        found = pair_scores(vectors[own], list(labels[own]), items[rest], list(item_labels[rest]))
+        genuine += found[0]
+        impostor += found[1]
+    names = ["EER", "FNMR@FMR=0.1"]
+    sides = {"gallery": others, "gallery_labels": other_labels, "gallery_differs": other_cameras} if has_gallery else {}
+    got = evaluate(vectors, labels, names, differs=cameras, **sides)
+    expected = [float(equal_error_rate(genuine, impostor)), float(fnmr_at_fmr(genuine, impostor, 0.1)[0])]
+    assert list(got.values()) == pytest.approx(expected)
+    sides.pop("gallery_differs", None)
+    assert got != evaluate(vectors, labels, names, **sides)
+
+
+def test_without_pairs_of_different_values_the_sentence_says_so():
+    vectors = np.eye(4, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"got no genuine pair, .* with different values of `differs`"):
+        evaluate(vectors, [0, 0, 1, 1], "EER", differs=[0, 0, 1, 1])
+    with pytest.raises(ValueError, match="without a relevant item of another value of `differs`"):
+        evaluate(vectors, [0, 0, 1, 1], "R@1", differs=[0, 0, 1, 1])

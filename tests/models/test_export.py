@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import proxymetric as pm
 from proxymetric.encoders import build
 from proxymetric.models.export import Embedder, export, trace
+from proxymetric.models.features import FeatureModel, load_untrained
 from proxymetric.models.model import Model
 from terminal import bytes_of, proxymetric, refused
 from training_runs import run as trained
@@ -231,6 +233,15 @@ def test_full_fine_tuning_is_kept_whole_and_frozen_features_are_not(photos, weig
     assert names == {"head.weight", "head.bias", "mean", "std", "backbone.pos_embed"}
     slim = pm.load(tmp_path / "frozen.safetensors", device="cpu", weights=weights)
     assert torch.equal(slim.embed(pixels), pm.load(tmp_path / "frozen", device="cpu").embed(pixels))
+
+    begun_with = load_untrained(tmp_path / "frozen", "cpu").embed(pixels)
+    gone = shutil.copy(weights, tmp_path / "gone.safetensors")
+    trained(photos, tmp_path / "moved", **VIT, encoder__weights=str(gone), train__frozen=True)
+    Path(gone).unlink()
+    assert torch.equal(load_untrained(tmp_path / "moved", "cpu").embed(pixels), begun_with)
+    model = pm.load(tmp_path / "frozen", device="cpu")
+    model.encoder = build(backbone="test_vit", size=32, dim=8, weights=str(weights)).eval()
+    assert torch.equal(FeatureModel.of(model).embed(pixels), begun_with)
 
     trained(photos, tmp_path / "drawn", train__epochs=1, train__frozen=True)
     refused(

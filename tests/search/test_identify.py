@@ -96,6 +96,7 @@ def test_thresholds_rise_with_strictness_and_rare_events_are_extrapolated(tmp_pa
     assert [threshold.is_extrapolated for threshold in thresholds] == [False, False, False, True, True]
     assert all(threshold.low <= threshold.value + 0.05 and threshold.low < threshold.high for threshold in thresholds)
     assert values[-1] > identifier.impostors.scores().max()
+    assert all(threshold.high > threshold.value for threshold in thresholds[3:]), "the tail is uncertain to both sides"
     for far in (0.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match="far: got"):
             identifier.threshold(far)

@@ -115,6 +115,11 @@ def index(
         dim = _earlier_dim(existing, model) if dim is None else dim
     if dim is not None:
         model = model.cut_to(dim)
+    if existing is not None and not rebuild and existing.manifest.count and existing.dim != model.dim:
+        raise ValueError(
+            f"dim: got {model.dim}, but the vectors of {target} have {existing.dim} dimensions; expected --dim "
+            f"{existing.dim}, another --out, or --rebuild"
+        )
     source = {"run": run if is_address(run) else os.path.abspath(run), "which": which}
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
@@ -231,7 +236,9 @@ def search(
         for file, hits in zip(image, found, strict=True)
     ]
     if conditions and not any(hits for _, hits in results):
-        words = " ".join(f"--where {visible(condition)}" for condition in where or [])
+        words = " ".join(
+            [*(f"--where {visible(text)}" for text in where or []), *(f"--differs {visible(t)}" for t in differs or [])]
+        )
         typer.echo(f"no other image of {visible(folder)} matches {words}", err=True)
     print_results(results, as_json, open_page)
 

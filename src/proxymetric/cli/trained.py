@@ -107,11 +107,17 @@ def query(
     from proxymetric.cli.results import print_results
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import VectorFile
+    from proxymetric.search.manifest import is_index
     from proxymetric.search.result_page import Found
 
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
     _check_order(folder, image)
+    if is_index(folder):
+        raise ValueError(
+            f"DIR: got {folder}, which is an index; expected a folder of images or a file that `embed` wrote. To "
+            f"search the index: `proxymetric search {folder} {image[0]}`"
+        )
     terminal = Terminal(Console(stderr=True))
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):

@@ -119,8 +119,10 @@ def _wrong_labels(found: Inspection, pictures: _Pictures) -> str:
         for each in found.wrong_labels.listed[:MAX_SHOWN]
     ]
     hint = (
-        "Labels that are more likely wrong than right, by the class centres of all other images. The most likely ones "
-        "come first; a rare view of its class can stand here too, so look before you change anything."
+        f"Labels that are wrong with a probability of {found.wrong_labels.limit:g} or more, by the class centres of "
+        "all other images. The most likely ones come first; a rare view of its class can stand here too, so look "
+        "before you change anything. Go through the whole list before you run the command again: the fewer labels are "
+        "wrong, the surer it must be of the others."
     )
     return _section("wrong-labels", "Likely wrong labels", hint, entries, len(found.wrong_labels.listed))
 

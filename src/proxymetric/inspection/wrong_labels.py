@@ -62,12 +62,14 @@ class WrongLabels(NamedTuple):
         probability: (N,) of each label to be wrong; NaN for an image that no other picture shares the label of.
         suggestion: (N,) the most likely other label of each image.
         share: the estimated share e of wrong labels.
+        limit: labels are listed from this probability on.
     """
 
     listed: list[WrongLabel]
     probability: Tensor
     suggestion: Tensor
     share: float
+    limit: float = LISTED_FROM
 
 
 def find_wrong_labels(
@@ -111,7 +113,7 @@ def find_wrong_labels(
         )
         for row in order[probability[order] >= listed_from].tolist()
     ]
-    return WrongLabels(listed, probability, suggestion, share)
+    return WrongLabels(listed, probability, suggestion, share, listed_from)
 
 
 def _independent(labels: Tensor, pictures: Tensor) -> Tensor:

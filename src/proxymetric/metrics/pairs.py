@@ -60,6 +60,8 @@ class Block(NamedTuple):
 class Pairs:
     """All pairs of a search: unordered pairs of its vectors, or each query with each item of the gallery.
 
+    If the search has `differs`, pairs with the same value are left out.
+
     Args:
         task: the checked vectors and labels.
 
@@ -96,8 +98,12 @@ class Pairs:
         cosines = left @ space.rows(space.items, columns).T
         q = torch.arange(rows.start, rows.stop, device=device)[:, None].expand(cosines.shape)
         g = torch.arange(columns.start, columns.stop, device=device).expand(cosines.shape)
-        if self.task.leave_one_out and columns.start < rows.stop:
-            is_pair = q < g
+        is_pair = q < g if self.task.leave_one_out and columns.start < rows.stop else None
+        if self.task.differs is not None:
+            own, of_items = self.task.differs
+            is_other = own[rows, None] != of_items[columns]
+            is_pair = is_other if is_pair is None else is_pair & is_other
+        if is_pair is not None:
             cosines, q, g = cosines[is_pair], q[is_pair], g[is_pair]
         else:
             cosines, q, g = cosines.flatten(), q.flatten(), g.flatten()
@@ -127,7 +133,8 @@ class Pairs:
         for kind, total in (("genuine", tally.genuine_pairs), ("impostor", tally.impostor_pairs)):
             if not total:
                 what = "two vectors of one class" if kind == "genuine" else "vectors of two classes"
-                raise ValueError(f"labels: got no {kind} pair, expected at least {what}")
+                others = "" if self.task.differs is None else " with different values of `differs`"
+                raise ValueError(f"labels: got no {kind} pair, expected at least {what}{others}")
         return tally
 
     def refine(self, bins: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:

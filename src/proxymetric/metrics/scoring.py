@@ -149,6 +149,8 @@ def evaluate(
         block: queries ranked at a time; None: chosen by the search.
         device: where to compute; by default where the embeddings are.
         differs: (N,); items with the value of a query, such as its camera, are left out of its results; see `rank`.
+            So are pairs with the same value, of the error rates of pairs. The metrics that describe embeddings and
+            gallery together ignore it.
         gallery_differs: (G,) the same for the gallery.
 
     Returns:
@@ -201,7 +203,7 @@ def of_queries(
 ) -> QueryScores:
     """Run a search and score every query; `on_results` receives each table of results."""
     if int(task.relevant.max()) < 1:
-        raise ValueError(_no_relevant_items(len(task.labels)))
+        raise ValueError(_no_relevant_items(len(task.labels), task.differs is not None))
     max_cutoff = max((metric.cutoff or 1) for metric in metrics)
     has_cutoff_at_r = any(metric.cutoff is None for metric in metrics)
     depths = task.relevant.clamp(min=max_cutoff) if has_cutoff_at_r else torch.full_like(task.relevant, max_cutoff)
@@ -255,5 +257,9 @@ def _check_whole(ranking: Ranking, metric: Metric) -> None:
         )
 
 
-def _no_relevant_items(queries: int) -> str:
-    return f"labels: got {queries} queries without a relevant item, expected at least one query with a relevant item"
+def _no_relevant_items(queries: int, differs: bool = False) -> str:
+    others = " of another value of `differs`" if differs else ""
+    return (
+        f"labels: got {queries} queries without a relevant item{others}, expected at least one query with a relevant "
+        f"item{others}"
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.files import read_json
 from proxymetric.models.hub_client import CONFIG, fetch, is_address
-from proxymetric.models.load import is_run, read_run
+from proxymetric.models.load import is_run, load, read_run
 from proxymetric.models.model import Model
 
 
@@ -84,6 +84,9 @@ def load_untrained(run: str | Path, device: str | torch.device | None = None) ->
         )
     description = read_run(run)
     recipe: dict[str, Any] = description["recipe"]
+    if recipe["train"]["frozen"]:
+        # The backbone was not trained: the checkpoint holds it as it was, and the file of weights is not needed.
+        return FeatureModel.of(load(run, device=device))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe["seed"])
         encoder = build(**recipe["encoder"], size=recipe["view"]["size"])

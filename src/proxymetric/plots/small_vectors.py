@@ -143,7 +143,7 @@ def small_vectors_figure(records: Sequence[Mapping[str, Any]], metric: str = "MA
         halves = [100 * each.get("half", 0.0) for each in points]
         colour, style = PNG_COLOURS[kinds.index(kind) % len(PNG_COLOURS)], STYLES[series.index(name) % len(STYLES)]
         sizes = [each["bytes"] for each in points]
-        axes.errorbar(sizes, values, yerr=halves, color=colour, capsize=3, label=kind, **style)
+        axes.errorbar(sizes, values, yerr=halves if any(halves) else None, color=colour, capsize=3, label=kind, **style)
         for each, value in zip(points, values, strict=True):
             place = each["dim"], each["bytes"]
             if place not in names or names[place][2] < value:  # one name for points that lie above each other

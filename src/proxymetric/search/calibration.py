@@ -102,9 +102,9 @@ class Impostors:
 
         # Above the highest score no image was accepted, but of so many images one might have been.
         if (lowest := max(rate(0.0), 1 / (total + 1))) > wanted:
-            excess = _tail(scores) * float(np.log(lowest / wanted))
-            ends = self._interval(generator, groups, 0.0)
-            return Threshold(float(scores[0]) + excess, ends[0] + excess, ends[1] + excess, far, True)
+            times = float(np.log(lowest / wanted))
+            ends = self._interval(generator, groups, 0.0, times)
+            return Threshold(float(scores[0]) + times * _tail(scores), *ends, far, True)
         low, high = 0.0, min(1.0 - 1e-9, 2 * wanted)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
@@ -123,8 +123,18 @@ class Impostors:
         is_own = self.groups == group
         return self.scores()[is_own], np.sort(self.scores(group)[~is_own])[::-1]
 
-    def _interval(self, generator: np.random.Generator, groups: np.ndarray, share: float) -> tuple[float, float]:
-        """The ends of the interval of the threshold, over classes drawn with replacement."""
+    def _interval(
+        self, generator: np.random.Generator, groups: np.ndarray, share: float, times: float = 0.0
+    ) -> tuple[float, float]:
+        """The ends of the interval of the threshold, over classes drawn with replacement.
+
+        Args:
+            generator: of the draws.
+            groups: the classes.
+            share: of the scores above the threshold.
+            times: a threshold that is extrapolated lies so many scales of the tail above its score. The highest score
+                of a draw is never above that of all classes; its scale can be.
+        """
         scores = self.scores()
         order = np.argsort(-scores)
         places = np.searchsorted(groups, self.groups)[order]
@@ -132,7 +142,8 @@ class Impostors:
         for _ in range(RESAMPLES):
             weights = np.bincount(generator.integers(len(groups), size=len(groups)), minlength=len(groups))[places]
             above = weights.cumsum()
-            values.append(scores[order[min(int(np.searchsorted(above, share * above[-1], "right")), len(order) - 1)]])
+            value = scores[order[min(int(np.searchsorted(above, share * above[-1], "right")), len(order) - 1)]]
+            values.append(value + (times * _tail(np.repeat(scores[order], weights)) if times else 0.0))
         low, high = np.quantile(values, [0.025, 0.975])
         return float(low), float(high)
 
