@@ -126,7 +126,13 @@ class _Reader(Dataset):
             generator=torch.Generator(),  # without it, each epoch draws a number from the global generator
             worker_init_fn=_ignore_signals_of_others,
         )
-        yield from loader
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:
+            # After an error torch would do this when the interpreter ends: then it can wait for ever for a lock of a
+            # thread that does not run any more.
+            getattr(batches, "_shutdown_workers", lambda: None)()
 
 
 class _ThreadReader(_Reader):
