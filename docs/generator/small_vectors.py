@@ -43,6 +43,6 @@ def matryoshka_table() -> str:
             line.append(mean_text(paired(cut, trained), "+"))
         rows.append(line)
     seeds = len(next(iter(scores["MAP@R"].values())))
-    columns = [f"{metric}, {side}" for metric in scores for side in ("cut", "trained at it", "difference")]
+    columns = [f"{metric}, {side}" for metric in scores for side in ("cut", "trained at that dimension", "difference")]
     note = f"Mean over {seeds} seeds in per cent ± half the 95 % Student interval; differences are paired by seed."
     return f"{table(['dimensions', 'numbers', 'bytes', *columns], rows)}\n\n{note}"

@@ -86,7 +86,6 @@ def test_an_empty_batch():
 
 def test_a_convolution_is_torch_s_own_without_gradients_and_in_half_precision():
     layer, images = MatrixConv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
-    assert "Convolution" in type(layer(images).grad_fn).__name__
     assert type(layer(images).grad_fn).__name__ == "_ConvolutionBackward"
     with torch.autocast("cpu", torch.bfloat16):
         assert type(layer(images).grad_fn).__name__ == "ConvolutionBackward0"

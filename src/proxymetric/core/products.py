@@ -70,7 +70,7 @@ def products_in_groups(groups: Tensor) -> Tensor:
 class _ProductsInGroups(torch.autograd.Function):
     """`G = W W^T` with the gradient `(dG + dG^T) W`: one product instead of two, and none with a transposed factor.
 
-    oneDNN multiplies small matrices on ARM processors some forty times slower if one of them is transposed.
+    On ARM processors oneDNN multiplies many small matrices much more slowly if one factor is transposed.
     """
 
     @staticmethod

@@ -1,8 +1,7 @@
 """Convolutions whose gradients are matrix products, for processors on which oneDNN has no fast ones.
 
-On ARM processors oneDNN's forward pass is a matrix product, and its gradients are several times slower than one. With
-the layers below, the small network trains three times as fast there, and a ResNet-18 one and a half times. Results of
-the forward pass have the same bits as torch's; gradients differ by rounding.
+On ARM processors oneDNN's forward pass is as fast as a matrix product, and its gradients are much slower than one.
+Results of the forward pass have the same bits as torch's; gradients differ by rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ONEDNN_HAS_SLOW_GRADIENTS = torch.backends.mkldnn.is_available() and not torch.backends.mkl.is_available()
+from proxymetric.core.products import HAS_MKL
+
+ONEDNN_HAS_SLOW_GRADIENTS = torch.backends.mkldnn.is_available() and not HAS_MKL
 """whether torch was built with oneDNN and without MKL, as it is for ARM processors"""
 
 MAX_PATCH_VALUES = 2**22
