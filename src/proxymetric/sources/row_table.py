@@ -34,7 +34,8 @@ class RowTable(nn.Module):
         rate: which learning rate of a run applies: "proxies" or "network".
         host: True: the table and its state stay in host memory when the module is moved to a device (a change of dtype
             still applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
-            device holds the rows of one batch only.
+            device holds the rows of one batch only. A trainer waits for every step of such a table; the step of a table
+            on the device can be undone (`DeclaresChanges`).
 
     Example:
         >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
@@ -70,6 +71,8 @@ class RowTable(nn.Module):
         self.register_buffer("average", values.new_empty(0))
         self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
+        if not host:
+            self.changed_by_commit = ("values", "average", "square", "steps")
         self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []
         """index and leaf of each `take` since the last step"""
