@@ -47,9 +47,9 @@ def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, Result]:
 
 
 def test_a_reading_has_the_means_of_its_figures(tmp_path):
-    made = study(why="The rank is\n{rank:.1f}, at epoch {chosen epoch:.0f}.")
+    made = study(why="The rank is\n{rank:.1f}, at epoch {chosen epoch:.0f}, {chosen epoch of the baseline:.0f} there.")
     _, _, row = cells(_tables(made, tmp_path), "Glyphs: epoch chosen on the test half, our reading")
-    assert row == ["new", "The rank is 11.0, at epoch 0."]
+    assert row == ["new", "The rank is 11.0, at epoch 0, 0 there."]
     assert "our reading" not in _tables(study(), tmp_path / "none")
 
 

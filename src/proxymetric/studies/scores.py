@@ -98,7 +98,9 @@ class Results:
         means = {name: statistics.mean(values.values()) for name, values in self.figures(cell).items()}
         if not text or not means:
             return ""
-        means["chosen epoch"] = statistics.mean(run.chosen_epoch for run in self.runs[cell].values())
+        for name, of in (("chosen epoch", cell), ("chosen epoch of the baseline", self.baseline(cell))):
+            if of is not None:
+                means[name] = statistics.mean(run.chosen_epoch for run in self.runs[of].values())
         try:
             return text.format_map(means)
         except (KeyError, IndexError, ValueError) as error:

@@ -53,7 +53,8 @@ class Row:
 
     `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as
     data set -> metric -> value in per cent. `why` says why the measured difference is as it is; `{name}` in it, or
-    `{name:.2f}`, is the mean of a figure that the method reports about itself, or of "chosen epoch".
+    `{name:.2f}`, is the mean of a figure that the method reports about itself, of "chosen epoch", or of "chosen epoch
+    of the baseline".
     """
 
     name: str
