@@ -141,6 +141,8 @@ class TrainOptions:
         monitor: the metric that chooses the epoch.
         evaluate_every: epochs between evaluations. The end of the training is always evaluated.
         evaluate_steps: optimiser steps between evaluations, instead of `evaluate_every`.
+        evaluate_amp: score images during training in the precision of `amp`, not in float32: faster on a GPU, and the
+            scores differ a little. The scores of the chosen model at the end are always those of float32.
         patience: evaluations without improvement after which training stops. None: never.
         save_every: optimiser steps between checkpoints.
         frozen: train head and proxies on cached features of the backbone.
@@ -179,6 +181,7 @@ class TrainOptions:
     monitor: str = "MAP@R"
     evaluate_every: int = 1
     evaluate_steps: int | None = None
+    evaluate_amp: bool = False
     patience: int | None = 10
     save_every: int = 200
     frozen: bool = False

@@ -368,7 +368,9 @@ def make_pool(context: RunContext, encoder: Encoder, feed: Feed) -> Callable[[in
     return pool
 
 
-def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str) -> Callable[[str], EmbeddedSet]:
+def embedder(
+    context: RunContext, encoder: Encoder, images: ImageSet, name: str, precision: torch.dtype | None = None
+) -> Callable[[str], EmbeddedSet]:
     """Make a function that embeds `images` with the current encoder.
 
     Args:
@@ -376,6 +378,7 @@ def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str)
         encoder: the encoder that computes the embeddings.
         images: the images.
         name: what the images are called in the progress bar and in errors.
+        precision: the type in which the encoder computes under autocast; None: float32.
 
     Returns:
         A function of "vectors" (the embeddings) or "features" (the input of the head).
@@ -404,7 +407,8 @@ def embedder(context: RunContext, encoder: Encoder, images: ImageSet, name: str)
         vectors, done = [], 0
         for batch in feed:
             assert batch.images is not None
-            vectors.append(encode(batch.images).float())
+            with torch.autocast(context.device.type, precision, enabled=precision is not None):
+                vectors.append(encode(batch.images).float())
             done += len(batch.labels)
             context.watcher.work(f"embedding {name}", done, len(images))
         if not vectors:

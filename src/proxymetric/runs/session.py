@@ -55,7 +55,7 @@ from proxymetric.runs.training_part import Training
 from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
 from proxymetric.training import parallel
 from proxymetric.training.learner import Learner
-from proxymetric.training.optim import first_rates, warmup_message
+from proxymetric.training.optim import autocast_type, first_rates, warmup_message
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 
@@ -264,7 +264,9 @@ class RunSession:
 
     def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:
         """Make the function that scores the learner on the classes that choose the epoch."""
-        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe))
+        options, device = self.recipe.train, self.context.device
+        precision = autocast_type(options.amp, device) if options.evaluate_amp else None
+        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe), precision)
 
         def score_learner() -> dict[str, float]:
             return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
