@@ -161,6 +161,27 @@ def test_bad_files_are_listed_at_the_end(run, tmp_path):
     assert "1 images in" in answer.out
 
 
+@pytest.mark.parametrize("verb", ["query", "search", "identify"])
+def test_an_image_that_cannot_be_read_does_not_cost_the_others(verb, run, photos, index, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    words = [verb, run, photos] if verb == "query" else [verb, index]
+    good = [photos / "class5" / "3.png", photos / "class0" / "0.png"]
+    more = ["--far", "0.2"] if verb == "identify" else ["-k", 1]
+    without = proxymetric(*words, *good, *more)
+    answer = proxymetric(*words, good[0], bad, good[1], *more)
+    assert (without.code, answer.code) == (0, 1)
+    assert answer.out == without.out
+    assert f"left out, cannot be read: {bad} (the image format is not recognised" in answer.err
+    answer = proxymetric(*words, good[0], bad, good[1], *more, "--json")
+    assert answer.code == 1
+    *found, error = json.loads(answer.out)
+    key = "image" if verb == "identify" else "query"
+    assert [Path(each[key]) for each in [*found, error]] == [*good, bad]
+    assert "not recognised" in error["error"]
+    refused(proxymetric(*words, bad), "bad.png", "not recognised")
+
+
 def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
     copy = shutil.copytree(index, tmp_path / "a.index")
     other = finished_run(photos, tmp_path / "other", "--seed", 3)

@@ -70,8 +70,10 @@ def identify(
     """Say which class of an index is on an image, or that it is none of these.
 
     Each image is a line of file, class, score and runner-up, separated by tabs. The threshold is chosen so that images
-    of classes that the index does not have are refused, all but the share --far; a message says by which images.
+    of classes that the index does not have are refused, all but the share --far; a message says by which images. An
+    IMAGE that cannot be read is named, the others are answered, and the exit code is 1.
     """
+    from proxymetric.cli.results import Queries
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Identifier, Index
     from proxymetric.serve.searcher import model_of
@@ -80,11 +82,14 @@ def identify(
     model = model_of(opened, run, device)
     identifier = Identifier(opened, run)
     threshold = identifier.threshold(far)
-    answers = identifier(model.embed(image), far)
+    queries = Queries.embed(model, image)
+    answers = identifier(queries.vectors, far)
     if as_json:
-        typer.echo(json.dumps([{"image": str(file)} | as_dict(a, far) for file, a in zip(image, answers)], indent=1))
+        content = [{"image": str(file)} | as_dict(a, far) for file, a in zip(queries.files, answers, strict=True)]
+        typer.echo(json.dumps(content + queries.errors("image"), indent=1))
+        queries.end()
         return
-    for file, answer in zip(image, answers, strict=True):
+    for file, answer in zip(queries.files, answers, strict=True):
         typer.echo("\t".join([visible(str(file)), *_cells(answer)]))
     terminal = Terminal()
     if len(answers):
@@ -95,6 +100,7 @@ def identify(
             f"{100 * identifier.recognised(far):.0f} % are named"
         )
         terminal.say(identifier.note)
+    queries.end()
 
 
 def as_dict(answer: Answer, far: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How `query` and `search` show what they found: a table, lines, JSON, or a page."""
+"""What `query`, `search` and `identify` ask with, and how they show what they found: a table, lines, JSON, or a page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import tempfile
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from proxymetric.models import Model
     from proxymetric.search.result_page import Found
 
 ImageArgument = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")]
@@ -21,7 +24,49 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Show the results as a page in the browser.")]
 
 
-def print_results(results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool, open_page: bool) -> None:
+class Queries(NamedTuple):
+    """The images of a question that could be read, and the others.
+
+    Attributes:
+        files: the images that could be read.
+        vectors: (N, D) their embeddings.
+        bad: the other images, each with the reason.
+    """
+
+    files: list[Path]
+    vectors: Tensor
+    bad: dict[Path, str]
+
+    @classmethod
+    def embed(cls, model: Model, images: Sequence[Path]) -> Queries:
+        """Embed the images of a question; say which of them cannot be read.
+
+        Raises:
+            ValueError: no image can be read.
+        """
+        reasons: list[str] = []
+        vectors, kept = model.embed(images, errors="skip", on_bad=lambda title, reason: reasons.append(reason))
+        if not kept:
+            model.embed(images)  # says what is wrong with the first image
+        others = [file for i, file in enumerate(images) if i not in set(kept)]
+        bad = dict(zip(others, reasons, strict=True))
+        for file, reason in bad.items():
+            typer.echo(f"left out, cannot be read: {visible(file)} ({reason})", err=True)
+        return cls([images[i] for i in kept], vectors, bad)
+
+    def errors(self, key: str = "query") -> list[dict[str, Any]]:
+        """The entries of a JSON answer for the images that could not be read; `key` names the image."""
+        return [{key: str(file), "error": reason} for file, reason in self.bad.items()]
+
+    def end(self) -> None:
+        """End the command with exit code 1 if an image could not be read."""
+        if self.bad:
+            raise typer.Exit(1)
+
+
+def print_results(
+    results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool, open_page: bool, bad: Sequence[dict[str, Any]] = ()
+) -> None:
     """Print the results of each query.
 
     In a terminal each query gets a table; elsewhere each result is a line of query, rank, similarity, class and file.
@@ -30,6 +75,7 @@ def print_results(results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool
         results: for each query its file, and what was found.
         as_json: print JSON instead.
         open_page: also write a page and open it in the browser; without a browser, say where the page is.
+        bad: entries of the JSON for images without results.
     """
     from rich.console import Console
 
@@ -48,7 +94,7 @@ def print_results(results: Sequence[tuple[Path, Sequence[Found]]], as_json: bool
             }
             for file, hits in results
         ]
-        typer.echo(json.dumps(content, indent=1))
+        typer.echo(json.dumps([*content, *bad], indent=1))
     elif not open_page:
         for file, hits in results:
             if console.is_terminal:

@@ -216,9 +216,10 @@ def search(
     """Find the images of an index that are most similar to a given image.
 
     In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
-    separated by tabs; messages go to the error stream. Files are relative to the folder that was indexed.
+    separated by tabs; messages go to the error stream. Files are relative to the folder that was indexed. An IMAGE that
+    cannot be read is named, the others are searched, and the exit code is 1.
     """
-    from proxymetric.cli.results import print_results
+    from proxymetric.cli.results import Queries, print_results
     from proxymetric.search import Index
     from proxymetric.search.result_page import Found
     from proxymetric.serve.searcher import model_of
@@ -227,20 +228,21 @@ def search(
     if not len(opened):
         raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
     conditions = conditions_of(where or [])
-    model = model_of(opened, run, device)
-    own = [_own_id(opened, file) for file in image]
+    queries = Queries.embed(model_of(opened, run, device), image)
+    own = [_own_id(opened, file) for file in queries.files]
     others = differs_of(opened, differs or [], own)
-    found = opened.search(model.embed(image), k, conditions, without=own, differs=others)
+    found = opened.search(queries.vectors, k, conditions, without=own, differs=others)
     results = [
         (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id), hit.metadata) for hit in hits])
-        for file, hits in zip(image, found, strict=True)
+        for file, hits in zip(queries.files, found, strict=True)
     ]
     if conditions and not any(hits for _, hits in results):
         words = " ".join(
             [*(f"--where {visible(text)}" for text in where or []), *(f"--differs {visible(t)}" for t in differs or [])]
         )
         typer.echo(f"no other image of {visible(folder)} matches {words}", err=True)
-    print_results(results, as_json, open_page)
+    print_results(results, as_json, open_page, queries.errors())
+    queries.end()
 
 
 def differs_of(opened: Index, texts: list[str], own: list[str | None]) -> dict[str, str | Sequence[str | None] | None]:

@@ -100,11 +100,12 @@ def query(
     """Find the images of a folder that are most similar to a given image.
 
     In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
-    separated by tabs; messages go to the error stream. The class is the folder of the file directly under DIR.
+    separated by tabs; messages go to the error stream. The class is the folder of the file directly under DIR. An IMAGE
+    that cannot be read is named, the others are searched, and the exit code is 1.
     """
     from rich.console import Console
 
-    from proxymetric.cli.results import print_results
+    from proxymetric.cli.results import Queries, print_results
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import VectorFile
     from proxymetric.search.manifest import is_index
@@ -132,17 +133,18 @@ def query(
                 f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
                 "`proxymetric embed` wrote with this model"
             )
-        queries = model.embed(image)
+        queries = Queries.embed(model, image)
     else:
-        queries = model.embed(image)  # first, so that a bad image costs no embedding of the folder
+        queries = Queries.embed(model, image)  # first, so that a bad image costs no embedding of the folder
         index = _index(model, folder, terminal)
     class_of = dict(zip(index.names, index.classes, strict=True))
-    found = index.search(queries, k, own=[str(path) for path in image])
+    found = index.search(queries.vectors, k, own=[str(path) for path in queries.files])
     results = [
         (file, [Found(name, class_of[name], score, partial(_image, name)) for name, score in hits])
-        for file, hits in zip(image, found, strict=True)
+        for file, hits in zip(queries.files, found, strict=True)
     ]
-    print_results(results, as_json, open_page)
+    print_results(results, as_json, open_page, queries.errors())
+    queries.end()
 
 
 def _image(name: str) -> Image.Image | None:
