@@ -73,6 +73,23 @@ def test_vectors_for_other_databases(run, photos, index, tmp_path):
     assert pq.read_table(tmp_path / "v.parquet").num_rows == 80
 
 
+def test_metadata_of_files_that_are_not_there(run, photos, tmp_path):
+    table, target = tmp_path / "items.csv", tmp_path / "x.index"
+    table.write_text("file,shop\nelsewhere/0.png,Ulm\n")
+    refused(
+        proxymetric("index", run, photos, "--out", target, "--metadata", table),
+        "items.csv, which names 'elsewhere/0.png' and no image of",
+        "such as 'class0/0.png'",
+    )
+    assert not target.exists()
+    table.write_text("file,shop\nclass0/0.png,Ulm\nelsewhere/0.png,Ulm\n")
+    answer = proxymetric("index", run, photos, "--out", target, "--metadata", table)
+    assert answer.code == 0, answer
+    assert f"1 of the 2 files of {table} are not in the index: elsewhere/0.png" in answer.out
+    table.write_text("file,shop\nclass0/0.png,Bonn\n")
+    assert "not in the index" not in proxymetric("index", run, photos, "--out", target, "--metadata", table).out
+
+
 def test_conditions_and_json(photos, index):
     image = photos / "class0" / "0.png"
     answer = proxymetric("search", index, image, "--where", "class=class4", "--json")

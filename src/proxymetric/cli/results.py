@@ -1,4 +1,4 @@
-"""What `query`, `search` and `identify` ask with, and how they show what they found: a table, lines, JSON, or a page."""
+"""What `query`, `search` and `identify` ask with, and how results are shown: a table, lines, JSON, or a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxymetric.core.visible import visible
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from proxymetric.models import Model
+    from proxymetric.models.model import Model
     from proxymetric.search.result_page import Found
 
 ImageArgument = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +104,8 @@ def index(
     check_place(target, "--out")
     chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
-    if not image_files(folder):
+    files = image_files(folder)
+    if not files:
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
@@ -113,6 +114,8 @@ def index(
     if is_index(target):
         existing = open_to_rebuild(target, chosen_engine) if rebuild else Index(target)
         dim = _earlier_dim(existing, model) if dim is None else dim
+    if columns:
+        _check_metadata(columns, metadata, folder, files, () if existing is None else existing)
     if dim is not None:
         model = model.cut_to(dim)
     if existing is not None and not rebuild and existing.manifest.count and existing.dim != model.dim:
@@ -159,6 +162,10 @@ def index(
         terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:
         terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
+    if columns and (absent := [name for name in columns if name not in existing]):
+        more = ", ..." if len(absent) > MAX_BAD_IMAGES_NAMED else ""
+        named = ", ".join(map(visible, absent[:MAX_BAD_IMAGES_NAMED])) + more
+        terminal.say(f"{len(absent)} of the {len(columns)} files of {metadata} are not in the index: {named}")
     if changed.continued:
         terminal.say(f"continued: {changed.continued} images were embedded before")
     terminal.say(
@@ -182,6 +189,20 @@ def index(
         terminal.say(f"vectors: {write_parquet(existing, parquet)}")
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
+
+
+def _check_metadata(
+    columns: Mapping[str, object], file: Path | None, folder: Path, images: Sequence[Path], known: Container[str]
+) -> None:
+    """Refuse metadata of other files: none of its rows is for an image of the folder or of the index."""
+    from proxymetric.search.folder_sync import photo_id
+
+    ids = {photo_id(path, folder) for path in images}
+    if not any(name in ids or name in known for name in columns):
+        raise ValueError(
+            f"--metadata: got {file}, which names {next(iter(columns))!r} and no image of {folder}; expected paths in "
+            f"this folder, such as {min(ids)!r}"
+        )
 
 
 @app.command(
