@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; here its R@1 is no better than that of vptsp-m",
+    choose="the paper's best; on CUB here below free proxies, with which vptsp-m is level",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
