@@ -107,7 +107,6 @@ MEMORIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "xbm": ("xbm", {"memory": 21, "start": 3}, {"train__per_class": 2}),
     "vptsp-m": ("vptsp-m", {}, PROMPTED),
     "vptsp-g": ("vptsp-g", {}, PROMPTED),
-    "touched rows": ("proxy-anchor", {"touched": "batch"}, {}),
 }
 
 
@@ -223,7 +222,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ccp with a memory": {"memory": 21, "memory_start": 0},
     "proxy-anchor of touched rows": {"touched": "batch"},
 }
-WAITING = {"moco"}
+WAITING = {"moco", "proxy-anchor of touched rows"}
 """variants whose commits cannot be undone"""
 
 

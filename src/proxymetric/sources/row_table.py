@@ -34,8 +34,10 @@ class RowTable(nn.Module):
         rate: which learning rate of a run applies: "proxies" or "network".
         host: True: the table and its state stay in host memory when the module is moved to a device (a change of dtype
             still applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
-            device holds the rows of one batch only. A trainer waits for every step of such a table; the step of a table
-            on the device can be undone (`DeclaresChanges`).
+            device holds the rows of one batch only.
+        undo: True: the table declares what a step changes (`DeclaresChanges`), so that a trainer can launch the next step
+            before it knows that this one is finite. The trainer then copies the whole table before each step: for
+            small tables on the device.
 
     Example:
         >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
@@ -61,6 +63,7 @@ class RowTable(nn.Module):
         momentum: float = 0.9,
         rate: str = "proxies",
         host: bool = False,
+        undo: bool = False,
     ) -> None:
         super().__init__()
         one_of("rate", rate, ("proxies", "network"))
@@ -71,7 +74,7 @@ class RowTable(nn.Module):
         self.register_buffer("average", values.new_empty(0))
         self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))
-        if not host:
+        if undo:
             self.changed_by_commit = ("values", "average", "square", "steps")
         self.follow(optimizer, betas, weight_decay, momentum)
         self._taken: list[tuple[Tensor, Tensor]] = []

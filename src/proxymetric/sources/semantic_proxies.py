@@ -246,7 +246,8 @@ class SemanticProxies(Source):
         # Xavier-normal for a (C, m, W) tensor, as in the released code: more classes give smaller values.
         spread = math.sqrt(2 / ((self.first_block_prompts + self.classes) * width))
         values = torch.randn(self.classes, sum(self.per_block), width, dtype=self.free.dtype, device="cpu") * spread
-        self.prompts = RowTable(values, rate="network", host=3 * values.nbytes > MAX_BYTES_ON_DEVICE)
+        on_host = 3 * values.nbytes > MAX_BYTES_ON_DEVICE
+        self.prompts = RowTable(values, rate="network", host=on_host, undo=not on_host)
 
     @property
     def needs_second_pass(self) -> bool:
