@@ -35,8 +35,8 @@ class RowTable(nn.Module):
         host: True: the table and its state stay in host memory when the module is moved to a device (a change of dtype
             still applies). Rows that are taken are copied to the device, step there, and are copied back, so that the
             device holds the rows of one batch only.
-        undo: True: the table declares what a step changes (`DeclaresChanges`), so that a trainer can launch the next step
-            before it knows that this one is finite. The trainer then copies the whole table before each step: for
+        undo: True: the table declares what a step changes (`DeclaresChanges`), so that a trainer can launch the next
+            step before it knows that this one is finite. The trainer then copies the whole table before each step: for
             small tables on the device.
 
     Example:
