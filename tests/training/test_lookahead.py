@@ -90,7 +90,7 @@ def test_a_run_that_waits_for_images_says_so(
             yield made
 
     monkeypatch.setattr(TrainFeed, "epoch", slow)
-    monkeypatch.setattr("proxymetric.training.trainer.MIN_SECONDS_BEFORE_ADVICE", 0.2)
+    monkeypatch.setattr("proxymetric.training.advice.MIN_SECONDS_BEFORE_ADVICE", 0.2)
     watcher = Notes()
     result = run(photos, tmp_path / "run", watcher=watcher, data__cache=cache).result
     sentences = [text for text in watcher.said if "wait for images" in text]

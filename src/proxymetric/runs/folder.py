@@ -45,6 +45,7 @@ MAY_CHANGE = {
     "train.patience",
     "train.refit",
     "train.device",
+    "train.compile",
     "train.parallel",
     "train.save_every",
     "train.track",

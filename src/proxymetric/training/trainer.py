@@ -18,6 +18,7 @@ from proxymetric.core.signals import stop_on_signal
 from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
 from proxymetric.tracking import Recorder
+from proxymetric.training.advice import compile_advice, could_compile, waiting_advice
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
@@ -51,34 +52,6 @@ class Feed(Protocol):
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on."""
-
-
-MIN_WAITING_SHARE = 0.25
-"""share of the time of the steps from which on waiting for images is worth a message"""
-MIN_SECONDS_BEFORE_ADVICE = 10.0
-"""seconds of training before that message"""
-
-
-def waiting_advice(waited: float, seconds: float, advice: str) -> str:
-    """Say how much of the training was spent waiting for images, and what to try.
-
-    Args:
-        waited: seconds that the steps waited.
-        seconds: seconds of the steps, waiting included.
-        advice: what to try.
-
-    Returns:
-        A sentence; empty if the share is small, the time is short, or there is nothing to try.
-
-    Example:
-        >>> waiting_advice(40.0, 100.0, "try --cache memory")
-        'the steps wait for images 40 % of the time: try --cache memory'
-        >>> waiting_advice(4.0, 100.0, "try --cache memory")
-        ''
-    """
-    if not advice or seconds < MIN_SECONDS_BEFORE_ADVICE or waited < MIN_WAITING_SHARE * seconds:
-        return ""
-    return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
 
 
 class Trainer:
@@ -191,7 +164,7 @@ class Trainer:
         self.images = 0
         self._stop = False
         self._has_batch = False
-        self._said_waiting = False
+        self._said_advice = False
         self._start_time, self._clock_images, self._clock_step = 0.0, 0, 0
         """when the clock of the steps was started, the images since then, and the step at that time"""
         self.trained = sum(p.numel() for p in self.stepper.trainable if p.requires_grad) + self.sharded.remote
@@ -308,15 +281,17 @@ class Trainer:
             self._report_step(result, images_per_second, elapsed / (self.step - self._clock_step))
 
     def _add_time(self, batches: Lookahead) -> None:
-        """Add the time since the last call to the time of the steps; say once if much of it was spent waiting."""
+        """Add the time since the last call to the time of the steps; say once what would make them faster."""
         self.seconds += time.perf_counter() - self._start_time
         # While a step that was launched ahead keeps the GPU busy, nothing waits for the batch that is being read.
         overlaps = self.device.type == "cuda" and self.stepper.runs_ahead
         self.waited += min(batches.waited, self.stepper.idle) if overlaps else batches.waited
         batches.waited, self.stepper.idle = 0.0, 0.0
         advice = waiting_advice(self.waited, self.seconds, self.feed.advice)
-        if advice and not self._said_waiting:
-            self._said_waiting = True
+        if not advice and could_compile(self.options, self.learner.frozen, self.epoch, self.device):
+            advice = compile_advice(self.seconds, self.step, self.steps)
+        if advice and not self._said_advice:
+            self._said_advice = True
             self.watcher.say(advice)
 
     def _begin_epoch(self) -> None:

@@ -1,0 +1,82 @@
+"""What a training run says about its own speed: what the steps wait for, and what would make them faster."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from proxymetric.recipe import TrainOptions
+
+MIN_WAITING_SHARE = 0.25
+"""share of the time of the steps from which on waiting for images is worth a message"""
+MIN_SECONDS_BEFORE_ADVICE = 10.0
+"""seconds of training before a message"""
+MIN_SECONDS_TO_COMPILE = 300.0
+"""seconds of steps to come from which on compiling them is worth a message: compilation takes about half a minute"""
+
+
+def waiting_advice(waited: float, seconds: float, advice: str) -> str:
+    """Say how much of the training was spent waiting for images, and what to try.
+
+    Args:
+        waited: seconds that the steps waited.
+        seconds: seconds of the steps, waiting included.
+        advice: what to try.
+
+    Returns:
+        A sentence; empty if the share is small, the time is short, or there is nothing to try.
+
+    Example:
+        >>> waiting_advice(40.0, 100.0, "try --cache memory")
+        'the steps wait for images 40 % of the time: try --cache memory'
+        >>> waiting_advice(4.0, 100.0, "try --cache memory")
+        ''
+    """
+    if not advice or seconds < MIN_SECONDS_BEFORE_ADVICE or waited < MIN_WAITING_SHARE * seconds:
+        return ""
+    return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
+
+
+def could_compile(options: TrainOptions, frozen: bool, epoch: int, device: torch.device) -> bool:
+    """Whether `train.compile` is off, but would make the steps faster.
+
+    Args:
+        options: of the run.
+        frozen: whether the backbone is not trained at all.
+        epoch: the number of the epoch, from 0; in the warm-up the backbone is not trained yet.
+        device: of the run.
+
+    Example:
+        >>> could_compile(TrainOptions(), frozen=False, epoch=1, device=torch.device("cpu"))
+        False
+    """
+    is_off = not options.compile and not frozen and epoch >= options.warmup and options.parallel != "fsdp"
+    return is_off and device.type == "cuda" and find_spec("triton") is not None
+
+
+def compile_advice(seconds: float, step: int, steps: int) -> str:
+    """Say how long the steps will take, and that compiled ones take less.
+
+    Args:
+        seconds: of the steps so far.
+        step: number of steps so far.
+        steps: number of all steps.
+
+    Returns:
+        A sentence; empty if the time is short.
+
+    Example:
+        >>> compile_advice(60.0, 100, 4100)
+        'the steps take about 40 minutes more: compiled, they often take half the time; Ctrl-C, then --resume --set
+        train.compile=true'
+        >>> compile_advice(60.0, 100, 500)
+        ''
+    """
+    seconds_left = seconds / max(step, 1) * (steps - step)
+    if seconds < MIN_SECONDS_BEFORE_ADVICE or seconds_left < MIN_SECONDS_TO_COMPILE:
+        return ""
+    return (
+        f"the steps take about {seconds_left / 60:.0f} minutes more: compiled, they often take half the time; Ctrl-C, "
+        "then --resume --set train.compile=true"
+    )
