@@ -156,10 +156,10 @@ def test_another_run_is_refused(settings: dict, sentence: str, again: Path, few:
 
 def test_a_key_that_there_was_not_yet_had_its_default(again: Path, few: Path) -> None:
     begun = read_json(again / "run.json")
-    del begun["recipe"]["train"]["compile"], begun["recipe"]["encoder"]["tuning"]
+    del begun["recipe"]["train"]["evaluate_amp"], begun["recipe"]["encoder"]["tuning"]
     write_json(again / "run.json", begun)
-    with pytest.raises(ValueError, match=r"got train.compile=True, expected False, the value"):
-        run(few, again, resume=True, **SHORT | {"train__compile": True})
+    with pytest.raises(ValueError, match=r"got train.evaluate_amp=True, expected False, the value"):
+        run(few, again, resume=True, **SHORT | {"train__evaluate_amp": True})
     run(few, again, resume=True, **SHORT)
 
 
