@@ -142,7 +142,7 @@ class TrainOptions:
         evaluate_every: epochs between evaluations. The end of the training is always evaluated.
         evaluate_steps: optimiser steps between evaluations, instead of `evaluate_every`.
         evaluate_amp: score images during training in the precision of `amp`, not in float32: faster on a GPU, and the
-            scores differ a little. The scores of the chosen model at the end are always those of float32.
+            scores differ a little. The scores of the result are always those of float32.
         patience: evaluations without improvement after which training stops. None: never.
         save_every: optimiser steps between checkpoints.
         frozen: train head and proxies on cached features of the backbone.

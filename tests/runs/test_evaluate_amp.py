@@ -39,3 +39,14 @@ def test_only_the_evaluations_of_the_training_use_it(
     assert not used[-1]
     assert other.result.rows.keys() == plain.result.rows.keys()
     same_tensors(other.folder / "last.safetensors", plain.folder / "last.safetensors")
+
+
+def test_the_last_epoch_of_papers_is_scored_in_float32(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"train__epochs": 2, "protocol": "papers", "data__test": 0.3, "data__validation": 0.0}
+    plain = run(photos, tmp_path / "plain", **settings)
+    monkeypatch.setattr("proxymetric.runs.session.autocast_type", lambda amp, device: torch.bfloat16)
+    other = run(photos, tmp_path / "other", train__evaluate_amp=True, **settings)
+    same_tensors(other.folder / "last.safetensors", plain.folder / "last.safetensors")
+    assert other.result.rows["last epoch"] == plain.result.rows["last epoch"]

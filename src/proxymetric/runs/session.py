@@ -165,13 +165,14 @@ class RunSession:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
             learner, seen, result.refit = self._refit(images, result.chosen_epoch)
+        last_scores = self._last_scores(training.trainer, unseen)
         if result.refit is None and training.trainer.best is not None:
             best = Checkpoint.read(self.folder / "best.safetensors")
             best.tensors = training.trainer.sharded.local_part(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
         with parallel.gathered_parameters(learner.encoder):
-            result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen))
+            result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen, last_scores))
         return Run(self.folder, result)
 
     def _choose_method(self, parts: Split) -> None:
@@ -272,6 +273,17 @@ class RunSession:
             return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
 
         return score_learner
+
+    def _last_scores(self, trainer: Trainer, unseen: ImageSet | None) -> dict[str, float] | None:
+        """The scores of the last epoch on the test classes, in protocol `papers`, in float32."""
+        if self.recipe.protocol != "papers" or unseen is None:
+            return None
+        metrics, learner = self.recipe.train.metrics, trainer.learner
+        if not self.recipe.train.evaluate_amp:
+            return {name: trainer.curve[-1][name] for name in metrics}
+        embed = embedder(self.context, learner.encoder, unseen, "unseen classes")
+        with parallel.gathered_parameters(learner.encoder):
+            return self.context.world.from_first(lambda: score(self._normalised(learner, embed("vectors")), metrics))
 
     @staticmethod
     def _normalised(learner: Learner, embedded: EmbeddedSet) -> EmbeddedSet:
@@ -391,6 +403,7 @@ class RunSession:
         unseen: ImageSet | None,
         parts: Split,
         seen: ImageSet,
+        last_scores: dict[str, float] | None,
     ) -> Result:
         """Score the unseen classes, draw the report and write `result.json`.
 
@@ -401,6 +414,7 @@ class RunSession:
             unseen: the images to score, if any.
             parts: the split of the data.
             seen: the images that the model was trained on.
+            last_scores: the scores of the last epoch, in protocol `papers`.
         """
         encoder, criterion, metrics = learner.encoder, learner.criterion, self.recipe.train.metrics
         embedded = None
@@ -412,8 +426,8 @@ class RunSession:
             result.queries_left_out = queries_left_out(embedded)
             if (sizes := self.recipe.loss["nested"]) is not None:
                 result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
-        if self.recipe.protocol == "papers":
-            result.rows[results.LAST_EPOCH] = {name: training.trainer.curve[-1][name] for name in metrics}
+        if last_scores is not None:
+            result.rows[results.LAST_EPOCH] = last_scores
         uncertainty: dict[str, float] = {}
         if has_uncertainty(criterion):
             uncertainty = dict(zip(seen.classes, criterion.uncertainty().double().cpu().tolist(), strict=True))
