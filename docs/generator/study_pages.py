@@ -50,7 +50,8 @@ def _summary(all_results: list) -> str:
     return (
         "## What the papers claim\n\nDifferences to the row's baseline in points: the paper's, and those measured here "
         "at equal seeds ± half the 95 % Student interval. `papers` chooses the epoch on the test half, as the papers "
-        "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0."
+        "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0; "
+        "the claim is excluded if it lies outside the interval."
         f"\n\n{claims_table(all_results)}\n\n### Our reading of why\n\n{why_list(all_results)}\n\n"
         "## What the runs cost\n\nRuns share a machine; its minutes are those in which at least one of them ran."
         f"\n\n{costs_table(all_results)}\n\n"

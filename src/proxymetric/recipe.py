@@ -138,7 +138,7 @@ class TrainOptions:
         clip_norm: the norm of all gradients together is clipped to this value.
         amp: "auto" (bfloat16 on a GPU that has it), "bf16", "fp16" or "off".
         metrics: the metrics of an evaluation.
-        monitor: the metric that chooses the epoch.
+        monitor: the metric that chooses the epoch; in protocol `papers` R@1 by default, as in the papers.
         evaluate_every: epochs between evaluations. The end of the training is always evaluated.
         evaluate_steps: optimiser steps between evaluations, instead of `evaluate_every`.
         evaluate_amp: score images during training in the precision of `amp`, not in float32: faster on a GPU, and the
@@ -150,7 +150,7 @@ class TrainOptions:
             chose.
         deterministic: make repeated runs bit-identical on a GPU, as they are on a CPU.
         compile: compile the training steps of the backbone with torch.compile and, on a GPU, record them as a CUDA
-            graph. The first steps take about a minute; later steps are faster than without compilation.
+            graph. The first step takes about half a minute longer; later steps are faster than without compilation.
         shard: each of several processes holds the proxies of some classes, and their optimiser state.
         parallel: how several processes train the encoder. "ddp": each holds all of it. "fsdp": each holds a part of its
             parameters and of their optimiser state (FSDP2; not with warmup, frozen, compile or fp16).

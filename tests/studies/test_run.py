@@ -181,6 +181,52 @@ def test_archives_are_collected_into_small_results(finished, tmp_path):
     ).out  # fmt: skip
 
 
+@pytest.mark.parametrize("place", [100, 5000, 20000, -5])
+def test_a_damaged_archive_is_refused_as_a_whole(finished, tmp_path, place):
+    content = bytearray((finished.parent / "glyphs.tar.gz").read_bytes())
+    content[place] ^= 0xFF
+    (tmp_path / "damaged.tar.gz").write_bytes(content)
+    words = ["--collect", tmp_path / "damaged.tar.gz", "--results", tmp_path / "results"]
+    refused(proxymetric("study", GLYPHS, *words), "damaged.tar.gz, expected a whole archive of a study")
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_of_another_study_or_other_settings_are_not_collected(finished, tmp_path):
+    recipes = GLYPHS.parent.parent / "recipes"
+    text = GLYPHS.read_text().replace('"recipes/', f'"{recipes}/')
+    for name, old, new in (("other", "title = ", 'name = "other"\ntitle = '), ("dim", '.dim" = 32', '.dim" = 16')):
+        assert old in text
+        (tmp_path / f"{name}.toml").write_text(text.replace(old, new, 1))
+    words = ["--collect", finished.parent / "glyphs.tar.gz", "--results", tmp_path / "results"]
+    refused(proxymetric("study", tmp_path / "other.toml", *words), "is of the study 'glyphs'; expected one of 'other'")
+    refused(proxymetric("study", tmp_path / "dim.toml", *words), RUNS[0], "in which encoder.dim is 32, not 16")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_damaged_result_is_named(finished, tmp_path):
+    results = tmp_path / "results"
+    assert proxymetric("study", GLYPHS, "--collect", finished, "--results", results).code == 0
+    (results / f"{RUNS[0]}.json").write_text("{")
+    words = ["--results", results, "--tables", tmp_path / "tables"]
+    refused(proxymetric("study", GLYPHS, *words), f"{RUNS[0]}.json, which is damaged")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("metrics = [", 'metrics = ["MAP@9", ', "metrics: got 'MAP@9', which the runs of proxy-"),
+        ("[backbones.small]", "[backbones.smal]", "backbone: got 'smal', expected small"),
+    ],
+)
+def test_what_no_run_could_do_is_said_before_the_first_one(old, new, said, tmp_path):
+    text = GLYPHS.read_text().replace('"recipes/', f'"{GLYPHS.parent.parent / "recipes"}/')
+    assert old in text
+    (tmp_path / "glyphs.toml").write_text(text.replace(old, new, 1))
+    for more in (["--dry-run"], []):
+        refused(proxymetric("study", tmp_path / "glyphs.toml", "--out", tmp_path / "out", *more), said)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "out")
     changed = tmp_path / "glyphs.toml"

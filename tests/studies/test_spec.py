@@ -86,6 +86,8 @@ WRONG = {
     "paper": (small(rows=[{"name": "a", "paper": {"cub": {"R@1": 1}}}]), "rows.a.paper.cub: got an unknown key"),
     "figure": (small(rows=[{"name": "a", "paper": {"g": {"R@1": "69"}}}]), "expected a number in per cent"),
     "minutes": (small(rows=[{"name": "a", "minutes": 0}]), "rows.a.minutes: got 0, expected a number above 0"),
+    "an open brace": (small(rows=[{"name": "a", "why": "x {rank"}]), "rows.a.why: got 'x {rank'", "expected figures"),
+    "more than a name": (small(rows=[{"name": "a", "why": "{rank.real}"}]), "rows.a.why: got {rank.real}"),
     "a setting's form": (small(settings=3), "settings: got 3, expected a table"),
     "the same folder": (
         small(data={"g": {"path": "x"}}, backbones={"a-b": {}}, rows=[{"name": "a-g"}, {"name": "a", "title": "t"}])
@@ -107,7 +109,7 @@ def test_a_wrong_study_is_refused_with_a_sentence(case):
 def test_narrowing():
     study = parse(small())
     assert [task.name for task in narrowed(study, ["b"], [1])] == ["b-g-held-out-seed1"]
-    with pytest.raises(ValueError, match=r"--only: got 'bb', expected a row of the study; did you mean 'b'\?"):
+    with pytest.raises(ValueError, match=r"--only: got 'bb', expected rows of the study \(a, b\); did you mean 'b'\?"):
         narrowed(study, ["bb"])
     with pytest.raises(ValueError, match="--seeds: got 7, expected one of 1, 3"):
         narrowed(study, (), [7])

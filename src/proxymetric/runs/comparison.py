@@ -237,7 +237,7 @@ def remarks(result: Result) -> list[str]:
     if change[first] <= 0:
         sentences.append(verdict(first, Difference(change[first])))
     drops = [f"{name} {100 * untrained[name]:.1f} to {100 * trained[name]:.1f}" for name in shared if change[name] < 0]
-    if change[first] > 0 and drops:
+    if change[first] > 0 and drops and result.chosen_epoch:
         sentences.append(f"training raised {first}, but these metrics fell: {', '.join(drops)}")
     if change[first] <= 0:
         sentences.append(advice(result.recipe, result.data.get("train", {}).get("classes")))

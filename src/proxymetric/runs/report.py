@@ -217,6 +217,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
         "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
         "images per class": images_per_class(embedded),
+        "protocol": result.protocol,
         "chosen epoch": chosen,
         "weights": _weights(result.weights),
         "trained parameters": _trained_parameters(trained["parameters"]),
@@ -231,6 +232,8 @@ def _results_note(result: Result) -> str:
     note = f"Retrieval on {result.scored_classes}, in per cent."
     if result.evaluated_on == "validation" and result.chosen_by != "last":
         note += " Classes that are new score lower."
+    if result.protocol == "papers":
+        note += f" The trained encoder: {CHOSEN_ON_TEST}."
     return f"{note} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else note
 
 

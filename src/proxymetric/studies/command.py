@@ -66,8 +66,7 @@ def execute(options: Options, reporter: Reporter) -> int:
         return 0
     if options.data_root is not None and not options.data_root.is_dir():
         raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
-    for task in tasks:
-        flat_recipe(task, options.data_root)
+    _check_recipes(study, tasks, options.data_root)
     book = StudyFolder(study, out, options.data_root)
     if options.dry_run:
         statuses = {task.name: book.status(task) for task in study.tasks()}
@@ -87,6 +86,27 @@ def _check(options: Options) -> None:
         raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
     if options.archive is not None and not options.archive.name.endswith((".tar.gz", ".tgz")):
         raise ValueError(f"--archive: got {options.archive.name!r}, expected a name that ends in .tar.gz")
+
+
+def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
+    """Refuse a run with a wrong setting or backbone, or one that does not measure what the tables show."""
+    from proxymetric.encoders.backbones import check_name
+
+    checked: set[str] = set()
+    for task in tasks:
+        recipe = flat_recipe(task, root)
+        for metric in study.metrics:
+            if metric not in recipe["train.metrics"]:
+                raise ValueError(
+                    f"metrics: got {metric!r}, which the runs of {task.cell.row} do not measure; expected one of "
+                    f'{", ".join(recipe["train.metrics"])}, or a setting "train.metrics" that has it'
+                )
+        if (backbone := recipe["encoder.backbone"]) not in checked:
+            checked.add(backbone)
+            try:
+                check_name(backbone)
+            except ValueError as error:
+                raise ValueError(f"rows.{task.cell.row}: {error}") from None
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,12 +81,52 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
         tables = recipes.check(recipes.merged(raw, recipes.settings(local_settings(task, root)))).as_dict()
     except ValueError as error:
         raise ValueError(f"rows.{task.cell.row}: {error}") from None
-    flat: dict[str, Any] = {}
-    for name, value in tables.items():
-        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    flat = _flat(tables)
     if "encoder.weights" in task.settings:
         flat["encoder.weights"] = task.settings["encoder.weights"]
     return {key: _plain(value) for key, value in flat.items() if key not in NOT_COMPARED}
+
+
+def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
+    """How the recipe of a stored result differs from what the study says; None: it does not.
+
+    Only what the study and its recipe file say is compared: the file of the weights, whose header completes a recipe,
+    need not be here.
+
+    Args:
+        task: the run, as in the study.
+        result: the content of a result file.
+    """
+    from proxymetric import recipe as recipes
+
+    settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
+    raw = recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
+    stated, stored = _flat(raw), _flat(result.get("recipe", {}))
+    for key, value in _flat(recipes.check(raw).as_dict()).items():
+        if key not in stated or key not in stored or key in NOT_COMPARED or value == "auto":
+            continue  # "auto" is replaced by the method that the run has chosen
+        if not _equal(_plain(value), stored[key]):
+            return f"{key} is {stored[key]!r}, not {_plain(value)!r}"
+    return None
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _equal(value: Any, stored: Any) -> bool:
+    """Whether a value equals a stored one, whose floats may be rounded."""
+    if isinstance(value, Mapping) and isinstance(stored, Mapping):
+        return all(_equal(item, stored[key]) for key, item in value.items() if key in stored)
+    if isinstance(value, list) and isinstance(stored, list):
+        return len(value) == len(stored) and all(map(_equal, value, stored))
+    if isinstance(value, float) and isinstance(stored, int | float):
+        return math.isclose(value, stored, rel_tol=1e-3)
+    return bool(value == stored)
 
 
 def _plain(value: Any) -> Any:

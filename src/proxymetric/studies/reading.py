@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -225,8 +226,21 @@ def _row(
         claim=_figures(f"{where}.claim", table.get("claim", {}), data),
         seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
         protocols=selections["protocols"], data=selections["data"], backbones=selections["backbones"],
-        minutes=None if minutes is None else float(minutes), why=_text(f"{where}.why", table.get("why", "")),
+        minutes=None if minutes is None else float(minutes), why=_why(f"{where}.why", table.get("why", "")),
     )  # fmt: skip
+
+
+def _why(where: str, value: Any) -> str:
+    """A text in which `{name}` or `{name:.2f}` are figures; which names there are is known when there are results."""
+    text = _text(where, value)
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"{where}: got {text!r} ({error}), expected figures such as {{chosen epoch:.0f}}") from None
+    for name in names:
+        if not name or "." in name or "[" in name:
+            raise ValueError(f"{where}: got {{{name}}}, expected the name of a figure, such as {{chosen epoch:.0f}}")
+    return text
 
 
 def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[str, float]]:

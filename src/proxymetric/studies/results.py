@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
-from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, read_result
+from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
 from proxymetric.studies.outputs import check_collected, is_result
 from proxymetric.studies.pool import tail
 from proxymetric.studies.spec import LABELS, Study, Task
@@ -69,12 +71,17 @@ def stored_results(study: Study, folder: Path) -> dict[str, Result]:
     """Read the results of a study, by the name of the run, from a folder of collected files or from its own folder.
 
     Raises:
-        ValueError: the folder has no result of the study.
+        ValueError: the folder has no result of the study, or a collected file is damaged.
     """
     results = {}
     for task in study.tasks():
-        for file in (folder / f"{task.name}.json", folder / "runs" / task.name / "result.json"):
+        collected = folder / f"{task.name}.json"
+        for file in (collected, folder / "runs" / task.name / "result.json"):
             result = read_result(file)
+            if result is None and file == collected and file.is_file():
+                raise ValueError(
+                    f"results: got {file}, which is damaged; expected the result of a run: collect it again"
+                )
             if result is not None:
                 results[task.name] = result
                 break
@@ -138,7 +145,8 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         The names of the runs that are new or replaced.
 
     Raises:
-        ValueError: a source is neither an archive nor a study folder, or a result differs from the stored one.
+        ValueError: a source is neither an archive nor a study folder, is of another study or of the same study with
+            other settings, or a result differs from the stored one.
     """
     tasks = {task.name: task for task in study.tasks()}
     texts: dict[str, str] = {}
@@ -148,11 +156,19 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         contents, state, vectors_of = _from_archive(source) if source.is_file() else _from_folder(study, source)
         embeddings |= vectors_of
         sessions |= {session["started"]: session for session in state.get("sessions", [])}
+        if (other := state.get("study", study.name)) != study.name:
+            raise ValueError(f"collect: got {source}, which is of the study {other!r}; expected one of {study.name!r}")
         unknown = sorted(set(contents) - set(tasks))
         if unknown:
             raise ValueError(
                 f"collect: got {source} with the run {unknown[0]!r}, expected only runs of the study {study.name!r}"
             )
+        for name, result in contents.items():
+            if difference := difference_to(tasks[name], result):
+                raise ValueError(
+                    f"collect: got {source} with the run {name}, in which {difference}; expected runs of the study as "
+                    "it is written now"
+                )
         texts |= {name: as_text(compact(result, tasks[name])) for name, result in contents.items()}
     new_names = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
     for name in new_names:
@@ -183,6 +199,9 @@ def _read(file: Path) -> str | None:
 def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
     results, state, embeddings = {}, {}, {}
     try:
+        with gzip.open(file) as stream:
+            while stream.read(2**20):  # compares the checksum at the end, which tarfile does not
+                pass
         with tarfile.open(file, "r:gz") as archive:
             for entry in archive:
                 _, _, name = entry.name.partition("/")
@@ -196,8 +215,8 @@ def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str,
                     results[file_name.removesuffix(".json")] = json.loads(content.read())
                 elif folder == "embeddings":
                     embeddings[file_name] = content.read()
-    except (tarfile.TarError, ValueError, EOFError, OSError) as error:
-        raise ValueError(f"collect: got {file}, expected an archive of a study: {error}") from None
+    except (tarfile.TarError, zlib.error, ValueError, EOFError, OSError) as error:
+        raise ValueError(f"collect: got {file}, expected a whole archive of a study: {error}") from None
     return results, state, embeddings
 
 

@@ -18,7 +18,7 @@ from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.sharing import shared_gpu
-from proxymetric.studies.spec import Study, Task
+from proxymetric.studies.spec import LABELS, Study, Task
 
 STOP_SECONDS = 60.0
 """time for workers to save before they are killed"""
@@ -240,7 +240,8 @@ class Session:
         )  # fmt: skip
         self.embeds += [other for other in self._missing_embeddings() if other.cell == task.cell]
         scores = "  ".join(f"{m} {100 * event['scores'][m]:.1f}" for m in self.study.metrics if m in event["scores"])
-        self.reporter.say(f"finished  {task.name}: {scores}, {event['seconds']:.0f} s; {self._summary()}")
+        label = f" ({LABELS['papers']})" if task.cell.protocol == "papers" else ""
+        self.reporter.say(f"finished  {task.name}: {scores}{label}, {event['seconds']:.0f} s; {self._summary()}")
         self._account()
 
     def _on_failed(self, worker: Worker, event: dict[str, Any]) -> None:

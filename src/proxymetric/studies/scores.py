@@ -89,14 +89,14 @@ class Results:
         return figures
 
     def why(self, cell: Cell) -> str:
-        """The text `why` of a row with the means over the seeds; empty: there is no text, or there are no figures.
+        """The text `why` of a row with the means over the seeds; empty: there is no text, or there are no results.
 
         Raises:
             ValueError: the text names a figure that the runs do not have.
         """
         text = " ".join(self.study.rows[cell.row].why.split())
         means = {name: statistics.mean(values.values()) for name, values in self.figures(cell).items()}
-        if not text or not means:
+        if not text or cell not in self.runs:
             return ""
         for name, of in (("chosen epoch", cell), ("chosen epoch of the baseline", self.baseline(cell))):
             if of is not None:

@@ -190,7 +190,8 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) 
     only, seeds, tasks = list(only), list(seeds), study.tasks()
     for row in only:
         if row not in study.rows:
-            raise ValueError(f"--only: got {row!r}, expected a row of the study{nearest(row, study.rows)}")
+            rows = ", ".join(study.rows)
+            raise ValueError(f"--only: got {row!r}, expected rows of the study ({rows}){nearest(row, study.rows)}")
     known = sorted({task.seed for task in tasks})
     for seed in seeds:
         if seed not in known:

@@ -92,8 +92,9 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     columns += ["difference, last epoch"] if papers else []
     columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
     note = (
-        "Mean of the differences at equal seeds ± half the 95 % Student interval. Seeds to resolve: pairs with which a "
-        "two-sided paired t-test at 5 % detects the paper's difference with 80 % power, given the spread measured here."
+        "Mean of the differences at equal seeds ± half the 95 % Student interval. Not resolved: the interval contains "
+        "0. Claim excluded: it does not contain the paper's difference. Seeds to resolve: pairs with which a two-sided "
+        "paired t-test at 5 % detects the paper's difference with 80 % power, given the spread measured here."
     )
     table = Table(f"{heading}, differences, points", columns, note=note)
     for cell in cells:
@@ -270,11 +271,19 @@ def mean_text(mean: Mean | None, sign: str = "") -> str:
 
 
 def sign_text(measured: Mean, claim: float | None) -> str:
-    """Whether the difference has the sign of the paper's, and whether its interval excludes 0."""
+    """Whether the difference has the sign of the paper's, and whether its interval excludes 0 and the paper's.
+
+    Example:
+        >>> sign_text(Mean(0.3, 0.2, 3, 0.1), 0.4), sign_text(Mean(0.3, 0.5, 3, 0.2), 4.2)
+        ('yes', 'yes, not resolved; claim excluded')
+    """
     if claim is None or claim == 0:
         return ""
     words = "yes" if measured.value * claim > 0 else "no"
-    return words if measured.half is not None and abs(measured.value) > measured.half else f"{words}, not resolved"
+    if measured.half is None or abs(measured.value) <= measured.half:
+        words += ", not resolved"
+    excluded = measured.half is not None and abs(claim - measured.value) > measured.half
+    return f"{words}; claim excluded" if excluded else words
 
 
 def seeds_text(measured: Mean, claim: float | None) -> str:
