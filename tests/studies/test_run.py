@@ -196,10 +196,16 @@ def test_results_of_another_study_or_other_settings_are_not_collected(finished, 
     text = GLYPHS.read_text().replace('"recipes/', f'"{recipes}/')
     for name, old, new in (("other", "title = ", 'name = "other"\ntitle = '), ("dim", '.dim" = 32', '.dim" = 16')):
         assert old in text
-        (tmp_path / f"{name}.toml").write_text(text.replace(old, new, 1))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "glyphs.toml").write_text(text.replace(old, new, 1))
     words = ["--collect", finished.parent / "glyphs.tar.gz", "--results", tmp_path / "results"]
-    refused(proxymetric("study", tmp_path / "other.toml", *words), "is of the study 'glyphs'; expected one of 'other'")
-    refused(proxymetric("study", tmp_path / "dim.toml", *words), RUNS[0], "in which encoder.dim is 32, not 16")
+    refused(
+        proxymetric("study", tmp_path / "other" / "glyphs.toml", *words),
+        "is of the study 'glyphs'; expected one of 'other'",
+    )
+    refused(
+        proxymetric("study", tmp_path / "dim" / "glyphs.toml", *words), RUNS[0], "in which encoder.dim is 32, not 16"
+    )
     assert not (tmp_path / "results").exists()
 
 
