@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,15 @@ def test_a_reading_has_the_means_of_its_figures(tmp_path):
     _, _, row = cells(_tables(made, tmp_path), "Glyphs: epoch chosen on the test half, our reading")
     assert row == ["new", "The rank is 11.0, at epoch 0, 0 there."]
     assert "our reading" not in _tables(study(), tmp_path / "none")
+
+
+def test_a_reading_needs_figures_only_if_it_names_some(tmp_path):
+    for text, expected in (("At epoch {chosen epoch:.0f}.", "At epoch 0."), ("The rank is {rank}.", None)):
+        made = study(why=text)
+        found = {name: replace(each, validation={"R@1": 0.5}) for name, each in results(made).items()}
+        said = write_tables(made, found, tmp_path / str(expected))[0].read_text()
+        assert ("our reading" in said) == (expected is not None)
+        assert expected is None or expected in said
 
 
 @pytest.mark.parametrize("text", ["{rang}", "{rank:d}"])

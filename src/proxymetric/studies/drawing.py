@@ -112,7 +112,7 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
             axes.plot(epochs, means, style, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
             if len(cells) > MAX_ROWS_WITH_BANDS:
                 continue
-            low, high = ([m + sign * h for m, h in zip(means, halves)] for sign in (-1, 1))
+            low, high = ([min(100, max(0, m + sign * h)) for m, h in zip(means, halves)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
         _style(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
         axes.set_xlabel("epoch", fontsize=9, color=INK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import string
 from typing import TYPE_CHECKING
 
 from proxymetric.studies.inference import Mean, paired
@@ -89,18 +90,21 @@ class Results:
         return figures
 
     def why(self, cell: Cell) -> str:
-        """The text `why` of a row with the means over the seeds; empty: there is no text, or there are no results.
+        """The text `why` of a row with the means over the seeds; empty: there is no text, or the runs have no figures.
 
         Raises:
             ValueError: the text names a figure that the runs do not have.
         """
         text = " ".join(self.study.rows[cell.row].why.split())
-        means = {name: statistics.mean(values.values()) for name, values in self.figures(cell).items()}
+        figures = self.figures(cell)
+        means = {name: statistics.mean(values.values()) for name, values in figures.items()}
         if not text or cell not in self.runs:
             return ""
         for name, of in (("chosen epoch", cell), ("chosen epoch of the baseline", self.baseline(cell))):
             if of is not None:
                 means[name] = statistics.mean(run.chosen_epoch for run in self.runs[of].values())
+        if not figures and any(name not in means for _, name, _, _ in string.Formatter().parse(text) if name):
+            return ""
         try:
             return text.format_map(means)
         except (KeyError, IndexError, ValueError) as error:

@@ -72,15 +72,22 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         kinds.append((LAST, LABELS["last"]))
     suffixes = [f", {label}" if protocol == "papers" else "" for _, label in kinds]
     columns = ["method", "seeds", *(f"{metric}{suffix}" for suffix in suffixes for metric in study.metrics)]
-    columns += [f"paper's {metric}" for metric in study.metrics]
-    table = Table(f"{heading}, %", columns, note="Mean over the seeds ± half the 95 % Student interval.")
+    papers = {cell: study.rows[cell.row].paper.get(cell.data, {}) for cell in cells}
+    published = [metric for metric in study.metrics if any(metric in figures for figures in papers.values())]
+    columns += [f"paper's {metric}" for metric in published]
+    note = "Mean over the seeds ± half the 95 % Student interval."
+    runs = [run for cell in cells for run in results.runs[cell].values()]
+    if untrained := sum(not run.chosen_epoch for run in runs):
+        note += (
+            f" {untrained} of {len(runs)} runs chose epoch 0: no epoch scored higher than the model before training."
+        )
+    table = Table(f"{heading}, %", columns, note=note)
     for cell in cells:
         row = study.rows[cell.row]
         line = [row.title, str(len(results.runs[cell]))]
         for kind, _ in kinds:
             line += [_mean(results.scores(cell, metric, kind)) for metric in study.metrics]
-        papers = row.paper.get(cell.data, {})
-        table.rows.append(line + [f"{papers[m]:.1f}" if m in papers else "" for m in study.metrics])
+        table.rows.append(line + [f"{papers[cell][m]:.1f}" if m in papers[cell] else "" for m in published])
     return table
 
 
