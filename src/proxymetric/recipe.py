@@ -396,6 +396,25 @@ def _value(text: str) -> Any:
         raise ValueError(f"settings: got {text[:20]}..., which is nested too deeply, expected a TOML value") from None
 
 
+def check_backbone(name: str) -> None:
+    """Refuse the name of a backbone that nobody knows; `check` does not look, because timm takes seconds to import.
+
+    Args:
+        name: `encoder.backbone` of a recipe.
+
+    Raises:
+        ValueError: the name is unknown; the message has similar names.
+
+    Example:
+        >>> check_backbone("smal")
+        Traceback (most recent call last):
+        ValueError: backbone: got 'smal', expected small, bn_inception or a model of timm; did you mean ...?...
+    """
+    from proxymetric.encoders.backbones import check_name
+
+    check_name(name)
+
+
 def check(raw: Mapping[str, Any]) -> Recipe:
     """Check every key of a recipe and fill in the defaults.
 

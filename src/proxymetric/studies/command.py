@@ -90,7 +90,7 @@ def _check(options: Options) -> None:
 
 def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
     """Refuse a run with a wrong setting or backbone, or one that does not measure what the tables show."""
-    from proxymetric.encoders.backbones import check_name
+    from proxymetric.recipe import check_backbone
 
     checked: set[str] = set()
     for task in tasks:
@@ -104,7 +104,7 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
         if (backbone := recipe["encoder.backbone"]) not in checked:
             checked.add(backbone)
             try:
-                check_name(backbone)
+                check_backbone(backbone)
             except ValueError as error:
                 raise ValueError(f"rows.{task.cell.row}: {error}") from None
 
