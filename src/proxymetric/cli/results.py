@@ -48,8 +48,8 @@ class Queries(NamedTuple):
         vectors, kept = model.embed(images, errors="skip", on_bad=lambda title, reason: reasons.append(reason))
         if not kept:
             model.embed(images)  # says what is wrong with the first image
-        others = [file for i, file in enumerate(images) if i not in set(kept)]
-        bad = dict(zip(others, reasons, strict=True))
+        others = sorted(set(range(len(images))) - set(kept))
+        bad = {images[i]: reason for i, reason in zip(others, reasons, strict=True)}
         for file, reason in bad.items():
             typer.echo(f"left out, cannot be read: {visible(file)} ({reason})", err=True)
         return cls([images[i] for i in kept], vectors, bad)

@@ -103,8 +103,10 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
     raw = recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
     stated, stored = _flat(raw), _flat(result.get("recipe", {}))
     for key, value in _flat(recipes.check(raw).as_dict()).items():
-        if key not in stated or key not in stored or key in NOT_COMPARED or value == "auto":
-            continue  # "auto" is replaced by the method that the run has chosen
+        if key not in stated or key not in stored or key in NOT_COMPARED:
+            continue
+        if key == "method" and value == "auto":  # the result has the method that the run has chosen
+            continue
         if not _equal(_plain(value), stored[key]):
             return f"{key} is {stored[key]!r}, not {_plain(value)!r}"
     return None
