@@ -221,7 +221,12 @@ def test_a_damaged_result_is_named(finished, tmp_path):
     ("old", "new", "said"),
     [
         ("metrics = [", 'metrics = ["MAP@9", ', "metrics: got 'MAP@9', which the runs of proxy-"),
-        ("[backbones.small]", "[backbones.smal]", "backbone: got 'smal', expected small"),
+        (
+            "[backbones.small]",
+            "[backbones.smal]",
+            "backbones.smal.settings: encoder.backbone: got 'smal', expected small",
+        ),
+        ('"encoder.dim"', '"encoder.dimm"', "settings: encoder.dimm: got an unknown key"),
     ],
 )
 def test_what_no_run_could_do_is_said_before_the_first_one(old, new, said, tmp_path):
@@ -358,6 +363,23 @@ def test_an_estimate_is_a_rows_minutes_until_a_run_is_done(tmp_path):
     assert answer.out.count("to do") == 5
     assert answer.out.splitlines()[-1] == "4 runs, 4 to do: about 12s with 2 at the same time"
     assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_says_what_is_not_there_yet(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text('[data.g]\npath = "photos"\n[backbones.small]\nweights = "w"\n[[rows]]\nname = "a"\n')
+    answer = proxymetric("study", study, "--data-root", tmp_path, "--dry-run")
+    assert answer.code == 0
+    assert "not there yet: backbones.small.weights: got '" in answer.out
+    assert "not there yet: data.g.path: got '" in answer.out
+
+
+@pytest.mark.parametrize("action", ["--collect", "--tables"])
+@pytest.mark.parametrize("flag, value", [("--only", "proxy-anchor"), ("--seeds", "0")])
+def test_collect_and_tables_take_all_results(action, flag, value, finished, tmp_path):
+    words = [action, finished, "--results", tmp_path / "results", flag, value]
+    refused(proxymetric("study", GLYPHS, *words), f"{flag}: got '{value}' together with {action}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_typer_and_rich_there_is_still_the_study(tmp_path):

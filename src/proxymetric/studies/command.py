@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.core.clock import clock
-from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities
+from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter
@@ -71,6 +71,8 @@ def execute(options: Options, reporter: Reporter) -> int:
     if options.dry_run:
         statuses = {task.name: book.status(task) for task in study.tasks()}
         _list(book, tasks, statuses, options.jobs or 1, reporter)
+        for sentence in missing_files(tasks, options.data_root):
+            reporter.say(f"not there yet: {sentence}")
         return 0
     return _run(options, book, tasks, reporter)
 
@@ -84,6 +86,12 @@ def _check(options: Options) -> None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
     if options.results is not None and not (options.collect or options.tables):
         raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
+    for flag, value in (("--only", options.only), ("--seeds", options.seeds)):
+        if value and (options.collect or options.tables):
+            action = "--collect" if options.collect else "--tables"
+            raise ValueError(
+                f"{flag}: got {value!r} together with {action}, which takes all results; expected no {flag}"
+            )
     if options.archive is not None and not options.archive.name.endswith((".tar.gz", ".tgz")):
         raise ValueError(f"--archive: got {options.archive.name!r}, expected a name that ends in .tar.gz")
 
@@ -106,7 +114,8 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
             try:
                 check_backbone(backbone)
             except ValueError as error:
-                raise ValueError(f"rows.{task.cell.row}: {error}") from None
+                place = task.places.get("encoder.backbone", f"rows.{task.cell.row}")
+                raise ValueError(f"{place}: {error}") from None
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:

@@ -80,7 +80,8 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
     try:
         tables = recipes.check(recipes.merged(raw, recipes.settings(local_settings(task, root)))).as_dict()
     except ValueError as error:
-        raise ValueError(f"rows.{task.cell.row}: {error}") from None
+        place = task.places.get(str(error).partition(":")[0], f"rows.{task.cell.row}")
+        raise ValueError(f"{place}: {error}") from None
     flat = _flat(tables)
     if "encoder.weights" in task.settings:
         flat["encoder.weights"] = task.settings["encoder.weights"]
@@ -338,21 +339,31 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
     """
     from proxymetric.data import open_data
 
+    for sentence in missing_files(tasks, root):
+        raise ValueError(sentence)
     hashes: dict[str, str] = {}
     for task in tasks:
-        name, settings = task.cell.data, local_settings(task, root)
-        weights = settings.get("encoder.weights")
-        if weights is not None and not Path(weights).is_file():
-            raise ValueError(f"backbones.{task.cell.backbone}.weights: got {weights!r}, expected a file{_below(root)}")
-        if name in hashes:
-            continue
-        path = settings["data.path"]
-        if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
-            raise ValueError(
-                f"data.{name}.path: got {path!r}, expected a path of images{_below(root)}{_nearest_path(path)}"
-            )
-        hashes[name] = open_data(path, flat_recipe(task, root)["data.layout"]).identity()
+        name = task.cell.data
+        if name not in hashes:
+            path = local_settings(task, root)["data.path"]
+            hashes[name] = open_data(path, flat_recipe(task, root)["data.layout"]).identity()
     return hashes
+
+
+def missing_files(tasks: list[Task], root: Path | None) -> list[str]:
+    """A sentence for each data set and each weights file of the runs that does not exist."""
+    sentences = []
+    for task in tasks:
+        settings = local_settings(task, root)
+        weights, path = settings.get("encoder.weights"), settings["data.path"]
+        if weights is not None and not Path(weights).is_file():
+            sentences.append(f"backbones.{task.cell.backbone}.weights: got {weights!r}, expected a file{_below(root)}")
+        if path.split(":")[0] not in EMBEDDED and not Path(path).exists():
+            sentences.append(
+                f"data.{task.cell.data}.path: got {path!r}, expected a path of images{_below(root)}"
+                f"{_nearest_path(path)}"
+            )
+    return list(dict.fromkeys(sentences))
 
 
 def _below(root: Path | None) -> str:

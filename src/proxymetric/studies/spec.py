@@ -91,6 +91,8 @@ class Task:
     recipe: Path | None = field(compare=False)
     settings: dict[str, Any] = field(compare=False, hash=False)
     """keys and values as for `--set`; the paths of data and weights are relative to the data root"""
+    places: dict[str, str] = field(compare=False, hash=False)
+    """the table of the study's file in which each setting is, such as "rows.vcpa.settings\""""
 
     @property
     def name(self) -> str:
@@ -147,14 +149,19 @@ class Study:
 
     def _task(self, cell: Cell, seed: int) -> Task:
         row, data, backbone = self.rows[cell.row], self.data[cell.data], self.backbones[cell.backbone]
-        settings = self.settings | data.settings
-        if backbone.backbone is not None:
-            settings["encoder.backbone"] = backbone.backbone
-        settings |= backbone.settings | row.settings
+        chosen = {} if backbone.backbone is None else {"encoder.backbone": backbone.backbone}
+        tables = {
+            "settings": self.settings,
+            f"data.{data.name}.settings": data.settings,
+            f"backbones.{backbone.name}.settings": chosen | backbone.settings,
+            f"rows.{row.name}.settings": row.settings,
+        }
+        settings = {key: value for table in tables.values() for key, value in table.items()}
+        places = {key: place for place, table in tables.items() for key in table}
         settings |= {"data.path": data.path, "protocol": cell.protocol, "seed": seed}
         if backbone.weights is not None:
             settings["encoder.weights"] = backbone.weights
-        return Task(cell, seed, self._recipe(row, cell), settings)
+        return Task(cell, seed, self._recipe(row, cell), settings, places)
 
     def _recipe(self, row: Row, cell: Cell) -> Path | None:
         if row.recipe is None:
