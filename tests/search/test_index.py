@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.search import Index
+from proxymetric.search import Index, VectorFile
 from proxymetric.search.engines.exact import CHUNK_ROWS, Exact, top_k
 
 IDS = [f"{number:02d}.jpg" for number in range(50)]
@@ -51,6 +51,18 @@ def test_it_finds_what_double_precision_finds(index, vectors):
         np.testing.assert_allclose([hit.similarity for hit in hits], cosines[rows], atol=1e-6)
         assert hits[0].label == f"class{rows[0] % 5}"
         assert hits[0].metadata["price"] == rows[0]
+
+
+def test_no_similarity_is_above_one(tmp_path):
+    """Products of unit vectors in float32 are up to some 1e-7 above 1."""
+    vectors = torch.randn(200, 37, generator=torch.Generator().manual_seed(0))
+    own = torch.nn.functional.normalize(vectors)
+    assert (own @ own.T).max() > 1
+    index = Index.create(tmp_path / "b.index", dim=37, model="m")
+    index.add([str(number) for number in range(200)], vectors)
+    assert max(hits[0].similarity for hits in index.search(vectors, 1)) <= 1
+    named = VectorFile(vectors, [str(number) for number in range(200)])
+    assert max(hits[0][1] for hits in named.search(vectors, 1)) <= 1
 
 
 def test_conditions_and_what_is_left_out(index, vectors):

@@ -14,9 +14,9 @@ from scipy import stats
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve, size_records
-from proxymetric.studies.inference import paired, power, seeds_needed, student
+from proxymetric.studies.inference import Mean, paired, power, seeds_needed, student
 from proxymetric.studies.scores import Results
-from proxymetric.studies.tables import Table, size_table, write_tables
+from proxymetric.studies.tables import Table, mean_text, size_table, write_tables
 
 SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
 
@@ -220,6 +220,15 @@ def test_curves_are_means_over_epochs_that_all_seeds_have():
     assert epochs == [0, 1, 2]
     assert means == pytest.approx([42.0, 47.0, 52.0])
     assert all(half > 0 for half in halves)
+
+
+def test_latex_aligns_numbers_to_the_right_and_text_to_the_left():
+    table = Table("t", ["method", "against", "pairs", "difference", "claim"], [["a", "b", "3", "-0.10 ± 0.20", ""]])
+    assert r"\begin{tabular}{llrrr}" in table.latex()
+
+
+def test_zero_has_no_minus_sign():
+    assert mean_text(Mean(-0.001, 0.2, 3), "+") == "+0.00 ± 0.20"
 
 
 def test_pictures_show_something(tmp_path):

@@ -351,7 +351,9 @@ class Index:
                 rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
             similarities, found = self.engine.search(unit_queries[members], k + (without is not None), rows)
             items = {row: _item(content, row) for row, content in self._contents(found)}
-            for member, numbers, scores in zip(members, found.tolist(), similarities.tolist(), strict=True):
+            for member, numbers, scores in zip(
+                members, found.tolist(), similarities.clamp(-1, 1).tolist(), strict=True
+            ):
                 hits[member] = [
                     Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
                     for row, similarity in zip(numbers, scores, strict=True)

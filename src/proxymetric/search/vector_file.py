@@ -104,7 +104,7 @@ class VectorFile:
         values, columns = self._engine().search(unit(queries), k + max(map(len, left_out), default=0))
         return [
             [(self.names[row], score) for row, score in zip(rows, scores, strict=True) if row not in without][:k]
-            for rows, scores, without in zip(columns.tolist(), values.tolist(), left_out, strict=True)
+            for rows, scores, without in zip(columns.tolist(), values.clamp(-1, 1).tolist(), left_out, strict=True)
         ]
 
     def _engine(self) -> Exact | Int8 | Binary:

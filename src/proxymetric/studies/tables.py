@@ -41,12 +41,22 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *texts, *(["", self.note] if self.note else [])])
 
     def latex(self) -> str:
-        """The table as a LaTeX float; it needs the package booktabs."""
-        width = len(self.columns)
+        """The table as a LaTeX float; it needs the package booktabs. Columns of numbers are aligned to the right."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        sides = "".join("r" if all(map(_is_number, filter(None, cells))) else "l" for cells in columns)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(self.title)}. {_escaped(self.note)}}}",
-                 rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _line(self.columns), r"\midrule",
+                 rf"\begin{{tabular}}{{{sides}}}", r"\toprule", _line(self.columns), r"\midrule",
                  *map(_line, self.rows), r"\bottomrule", r"\end{tabular}", r"\end{table}"]  # fmt: skip
         return "\n".join(lines)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text begins with a number.
+
+    >>> _is_number("+0.5 ± 0.1"), _is_number("R@1")
+    (True, False)
+    """
+    return text.lstrip("+-").split(" ")[0].replace(".", "", 1).isdigit()
 
 
 def _line(cells: list[str]) -> str:
@@ -198,10 +208,10 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
             regrets.append(named[best] - scores[seed])
             shares.append(100 * run.auto["seconds"] / run.seconds)
             line = [results.study.rows[cell.row].title, str(seed), run.auto["method"], f"{scores[seed]:.1f}"]
-            line += [f"{best}, {named[best]:.1f}", f"{regrets[-1]:+.2f}"]
+            line += [f"{best}, {named[best]:.1f}", f"{_rounded(regrets[-1], 2):+.2f}"]
             if DEFAULT_METHOD in named:
                 gains.append(scores[seed] - named[DEFAULT_METHOD])
-            line += [f"{gains[-1]:+.2f}" if DEFAULT_METHOD in named else "", f"{shares[-1]:.0f} %"]
+            line += [f"{_rounded(gains[-1], 2):+.2f}" if DEFAULT_METHOD in named else "", f"{shares[-1]:.0f} %"]
             table.rows.append(line)
         if regrets:
             means = [mean_text(student(values), "+") if values else "" for values in (regrets, gains)]
@@ -274,7 +284,16 @@ def mean_text(mean: Mean | None, sign: str = "") -> str:
         return ""
     digits = 2 if sign else 1
     half = "" if mean.half is None else f" ± {mean.half:.{digits}f}"
-    return f"{mean.value:{sign}.{digits}f}{half}"
+    return f"{_rounded(mean.value, digits):{sign}.{digits}f}{half}"
+
+
+def _rounded(value: float, digits: int) -> float:
+    """A rounded value; zero has no minus sign.
+
+    >>> _rounded(-0.001, 2)
+    0.0
+    """
+    return round(value, digits) + 0.0
 
 
 def sign_text(measured: Mean, claim: float | None) -> str:
