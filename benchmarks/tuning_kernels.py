@@ -35,6 +35,8 @@ KINDS = {
 }
 """kinds of kernels, and words in the names of their kernels; the first kind with a word in a name counts"""
 OTHER = "other"
+WARM_UP = 24
+"""steps before the first that is timed; by then everything is compiled and recorded"""
 
 
 def kind_of(kernel: str) -> str:
@@ -54,7 +56,7 @@ def profiled(side: str, setting: Setting, batch: int, device: torch.device, fold
     on_gpu = device.type == "cuda"
     kind = "recorded" if on_gpu else "eager"
     running = Running((side, kind), setting, some_batches(setting, batch, device), device, folder)
-    for _ in range(8 if on_gpu else 1):
+    for _ in range(WARM_UP if on_gpu else 1):
         running.step()
     step_ms = spent_ms(running.step, device, 5 * steps)
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as watch:

@@ -222,6 +222,14 @@ def test_curves_are_means_over_epochs_that_all_seeds_have():
     assert all(half > 0 for half in halves)
 
 
+def test_without_a_claim_of_a_paper_there_are_no_columns_for_it(tmp_path):
+    rows = [{"name": "base"}, {"name": "new", "baseline": "base"}]
+    made = replace(study(), rows=parse({"name": "s", "data": {"g": {"path": "glyphs:60"}}, "rows": rows}).rows)
+    text = write_tables(made, results(made), tmp_path)[0].read_text()
+    assert "| method | against | metric | pairs | difference |" in text
+    assert "paper's" not in text
+
+
 def test_latex_aligns_numbers_to_the_right_and_text_to_the_left():
     table = Table("t", ["method", "against", "pairs", "difference", "claim"], [["a", "b", "3", "-0.10 ± 0.20", ""]])
     assert r"\begin{tabular}{llrrr}" in table.latex()

@@ -107,12 +107,15 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     papers = protocol == "papers"
     columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}" if papers else "difference"]
     columns += ["difference, last epoch"] if papers else []
-    columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
-    note = (
-        "Mean of the differences at equal seeds ± half the 95 % Student interval. Not resolved: the interval contains "
-        "0. Claim excluded: it does not contain the paper's difference. Seeds to resolve: pairs with which a two-sided "
-        "paired t-test at 5 % detects the paper's difference with 80 % power, given the spread measured here."
-    )
+    note = "Mean of the differences at equal seeds ± half the 95 % Student interval."
+    claimed = any(results.claim(cell, metric) is not None for cell in cells for metric in study.metrics)
+    if claimed:
+        columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
+        note += (
+            " Not resolved: the interval contains 0. Claim excluded: it does not contain the paper's difference. Seeds "
+            "to resolve: pairs with which a two-sided paired t-test at 5 % detects the paper's difference with 80 % "
+            "power, given the spread measured here."
+        )
     table = Table(f"{heading}, differences, points", columns, note=note)
     for cell in cells:
         base = results.baseline(cell)
@@ -125,11 +128,9 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
             line = [*titles, metric, str(measured.n), mean_text(measured, "+")]
             if papers:
                 line.append(mean_text(results.difference(cell, metric, LAST), "+"))
-            line += [
-                f"{claim:+.1f}" if claim is not None else "",
-                sign_text(measured, claim),
-                seeds_text(measured, claim),
-            ]
+            if claimed:
+                claim_text = f"{claim:+.1f}" if claim is not None else ""
+                line += [claim_text, sign_text(measured, claim), seeds_text(measured, claim)]
             table.rows.append(line)
     return table
 
