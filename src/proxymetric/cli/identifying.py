@@ -44,7 +44,8 @@ def add_class(
     terminal = Terminal()
     known = f"which had {before}" if before else "a new class"
     terminal.say(
-        f"{len(ids)} images of {visible(name)}, {known}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
+        f"{len(ids)} image{'' if len(ids) == 1 else 's'} of {visible(name)}, {known}: "
+        f"{', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
     )
     terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
 
