@@ -445,11 +445,17 @@ def _encoder_sizes(encoder: Any, needs_prompts: bool) -> tuple[int, int, int]:
 
 def _nearest(queries: Tensor, proxies: Tensor) -> Tensor:
     """The nearest proxy of each query by cosine (B,), found chunk by chunk."""
-    nearest = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
-    largest = torch.full((len(queries),), -torch.inf, dtype=queries.dtype, device=queries.device)
-    start = 0
-    for chunk in proxies.split(current_settings().rows or COUNTED_PROXIES_PER_CHUNK):
-        cosines, places = (queries @ chunk.mT / chunk.norm(dim=1).clamp(min=1e-12)).max(1)
+    first, *others = proxies.split(current_settings().rows or COUNTED_PROXIES_PER_CHUNK)
+    largest, nearest = _largest_cosines(queries, first)
+    start = len(first)
+    for chunk in others:
+        cosines, places = _largest_cosines(queries, chunk)
         nearest = torch.where(cosines > largest, places + start, nearest)
         largest, start = torch.maximum(largest, cosines), start + len(chunk)
     return nearest
+
+
+def _largest_cosines(queries: Tensor, proxies: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each query (B,), times the length of the query, and the proxy that has it (B,)."""
+    largest, places = (queries @ proxies.mT / proxies.norm(dim=1).clamp(min=1e-12)).max(1)
+    return largest, places
