@@ -126,7 +126,7 @@ def results_text(groups: dict[str, list[dict]]) -> str:
         tuning = tuning if isinstance(tuning, str) else tuning["name"]
         backbone = recipe["encoder"]["backbone"] + ("" if tuning == "full" else f" ({tuning})")
         scores = [interval([score(run, metric) for run in results]) for metric in ("R@1", "MAP@R")]
-        untrained = interval([run["rows"]["untrained encoder"]["R@1"] for run in results[:1]])
+        untrained = interval([run["rows"]["untrained encoder"]["R@1"] for run in results])
         protocol = results[0].get("protocol", "held-out")
         size = str(recipe["view"]["size"])
         # The scores come first: the page scrolls a wide table.

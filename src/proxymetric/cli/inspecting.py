@@ -36,7 +36,7 @@ def inspect(
         Path | None,
         typer.Option("--out", "-o", help="Folder to write. Default: RUN-inspects-PHOTOS, next to the run."),
     ] = None,
-    layout: Annotated[str, typer.Option(help="Layout of PHOTOS; see `train`.")] = "auto",
+    layout: Annotated[str, typer.Option(help="Layout of PHOTOS; see `evaluate`.")] = "auto",
     min_probability: Annotated[
         float, typer.Option(help="List labels that are wrong with at least this probability.")
     ] = 0.5,

@@ -28,7 +28,7 @@ def contrastive(classes: int, dim: int, *, margin: float = 0.5, normalise: str =
 
 @about(
     paper="Hadsell et al. 2006, Dimensionality Reduction by Learning an Invariant Mapping",
-    choose="the classic pair loss; the base loss that CCP improves most in its paper",
+    choose="the classic pair loss, with distances; a base loss of CCP",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

@@ -10,7 +10,7 @@ from proxymetric.schemes import MomentumQueue
 
 @about(
     paper="He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning",
-    choose="a comparison for the methods with a memory; it did not beat its base in VCPA's study",
+    choose="a comparison for the methods with a memory; not better than its base loss in VCPA's paper",
     needs=("encoder", "images"),
     no_plan="has a copy of the encoder and a queue of embeddings; plan its base, such as proxy-anchor",
 )

@@ -11,7 +11,7 @@ from proxymetric.sources import proxies
 
 @about(
     paper="Qian et al. 2019, SoftTriple Loss: Deep Metric Learning Without Triplet Sampling",
-    choose="when images of a class look very different; mpa-ap keeps a gradient where this one vanishes",
+    choose="when images of a class look very different",
     sums_over="classes",
     grouped=True,
 )

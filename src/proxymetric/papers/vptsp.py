@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="for prompts in a frozen vision transformer: better R@1 than free proxies on Cars here, level on CUB",
+    choose="for prompts in a frozen vision transformer; on CUB here level with free proxies",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; on CUB here below free proxies, with which vptsp-m is level",
+    choose="the paper's best; on CUB here below free proxies in MAP@R",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,

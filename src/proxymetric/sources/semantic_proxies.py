@@ -32,7 +32,7 @@ MAX_COUNTED_PAIRS = 2**24
 COUNTED_PROXIES_PER_CHUNK = 4096
 """proxies that are compared with the batch at once, where `ops.using` sets no other number"""
 MAX_BYTES_ON_DEVICE = 2**27
-"""bytes of class prompts and their two moments up to which they lie on the device, some 200 classes of a ViT-S: then a
+"""bytes of class prompts and their two moments up to which they lie on the device, some 800 classes of a ViT-S: then a
 step copies nothing from host memory and back, and the host need not wait for it"""
 GATE_UNIT = 2**20
 """gates are summed as whole multiples of 1 / GATE_UNIT: sums of whole numbers do not depend on their order"""
