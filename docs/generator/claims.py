@@ -45,7 +45,7 @@ def claims_table(all_results: list) -> str:
                 spreads = [each for each in found.values() if each is not None and each.sd is not None]
                 rows.append([*line, seeds_text(spreads[0], claim) if spreads else ""])
     columns = ["method", "data", "metric", "paper's difference", "`papers` (pairs)", "same sign"]
-    return table([*columns, "`held-out` (pairs)", "same sign", "seeds to resolve the paper's"], rows)
+    return table([*columns, "`held-out` (pairs)", "same sign", "seeds to detect the paper's difference"], rows)
 
 
 def why_list(all_results: list) -> str:

@@ -169,7 +169,7 @@ def test_the_tables_say_what_was_measured(tmp_path):
     assert told["difference, epoch chosen on the test half"] == f"+3.00 ± {half:.2f}"
     assert told["paper's difference"] == "+4.5"
     assert told["same sign"] == "yes"
-    assert told["seeds to resolve the paper's"] == str(seeds_needed(4.5, sd))
+    assert told["seeds to detect the paper's difference"] == str(seeds_needed(4.5, sd))
     _, _, figure, _ = cells(text, "Glyphs: epoch chosen on the test half, inside the methods at the chosen epoch")
     assert figure == ["Base_1", "rank", "3", "11 ± 2.5"]
     assert {file.suffix for file in files} == {".md", ".tex", ".png"}

@@ -110,10 +110,10 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     note = "Mean of the differences at equal seeds ± half the 95 % Student interval."
     claimed = any(results.claim(cell, metric) is not None for cell in cells for metric in study.metrics)
     if claimed:
-        columns += ["paper's difference", "same sign", "seeds to resolve the paper's"]
+        columns += ["paper's difference", "same sign", "seeds to detect the paper's difference"]
         note += (
             " Not resolved: the interval contains 0. Claim excluded: it does not contain the paper's difference. Seeds "
-            "to resolve: pairs with which a two-sided paired t-test at 5 % detects the paper's difference with 80 % "
+            "to detect it: pairs with which a two-sided paired t-test at 5 % detects the paper's difference with 80 % "
             "power, given the spread measured here."
         )
     table = Table(f"{heading}, differences, points", columns, note=note)
