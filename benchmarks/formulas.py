@@ -107,6 +107,13 @@ def multi_similarity(mined: bool) -> Formula:
     return formula
 
 
+def supcon(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
+    s = 10 * cosines(x, x)
+    positive, negative = masks(y)
+    log_shares = s - s.masked_fill(~(positive | negative), -1e30).logsumexp(1, keepdim=True)
+    return -((log_shares * positive).sum(1) / positive.sum(1)).mean()
+
+
 def circle(x: Tensor, y: Tensor, p: Tensor) -> Tensor:
     s = cosines(x, x)
     positive, negative = masks(y)

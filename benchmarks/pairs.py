@@ -27,6 +27,7 @@ from formulas import (
     proxy_anchor,
     soft_triple,
     softmax,
+    supcon,
     triplet,
 )
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ PAIRS = {
         margin_contrastive, has_proxies=False,
     ),
     "circle": Pair("circle", {}, "CircleLoss", {"m": 0.4, "gamma": 80}, circle, has_proxies=False),
+    "supcon": Pair("supcon", {}, "SupConLoss", {"temperature": 0.1}, supcon, has_proxies=False),
 }  # fmt: skip
 
 

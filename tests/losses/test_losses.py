@@ -24,6 +24,7 @@ from proxymetric.losses import (
     MultiSimilarity,
     ProxyAnchor,
     Spread,
+    SupCon,
     Triplet,
 )
 from proxymetric.losses.pairs import _distances, distances
@@ -157,6 +158,7 @@ PAIR = [
         MultiSimilarity(2.0, 10.0, 0.4, 0.1),
         lambda x, y, **r: oracle.multi_similarity(x, y, 2.0, 10.0, 0.4, 0.1, **r),
     ),
+    ("supcon", SupCon(0.2), lambda x, y, **r: oracle.supcon(x, y, 0.2, **r)),
 ]
 
 
@@ -290,6 +292,21 @@ def test_circle_has_the_gradient_of_eq_10_in_the_similarities(seed):
     loss.backward()
     expected = oracle.circle_similarity_gradient(s.detach().numpy(), y, 7.0, 0.25)
     np.testing.assert_allclose(s.grad.numpy(), expected, rtol=1e-8, atol=1e-12)
+
+
+def test_supcon_without_positives_is_zero():
+    x = torch.randn(4, D, requires_grad=True)
+    loss = pm.method("supcon", classes=4, dim=D)(x, torch.arange(4))
+    loss.backward()
+    assert loss.item() == 0
+    assert (x.grad == 0).all()
+
+
+def test_supcon_against_one_proxy_of_each_class_is_the_normalised_softmax():
+    x, y, p = problem(0)
+    refs = References(unit(torch.from_numpy(p)), torch.arange(C))
+    value = SupCon(1 / 8)(unit(torch.from_numpy(x)), torch.from_numpy(y), refs)
+    assert value.item() == pytest.approx(oracle.norm_softmax(x, y, p, 8.0), rel=1e-12)
 
 
 def test_circle_without_positives_or_without_negatives_is_zero():
@@ -471,6 +488,16 @@ class TestPeer:
         x, y = torch.randn(8, D), torch.arange(8) % 2
         a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
         ours, theirs = pm.method("circle", classes=2, dim=D)(a, y), peer.CircleLoss(m=0.4, gamma=80)(b, y)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        ours.backward()
+        theirs.backward()
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+    def test_supcon(self, peer):
+        torch.manual_seed(0)
+        x, y = torch.randn(9, D), torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 3])  # the last one has no positive
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours, theirs = pm.method("supcon", classes=4, dim=D)(a, y), peer.SupConLoss(temperature=0.1)(b, y)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         ours.backward()
         theirs.backward()

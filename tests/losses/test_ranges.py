@@ -42,6 +42,7 @@ def test_every_margin_of_the_catalogue_is_checked() -> None:
         ),
         ("cosface", {"margin": 2.5}, "margin: got 2.5, expected a number from 0 to 2: two cosines are at most 2 apart"),
         ("arcface", {"margin": 4}, "margin: got 4, expected radians below pi"),
+        ("supcon", {"temperature": -1}, "temperature: got -1, expected a number above 0"),
         ("triplet", {"margin": -1}, "margin: got -1, expected a number above 0"),
         ("margin-contrastive", {"positive_margin": -1}, "positive_margin: got -1, expected a number of at least 0"),
         ("proxy-nca++", {"temperature": 0}, "temperature: got 0, expected a number above 0"),

@@ -384,6 +384,16 @@ def multi_similarity(
     return total / len(y)
 
 
+def supcon(x: Array, y: Labels, temperature: float = 0.1, refs: References | None = None) -> float:
+    """Khosla 2020, Eq. 2 (L_out), mean over the queries that have a positive."""
+    losses = []
+    for positives, negatives in _pairs(cosines, x, y, refs):
+        total = sum(math.exp(s / temperature) for s in positives + negatives)
+        if positives:
+            losses.append(-sum(math.log(math.exp(s / temperature) / total) for s in positives) / len(positives))
+    return sum(losses) / len(losses)
+
+
 def circle_factors(
     x: Array, y: Labels, margin: float = 0.4, refs: References | None = None
 ) -> list[tuple[list[float], list[float]]]:

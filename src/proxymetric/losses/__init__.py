@@ -20,6 +20,7 @@ from proxymetric.losses.proxy_nca import ProxyNCA as ProxyNCA
 from proxymetric.losses.proxy_nca import ProxyNCAPlusPlus as ProxyNCAPlusPlus
 from proxymetric.losses.soft_triple import SoftTriple as SoftTriple
 from proxymetric.losses.spread import Spread as Spread
+from proxymetric.losses.supcon import SupCon as SupCon
 from proxymetric.losses.triplet import Triplet as Triplet
 
 __all__ = [name for name, value in globals().items() if isinstance(value, type)]

@@ -36,6 +36,7 @@ CATALOGUE: dict[str, Method] = load_registry(
         "triplet": "triplet:triplet",
         "multi-similarity": "multi_similarity:multi_similarity",
         "circle": "circle:circle",
+        "supcon": "supcon:supcon",
         "proxy-isa": "proxy_isa:proxy_isa",
         "vcpa": "vcpa:vcpa",
         "vptsp-m": "vptsp:vptsp_m",
