@@ -365,6 +365,24 @@ def test_an_estimate_is_a_rows_minutes_until_a_run_is_done(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_work_before_training_is_shown_and_logged(monkeypatch, capsys):
+    from proxymetric.cli.studying import running_table
+    from proxymetric.cli.tables import plain_lines
+    from proxymetric.studies import worker
+
+    now, sent = [100.0], []
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    watcher = worker._EventWatcher(lambda **event: sent.append(event))
+    for done in (0, 32, 320):
+        watcher.work("features: training images", done, 960)
+        now[0] += 20
+    assert [event["done"] for event in sent] == [0, 32, 320]
+    assert (sent[0]["seconds_left"], sent[2]["seconds_left"]) == (None, 80.0)
+    assert capsys.readouterr().out == "features: training images: 320 of 960, 8 images/s\n"
+    *_, shown = plain_lines(running_table([{"run": "a", "kind": "train", "seconds": 40.0, **sent[2]}], ""))
+    assert shown.split() == ["a", "features", "320/960", "8", "40s", "1m20s"]
+
+
 def test_a_dry_run_says_what_is_not_there_yet(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text('[data.g]\npath = "photos"\n[backbones.small]\nweights = "w"\n[[rows]]\nname = "a"\n')

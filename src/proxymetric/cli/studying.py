@@ -131,5 +131,8 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
                 f"{each['images_per_second']:,.0f}",
             ]
             time_left = time_left or clock(each["seconds_left"])
+        elif "what" in each:  # features of the images, or another thing that is done before training
+            facts = [each["what"].split(":")[0], f"{each['done']}/{each['total']}", f"{each['images_per_second']:,.0f}"]
+            time_left = time_left or ("" if each["seconds_left"] is None else clock(each["seconds_left"]))
         table.add(each["run"], *facts, clock(each["seconds"]), time_left)
     return table
