@@ -224,7 +224,7 @@ def test_a_damaged_result_is_named(finished, tmp_path):
         (
             "[backbones.small]",
             "[backbones.smal]",
-            "backbones.smal.settings: encoder.backbone: got 'smal', expected small",
+            "backbones.smal: backbone: got 'smal', expected small",
         ),
         ('"encoder.dim"', '"encoder.dimm"', "settings: encoder.dimm: got an unknown key"),
     ],

@@ -153,7 +153,8 @@ class Study:
         tables = {
             "settings": self.settings,
             f"data.{data.name}.settings": data.settings,
-            f"backbones.{backbone.name}.settings": chosen | backbone.settings,
+            f"backbones.{backbone.name}": chosen,
+            f"backbones.{backbone.name}.settings": backbone.settings,
             f"rows.{row.name}.settings": row.settings,
         }
         settings = {key: value for table in tables.values() for key, value in table.items()}
