@@ -377,10 +377,10 @@ def test_work_before_training_is_shown_and_logged(monkeypatch, capsys):
         watcher.work("features: training images", done, 960)
         now[0] += 20
     assert [event["done"] for event in sent] == [0, 32, 320]
-    assert (sent[0]["seconds_left"], sent[2]["seconds_left"]) == (None, 80.0)
-    assert capsys.readouterr().out == "features: training images: 320 of 960, 8 images/s\n"
+    assert [event["facts"] for event in sent] == ["", "2 images/s, 9m40s left", "8 images/s, 1m20s left"]
+    assert capsys.readouterr().out == "features: training images: 320 of 960, 8 images/s, 1m20s left\n"
     *_, shown = plain_lines(running_table([{"run": "a", "kind": "train", "seconds": 40.0, **sent[2]}], ""))
-    assert shown.split() == ["a", "features", "320/960", "8", "40s", "1m20s"]
+    assert shown.split() == ["a", "features", "320/960", "40s", "8", "images/s,", "1m20s", "left"]
 
 
 def test_a_dry_run_says_what_is_not_there_yet(tmp_path):

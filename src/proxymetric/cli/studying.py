@@ -132,7 +132,7 @@ def running_table(running: list[dict[str, Any]], summary: str) -> Table:
             ]
             time_left = time_left or clock(each["seconds_left"])
         elif "what" in each:  # features of the images, or another thing that is done before training
-            facts = [each["what"].split(":")[0], f"{each['done']}/{each['total']}", f"{each['images_per_second']:,.0f}"]
-            time_left = time_left or ("" if each["seconds_left"] is None else clock(each["seconds_left"]))
+            facts = [each["what"].split(":")[0], f"{each['done']}/{each['total']}", ""]
+            time_left = time_left or each["facts"]
         table.add(each["run"], *facts, clock(each["seconds"]), time_left)
     return table

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from proxymetric.cli.tables import TABLE_METRICS, show
-from proxymetric.core.clock import clock
+from proxymetric.core.clock import Work, clock
 from proxymetric.core.visible import visible
 from proxymetric.core.watcher import Tick
 from proxymetric.protocol import CHOSEN_ON_TEST
@@ -22,32 +22,6 @@ if TYPE_CHECKING:
 
 LOG_SECONDS = 30
 """time between lines of progress where the output is not a terminal"""
-
-
-class Work(NamedTuple):
-    """A piece of work that is under way.
-
-    Example:
-        >>> Work("embedding", first=64, started=10.0).facts(done=164, total=464, now=15.0)
-        '20 images/s, 15s left'
-    """
-
-    what: str
-    first: int
-    """images that were done at the first report"""
-    started: float
-    """the time of the first report, in seconds"""
-
-    def facts(self, done: int, total: int, now: float) -> str:
-        """The rate and the time left; empty as long as they are unknown."""
-        if done <= self.first or now <= self.started:
-            return ""
-        rate = (done - self.first) / (now - self.started)
-        return (
-            f"{rate:,.0f} images/s, {clock((total - done) / rate)} left"
-            if rate >= 1
-            else (f"{1 / rate:.1f} s/image, {clock((total - done) / rate)} left")
-        )
 
 
 class Terminal:

@@ -15,7 +15,7 @@ from proxymetric.ops import NONE
 
 @dataclass(frozen=True)
 class SupCon:
-    """The mean over the positives p of a query of its cross entropy over all references (Khosla et al. 2020, Eq. 2).
+    """Cross entropy of each positive among all references, averaged for each query (Khosla et al. 2020, Eq. 2).
 
     ``1/|I| sum_{i in I} 1/|P(i)| sum_{p in P(i)} [ log sum_{a != i} e^{s_ia / temperature} - s_ip / temperature ]``
 

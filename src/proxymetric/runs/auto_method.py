@@ -43,7 +43,7 @@ CANDIDATES = (DEFAULT_METHOD, "vcpa", "mpa-ap", "soft-triple", "norm-softmax", "
 """the methods that are tried; all of them train on features"""
 METRIC = "MAP@R"
 TRIAL_EPOCHS = 8
-"""epochs of a head on features; the best evaluation counts, as in a run. On CUB the scores of 12 epochs are the same"""
+"""epochs of a head on features; the best evaluation counts, as in a run"""
 EPOCHS_BETWEEN_EVALUATIONS = 2
 MAX_TRAINING_IMAGES = 8_000
 MAX_HELD_OUT_IMAGES = 4_000

@@ -339,8 +339,8 @@ def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, 
     """
     from proxymetric.data import open_data
 
-    for sentence in missing_files(tasks, root):
-        raise ValueError(sentence)
+    if missing := missing_files(tasks, root):
+        raise ValueError(missing[0])
     hashes: dict[str, str] = {}
     for task in tasks:
         name = task.cell.data

@@ -222,9 +222,6 @@ class Session:
     def _on_tick(self, worker: Worker, event: dict[str, Any]) -> None:
         worker.tick = event
 
-    def _on_work(self, worker: Worker, event: dict[str, Any]) -> None:
-        worker.tick = event
-
     def _on_evaluated(self, worker: Worker, event: dict[str, Any]) -> None:
         worker.tick = {**worker.tick, "scores": event["scores"]}
 

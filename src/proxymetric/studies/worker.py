@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxymetric.core.clock import Work
+
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 TICK_SECONDS = 1.0
-"""shortest time between two events "tick" or "work" """
+"""shortest time between two events "tick" """
 LOG_SECONDS = 30.0
 """shortest time between two lines of the log about work other than training, such as features"""
 GRACE_SECONDS = 60.0
@@ -42,25 +44,22 @@ class _EventWatcher:
 
     def __init__(self, send: Callable[..., None]) -> None:
         self.send, self.last_tick, self.last_line = send, 0.0, 0.0
-        self.what, self.first, self.started = "", 0, 0.0
+        self.under_way = Work("", 0, 0.0)
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
     def work(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if what != self.what or done < self.first:
-            self.what, self.first, self.started, self.last_line = what, done, now, now
-        rate = (done - self.first) / max(now - self.started, 1e-9)
+        if what != self.under_way.what or done < self.under_way.first:
+            self.under_way, self.last_line = Work(what, done, now), now
+        facts = self.under_way.facts(done, total, now)
         if now - self.last_line >= LOG_SECONDS:
             self.last_line = now
-            print(f"{what}: {done} of {total}, {rate:.0f} images/s", flush=True)
+            print(f"{what}: {done} of {total}, {facts}", flush=True)
         if now - self.last_tick >= TICK_SECONDS:
             self.last_tick = now
-            seconds_left = (total - done) / rate if rate else None
-            self.send(
-                event="work", what=what, done=done, total=total, images_per_second=rate, seconds_left=seconds_left
-            )
+            self.send(event="tick", what=what, done=done, total=total, facts=facts)
 
     def tick(self, tick: Any) -> None:
         if time.monotonic() - self.last_tick >= TICK_SECONDS:
