@@ -22,6 +22,8 @@ from proxymetric.core.watcher import Silent
 from proxymetric.files import read_json
 from proxymetric.studies import load_study
 from proxymetric.studies.folder import StudyFolder, local_settings
+from proxymetric.studies.reporting import Lines
+from proxymetric.studies.running import Session
 from terminal import proxymetric, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -71,7 +73,7 @@ def outputs() -> list[str]:
 def finished(outputs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The glyphs study, killed by SIGKILL in the middle of its second run, then resumed. Only read it."""
     out = tmp_path_factory.mktemp("studies") / "glyphs"
-    killed = Running(GLYPHS, "--out", out, "--jobs", 1)
+    killed = Running(GLYPHS, "--out", out, "--jobs", 1, "--archive", out.parent / "killed.tar.gz")
     killed.until(lambda: (out / "runs" / RUNS[1] / "last.safetensors").is_file())
     killed.process.send_signal(signal.SIGKILL)
     code, text = killed.finish()
@@ -93,6 +95,22 @@ def test_a_killed_study_goes_on_where_it_was(finished, outputs):
     again = proxymetric("study", GLYPHS, "--out", finished, "--dry-run")
     assert again.out.count(" done ") == 4
     assert again.out.splitlines()[-1] == "all runs are done"
+
+
+def test_a_killed_study_leaves_an_archive_of_what_was_done(finished, tmp_path):
+    archive, results = finished.parent / "killed.tar.gz", tmp_path / "results"
+    collected = proxymetric("study", GLYPHS, "--collect", archive, "--results", results)
+    assert "1 results are new" in collected.out
+    there = read_json(results / f"{RUNS[0]}.json")
+    assert there["rows"] == read_json(finished / "runs" / RUNS[0] / "result.json")["rows"]
+
+
+def test_an_archive_that_cannot_be_written_does_not_stop_the_runs(tmp_path, capsys):
+    book, occupied = StudyFolder(load_study(GLYPHS), tmp_path / "out", None), tmp_path / "a file, not a folder"
+    occupied.write_text("")
+    session = Session(book, [], {}, {}, 1, None, None, Lines(), archive=occupied / "glyphs.tar.gz")
+    session._update_archive()
+    assert "glyphs.tar.gz: not written now (" in capsys.readouterr().out
 
 
 def test_scores_are_those_of_runs_that_were_made_alone(finished, tmp_path):

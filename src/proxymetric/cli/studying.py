@@ -44,7 +44,9 @@ def study(
     ] = False,
     archive: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.tar.gz", help="At the end write results, logs and best embeddings to this archive."),
+        typer.Option(
+            metavar="FILE.tar.gz", help="After each run write results, logs and best embeddings to this archive."
+        ),
     ] = None,
     collect: Annotated[
         list[Path] | None,

@@ -149,7 +149,10 @@ def _run_locked(
     book.record_finished(statuses)
     book.save()
     reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
-    session = Session(book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu)
+    session = Session(
+        book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu,
+        options.archive,
+    )  # fmt: skip
     outcome = session.run(lock)
     if options.archive is not None:
         count = write_archive(book, session.statuses, options.archive)

@@ -17,6 +17,7 @@ from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
+from proxymetric.studies.results import write_archive
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import LABELS, Study, Task
 
@@ -48,6 +49,7 @@ class Session:
         minutes: time after which runs save and stop; None: no limit.
         reporter: shows the progress.
         on_gpu: whether the runs use a GPU; `card_minutes` then counts its time.
+        archive: file that holds all results so far after each run; None: no archive.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Session:
         minutes: float | None,
         reporter: Reporter,
         on_gpu: bool = False,
+        archive: Path | None = None,
     ) -> None:
+        self.archive = archive
         self.book, self.statuses, self.identities, self.root = book, statuses, identities, root
         self.study: Study = book.study
         self.jobs, self.reporter, self.on_gpu = jobs, reporter, on_gpu
@@ -243,6 +247,8 @@ class Session:
         label = f" ({LABELS['papers']})" if task.cell.protocol == "papers" else ""
         self.reporter.say(f"finished  {task.name}: {scores}{label}, {event['seconds']:.0f} s; {self._summary()}")
         self._account()
+        self._hand_out()  # the worker need not wait for the archive
+        self._update_archive()
 
     def _on_failed(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
@@ -263,6 +269,7 @@ class Session:
         for other in self.study.tasks():
             if best is not None and other.cell == task.cell and other.name != best.name:
                 (self.book.folder / "embeddings" / f"{other.name}.safetensors").unlink(missing_ok=True)
+        self._update_archive()
 
     def _on_not_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
@@ -343,6 +350,15 @@ class Session:
             for name in ("minutes", "card_minutes", "busy_minutes", "finished", "failed", "images")
         }
         self.book.save()
+
+    def _update_archive(self) -> None:
+        """Write what is done so far, so that a machine that is lost later costs only the runs under way."""
+        if self.archive is None:
+            return
+        try:
+            write_archive(self.book, self.statuses, self.archive)
+        except OSError as error:  # the runs matter more; the command writes the archive once more at its end
+            self.reporter.say(f"{self.archive}: not written now ({error.strerror})")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
