@@ -2,50 +2,107 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from generator.scores import table
 
-PROTOCOLS = ("papers", "held-out")
+PROTOCOLS = ("papers", "held-out", "last")
+METRICS = ("R@1", "MAP@R")
+COLOURS = {"papers": ("#3157d5", -0.14), "held-out": ("#0f7f86", 0.14), "last": ("#6b7280", 0.28)}
+"""protocol -> colour, and place beside the middle of its line"""
+CLAIM, INK, GRID = "#b4530a", "#16181d", "#e3e6eb"
+LIMITS = (-5, 6)
+"""points that the picture shows; a longer interval runs over its edge"""
 
 
-def claims_table(all_results: list) -> str:
-    """A line for each row of a study with a claim: the paper's difference, and ours in both protocols.
+@dataclass(frozen=True)
+class ClaimedDifference:
+    """The difference of a row of a study to its baseline, and the one that the paper claims."""
 
-    Args:
-        all_results: the `Results` of each study.
-    """
-    from proxymetric.studies.tables import mean_text, seeds_text, sign_text
+    results: Any
+    cell: Any
+    metric: str
+    measured: Any
+    claim: float
 
-    rows = []
-    for results in all_results:
-        cells = {(cell.row, cell.data, cell.backbone, cell.protocol): cell for cell in results.runs}
-        for row, data, backbone in dict.fromkeys(key[:3] for key in cells):
-            for metric in results.study.metrics:
-                mine = {
-                    protocol: cells[row, data, backbone, protocol]
-                    for protocol in PROTOCOLS
-                    if (row, data, backbone, protocol) in cells
-                }
-                first = next(iter(mine.values()), None)
-                claim = None if first is None else results.claim(first, metric)
-                if claim is None:
-                    continue
-                found = {protocol: results.difference(cell, metric) for protocol, cell in mine.items()}
-                line = [
-                    f"[{results.study.rows[row].title}]({results.study.name}.md)",
-                    results.study.data[data].title or data,
-                    metric,
-                    f"{claim:+.1f}",
-                ]
-                for protocol in PROTOCOLS:
-                    difference = found.get(protocol)
-                    text = "" if difference is None else f"{mean_text(difference, '+')} ({difference.n})"
-                    line += [text, "" if difference is None else sign_text(difference, claim)]
-                spreads = [each for each in found.values() if each is not None and each.sd is not None]
-                rows.append([*line, seeds_text(spreads[0], claim) if spreads else ""])
-    columns = ["method", "data", "metric", "paper's difference", "`papers` (pairs)", "same sign"]
-    return table([*columns, "`held-out` (pairs)", "same sign", "seeds to detect the paper's difference"], rows)
+    @property
+    def title(self) -> str:
+        """The method."""
+        return self.results.study.rows[self.cell.row].title
+
+    @property
+    def data(self) -> str:
+        """The title of the data set."""
+        return self.results.study.data[self.cell.data].title or self.cell.data
+
+
+def claimed_differences(all_results: list) -> list[ClaimedDifference]:
+    """The rows of all studies with a claim, those of one method beside each other."""
+    found = [
+        ClaimedDifference(results, cell, metric, difference, claim)
+        for results in all_results
+        for cell in sorted(results.runs, key=lambda cell: PROTOCOLS.index(cell.protocol))
+        for metric in results.study.metrics
+        if (claim := results.claim(cell, metric)) is not None
+        and (difference := results.difference(cell, metric)) is not None
+    ]
+    order = list(dict.fromkeys(each.title for each in found))
+    return sorted(found, key=lambda each: (order.index(each.title), each.data, each.metric != "R@1"))
+
+
+def claims_table(differences: list[ClaimedDifference]) -> str:
+    """A line for each claim and protocol: the difference measured here beside the paper's."""
+    from proxymetric.studies.tables import CLAIM_COLUMNS, claim_texts, mean_text
+
+    rows = [
+        [
+            f"[{each.title}]({each.results.study.name}.md)",
+            each.data,
+            each.metric,
+            f"`{each.cell.protocol}`",
+            f"{mean_text(each.measured, '+')} ({each.measured.n})",
+            *claim_texts(each.measured, each.claim),
+        ]
+        for each in differences
+    ]
+    return table(["method", "data", "metric", "protocol", "difference (pairs)", *CLAIM_COLUMNS], rows)
+
+
+def claims_picture(differences: list[ClaimedDifference]) -> bytes:
+    """The claims about R@1 and MAP@R and the differences measured here as a PNG, a line for each method and data."""
+    from matplotlib.figure import Figure
+
+    lines = list(dict.fromkeys((each.title, each.data) for each in differences))
+    figure = Figure(figsize=(9.6, 1.6 + 0.34 * len(lines)), layout="constrained")
+    for axes, metric in zip(figure.subplots(1, len(METRICS), sharey=True), METRICS, strict=True):
+        axes.axvline(0, color=INK, linewidth=1)
+        for each in differences:
+            if each.metric != metric:
+                continue
+            place = lines.index((each.title, each.data))
+            colour, shift = COLOURS[each.cell.protocol]
+            axes.errorbar(
+                each.measured.value, place + shift, xerr=each.measured.half or 0.0, fmt="o", markersize=4,
+                color=colour, capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
+            )  # fmt: skip
+            axes.plot(each.claim, place, "D", color=CLAIM, markersize=6, fillstyle="none", label="paper")
+        axes.set_yticks(range(len(lines)), [f"{title}, {data.split('-')[0]}" for title, data in lines])
+        axes.set_ylim(len(lines) - 0.5, -0.5)
+        axes.set_xlim(*LIMITS)
+        axes.set_title(f"{metric}, points", loc="left", fontsize=10, color=INK)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=9, length=0, colors=INK)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    return picture.getvalue()
 
 
 def why_list(all_results: list) -> str:

@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from generator.claims import claims_table, costs_table, why_list
+from generator.claims import claimed_differences, claims_picture, claims_table, costs_table, why_list
 from generator.scores import RESULTS, ROOT, table
 
 
@@ -37,9 +37,12 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
     index = (
         "# Studies\n\nA study compares methods over data sets, backbones, protocols and seeds; "
         "[Run a study](../how-to/studies.md) explains how. Tables and plots are generated from the files in `results/` "
-        f"when this site is built.\n\n{table(['study', 'rows', 'runs stored'], rows)}\n\n{_summary(all_results)}"
+        f"when this site is built.\n\n{_summary(all_results)}## All studies\n\n"
+        f"{table(['study', 'rows', 'runs stored'], rows)}\n\n"
         "[History](history.md) has the results of 0.1.0, whose settings differ from the papers'.\n"
     )
+    if differences := claimed_differences(all_results):
+        pictures["studies/claims.png"] = claims_picture(differences)
     return pages | {"studies/index.md": index}, pictures
 
 
@@ -47,14 +50,19 @@ def _summary(all_results: list) -> str:
     """The claims of the papers beside what was measured, and what the runs cost; nothing without results."""
     if not all_results:
         return ""
+    from proxymetric.studies.tables import CLAIM_NOTE
+
+    differences = claimed_differences(all_results)
+    claims = (
+        "## What the papers claim\n\nDifferences to the baseline in points: the paper's, and those measured here at "
+        "equal seeds with 95 % Student intervals. `papers` chooses the epoch on the test half, as the papers do; "
+        "`held-out` chooses it on held-out training classes.\n\n![The papers' differences beside those measured here]"
+        f"(claims.png)\n\n{claims_table(differences)}\n\n{CLAIM_NOTE}\n\n### Our reading of why\n\n"
+        f"{why_list(all_results)}\n\n"
+    )
     return (
-        "## What the papers claim\n\nDifferences to the row's baseline in points: the paper's, and those measured here "
-        "at equal seeds ± half the 95 % Student interval. `papers` chooses the epoch on the test half, as the papers "
-        "do; `held-out` chooses it on held-out training classes. A difference is resolved if its interval excludes 0; "
-        "the claim is excluded if it lies outside the interval."
-        f"\n\n{claims_table(all_results)}\n\n### Our reading of why\n\n{why_list(all_results)}\n\n"
-        "## What the runs cost\n\nRuns share a machine; its minutes are those in which at least one of them ran."
-        f"\n\n{costs_table(all_results)}\n\n"
+        f"{claims if differences else ''}## What the runs cost\n\nRuns share a machine; its minutes are those in which "
+        f"at least one of them ran.\n\n{costs_table(all_results)}\n\n"
     )
 
 

@@ -191,8 +191,8 @@ def test_study_replaces_no_archive_of_another_study(tmp_path):
     refused(proxymetric(*words), "--archive: got", "an archive of the study 'glyphs'")
 
 
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "cub-wave1-eager"
-EAGER = GLYPHS.with_name("cub-wave1-eager.toml")
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "cub-proxy-methods"
+EAGER = GLYPHS.with_name("cub-proxy-methods.toml")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -82,25 +82,27 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     pages, pictures = study_pages.study_pages(tmp_path)
     assert {f"studies/{file.stem}.md" for file in (ROOT / "studies").glob("*.toml")} < set(pages)
     assert not pictures
-    assert "No results are stored in `results/cub-wave1-eager/` yet." in pages["studies/cub-wave1-eager.md"]
+    assert "No results are stored in `results/cub-proxy-methods/` yet." in pages["studies/cub-proxy-methods.md"]
     source = ROOT / "results" / "cub-160" / "proxy-anchor-seed0.json"
-    folder = tmp_path / "cub-wave1-eager"
+    folder = tmp_path / "cub-proxy-methods"
     folder.mkdir()
     for row in ("proxy-anchor", "vcpa"):
         for seed in (0, 1):
             shutil.copy(source, folder / f"{row}-cub-resnet50-held-out-seed{seed}.json")
     pages, pictures = study_pages.study_pages(tmp_path)
-    text = pages["studies/cub-wave1-eager.md"]
+    text = pages["studies/cub-proxy-methods.md"]
     assert "No results are stored" not in text
     value = 100 * scores.score(scores.read(source), "R@1")
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
     index = pages["studies/index.md"]
     assert "4 of 70" in index
-    line = "| [VCPA](cub-wave1-eager.md) | CUB-200-2011 | R@1 | +1.4 |  |  | +0.00 ± 0.00 (2) | no, not resolved; claim"
-    assert line in index, "the same scores at equal seeds"
+    line = "| CUB-200-2011 | R@1 | `held-out` | +0.00 ± 0.00 (2) | +1.4 | open | no |"
+    assert f"| [VCPA](cub-proxy-methods.md) {line}" in index, "the same scores at equal seeds"
     assert "| NVIDIA H200 | 4 |" in index
+    assert pictures.pop("studies/claims.png").startswith(b"\x89PNG")
+    assert "](claims.png)" in index
     assert set(pictures) == {
-        f"studies/cub-wave1-eager/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
+        f"studies/cub-proxy-methods/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
     }
     for picture in pictures:
         assert f"]({picture.removeprefix('studies/')})" in text

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 
+CLAIM_COLUMNS = ["paper's difference", "same sign", "in the interval", "seeds to detect the paper's difference"]
+CLAIM_NOTE = (
+    'Same sign: "open" where the interval contains 0. In the interval: whether it contains the paper\'s difference.'
+)
+
+
 @dataclass
 class Table:
     """A table of text with a title and a note below it."""
@@ -110,11 +116,10 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
     note = "Mean of the differences at equal seeds ± half the 95 % Student interval."
     claimed = any(results.claim(cell, metric) is not None for cell in cells for metric in study.metrics)
     if claimed:
-        columns += ["paper's difference", "same sign", "seeds to detect the paper's difference"]
+        columns += CLAIM_COLUMNS
         note += (
-            " Not resolved: the interval contains 0. Claim excluded: it does not contain the paper's difference. Seeds "
-            "to detect it: pairs with which a two-sided paired t-test at 5 % detects the paper's difference with 80 % "
-            "power, given the spread measured here."
+            f" {CLAIM_NOTE} Seeds to detect it: pairs with which a two-sided paired t-test at 5 % detects the paper's "
+            "difference with 80 % power, given the spread measured here."
         )
     table = Table(f"{heading}, differences, points", columns, note=note)
     for cell in cells:
@@ -129,8 +134,7 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
             if papers:
                 line.append(mean_text(results.difference(cell, metric, LAST), "+"))
             if claimed:
-                claim_text = f"{claim:+.1f}" if claim is not None else ""
-                line += [claim_text, sign_text(measured, claim), seeds_text(measured, claim)]
+                line += claim_texts(measured, claim)
             table.rows.append(line)
     return table
 
@@ -297,20 +301,20 @@ def _rounded(value: float, digits: int) -> float:
     return round(value, digits) + 0.0
 
 
-def sign_text(measured: Mean, claim: float | None) -> str:
-    """Whether the difference has the sign of the paper's, and whether its interval excludes 0 and the paper's.
+def claim_texts(measured: Mean, claim: float | None) -> list[str]:
+    """The cells of `CLAIM_COLUMNS`: a measured difference beside the one that the paper claims.
 
     Example:
-        >>> sign_text(Mean(0.3, 0.2, 3, 0.1), 0.4), sign_text(Mean(0.3, 0.5, 3, 0.2), 4.2)
-        ('yes', 'yes, not resolved; claim excluded')
+        >>> claim_texts(Mean(0.3, 0.2, 3, 0.1), 0.4), claim_texts(Mean(0.3, 0.5, 3, 0.2), 4.2)
+        (['+0.4', 'yes', 'yes', '3'], ['+4.2', 'open', 'no', '3'])
     """
-    if claim is None or claim == 0:
-        return ""
-    words = "yes" if measured.value * claim > 0 else "no"
-    if measured.half is None or abs(measured.value) <= measured.half:
-        words += ", not resolved"
-    excluded = measured.half is not None and abs(claim - measured.value) > measured.half
-    return f"{words}; claim excluded" if excluded else words
+    if claim is None:
+        return [""] * len(CLAIM_COLUMNS)
+    has_sign = measured.value * claim > 0
+    open_sign = measured.half is None or abs(measured.value) <= measured.half
+    sign = "" if claim == 0 else "open" if open_sign else "yes" if has_sign else "no"
+    inside = "" if measured.half is None else "yes" if abs(claim - measured.value) <= measured.half else "no"
+    return [f"{claim:+.1f}", sign, inside, seeds_text(measured, claim)]
 
 
 def seeds_text(measured: Mean, claim: float | None) -> str:
