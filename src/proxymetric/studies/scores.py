@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CHOSEN, LAST = "trained encoder", "last epoch"
 """rows of a result: the model of the chosen epoch, and the model of the last one"""
+HELD_OUT = "held-out classes"
+"""scores of the model of the chosen epoch on the training classes that chose it"""
 
 
 class Results:
@@ -45,9 +47,12 @@ class Results:
         return f"{', '.join(filter(None, titles))}: {LABELS[protocol]}"
 
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
-        """The score of each seed, in per cent."""
-        runs = self.runs.get(cell, {})
-        return {seed: 100 * run.rows[row][metric] for seed, run in runs.items() if metric in run.rows.get(row, {})}
+        """The score of each seed, in per cent; `row` is `CHOSEN`, `LAST` or `HELD_OUT`."""
+        found = {
+            seed: run.validation if row == HELD_OUT else run.rows.get(row, {})
+            for seed, run in self.runs.get(cell, {}).items()
+        }
+        return {seed: 100 * scores[metric] for seed, scores in found.items() if metric in scores}
 
     def baseline(self, cell: Cell) -> Cell | None:
         """The baseline of a cell; None if it has none, or if the baseline has no results."""

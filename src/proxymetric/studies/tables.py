@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
-from proxymetric.studies.scores import CHOSEN, LAST, Results
+from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results
 from proxymetric.studies.spec import LABELS, Cell, Study
 
 if TYPE_CHECKING:
@@ -80,18 +80,26 @@ def _escaped(text: str) -> str:
     return text.replace("±", r"$\pm$").replace("`", "").replace("−", "$-$")
 
 
-def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
-    """Means over the seeds; with the protocol `papers`, of the chosen and of the last epoch."""
-    study, protocol = results.study, cells[0].protocol
-    kinds = [(CHOSEN, LABELS[protocol])]
+def _kinds(protocol: str) -> dict[str, str]:
+    """The scores that tables show (see `Results.scores`) -> the end of their column's title."""
     if protocol == "papers":
-        kinds.append((LAST, LABELS["last"]))
-    suffixes = [f", {label}" if protocol == "papers" else "" for _, label in kinds]
-    columns = ["method", "seeds", *(f"{metric}{suffix}" for suffix in suffixes for metric in study.metrics)]
+        return {CHOSEN: f", {LABELS['papers']}", LAST: f", {LABELS['last']}"}
+    return {CHOSEN: "", HELD_OUT: f", {HELD_OUT}"} if protocol == "held-out" else {CHOSEN: ""}
+
+
+def _held_out_note(kinds: dict[str, str]) -> str:
+    sentence = " Of the test half, unless a column says held-out classes: those choose the epoch, and the settings."
+    return sentence if HELD_OUT in kinds else ""
+
+
+def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
+    """Means over the seeds: of the chosen epoch on the test half, and of what `_kinds` has beside it."""
+    study, kinds = results.study, _kinds(cells[0].protocol)
+    columns = ["method", "seeds", *(f"{metric}{label}" for label in kinds.values() for metric in study.metrics)]
     papers = {cell: study.rows[cell.row].paper.get(cell.data, {}) for cell in cells}
     published = [metric for metric in study.metrics if any(metric in figures for figures in papers.values())]
     columns += [f"paper's {metric}" for metric in published]
-    note = "Mean over the seeds ± half the 95 % Student interval."
+    note = f"Mean over the seeds ± half the 95 % Student interval.{_held_out_note(kinds)}"
     runs = [run for cell in cells for run in results.runs[cell].values()]
     if untrained := sum(not run.chosen_epoch for run in runs):
         note += (
@@ -101,7 +109,7 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     for cell in cells:
         row = study.rows[cell.row]
         line = [row.title, str(len(results.runs[cell]))]
-        for kind, _ in kinds:
+        for kind in kinds:
             line += [_mean(results.scores(cell, metric, kind)) for metric in study.metrics]
         table.rows.append(line + [f"{papers[cell][m]:.1f}" if m in papers[cell] else "" for m in published])
     return table
@@ -109,11 +117,9 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
 def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """The difference of each row to its baseline, paired by seed, and the difference that the paper claims."""
-    study, protocol = results.study, cells[0].protocol
-    papers = protocol == "papers"
-    columns = ["method", "against", "metric", "pairs", f"difference, {LABELS[protocol]}" if papers else "difference"]
-    columns += ["difference, last epoch"] if papers else []
-    note = "Mean of the differences at equal seeds ± half the 95 % Student interval."
+    study, kinds = results.study, _kinds(cells[0].protocol)
+    columns = ["method", "against", "metric", "pairs", *(f"difference{label}" for label in kinds.values())]
+    note = f"Mean of the differences at equal seeds ± half the 95 % Student interval.{_held_out_note(kinds)}"
     claimed = any(results.claim(cell, metric) is not None for cell in cells for metric in study.metrics)
     if claimed:
         columns += CLAIM_COLUMNS
@@ -130,9 +136,8 @@ def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table
             if measured is None:
                 continue
             titles = [study.rows[cell.row].title, study.rows[base.row].title]
-            line = [*titles, metric, str(measured.n), mean_text(measured, "+")]
-            if papers:
-                line.append(mean_text(results.difference(cell, metric, LAST), "+"))
+            line = [*titles, metric, str(measured.n)]
+            line += [mean_text(results.difference(cell, metric, kind), "+") for kind in kinds]
             if claimed:
                 line += claim_texts(measured, claim)
             table.rows.append(line)
