@@ -14,7 +14,15 @@ from proxymetric.recipe import check
 from proxymetric.runs.assemble import eval_view, train_view
 from proxymetric.runs.evaluation_set import evaluation_set, unseen_vectors
 from proxymetric.runs.report import remake_report
-from proxymetric.runs.score import EmbeddedSet, break_down, describe, queries_left_out, rank_set, score
+from proxymetric.runs.score import (
+    EmbeddedSet,
+    break_down,
+    describe,
+    queries_left_out,
+    rank_set,
+    rates_below_one_pair,
+    score,
+)
 from proxymetric.runs.train import train
 from terminal import proxymetric
 from training_runs import TINY
@@ -85,6 +93,17 @@ def test_a_gallery_is_searched_and_never_asked():
     assert [(query.query, query.neighbours) for query in parts.worst] == [(0, [1, 3]), (2, [3, 1])]
     assert parts.queries.tolist() == [0, 2]
     assert describe(embedded) == "3 queries against a gallery of 2 images, 3 classes"
+
+
+def test_a_rate_below_that_of_one_pair_is_named():
+    """Five images of classes 2, 2, 1: ten pairs, of which two are genuine; 3 x 2 with a gallery, of which two are."""
+    asked = ["R@1", "FNMR@FMR=0.2", "FNMR@FMR=0.01", "FNMR@FMR=0"]
+    (sentence,) = rates_below_one_pair(toy(None), asked)
+    assert sentence.startswith("FNMR@FMR=0.01: no false match is allowed")
+    assert "8 pairs of different classes, so that one false match is a rate of 1.2e-01" in sentence
+    both = rates_below_one_pair(toy([False, True, False, True, False, True]), asked)
+    assert [each.split(":")[0] for each in both] == ["FNMR@FMR=0.2", "FNMR@FMR=0.01"]
+    assert "has 4 pairs" in both[0]
 
 
 @pytest.mark.parametrize(("gallery", "test"), [(None, ()), ([False, True, False, True, False, True], (1, 2))])

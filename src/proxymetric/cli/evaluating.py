@@ -94,7 +94,14 @@ def evaluate(
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
-    from proxymetric.runs.score import EmbeddedSet, describe, queries_left_out, score_sizes, size_rows
+    from proxymetric.runs.score import (
+        EmbeddedSet,
+        describe,
+        queries_left_out,
+        rates_below_one_pair,
+        score_sizes,
+        size_rows,
+    )
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
@@ -126,6 +133,7 @@ def evaluate(
         sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")
     if left_out := queries_left_out(trained):
         sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
+    sentences += rates_below_one_pair(trained, names)
     if thresholds := _add_missing_thresholds(run, which, model, trained, terminal):
         sentences.append(thresholds)
     for sentence in sentences:

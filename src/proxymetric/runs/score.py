@@ -197,6 +197,25 @@ def queries_left_out(embedded: EmbeddedSet) -> int:
     return left_out(sides["labels"], sides.get("gallery_labels"), sides.get("differs"), sides.get("gallery_differs"))
 
 
+def rates_below_one_pair(embedded: EmbeddedSet, metrics: Sequence[str]) -> list[str]:
+    """A sentence for each FNMR@FMR=F whose rate F is below that of a single false match of the set."""
+    sides = embedded.sides()
+    queries, items = sides["labels"], sides.get("gallery_labels")
+    of_queries = torch.unique(queries, return_counts=True)
+    if items is None:
+        pairs = (len(queries) ** 2 - int(of_queries[1].square().sum())) // 2
+    else:
+        of_items = dict(zip(*(each.tolist() for each in torch.unique(items, return_counts=True)), strict=True))
+        genuine = sum(of_items.get(label, 0) * count for label, count in zip(*(each.tolist() for each in of_queries)))
+        pairs = len(queries) * len(items) - genuine
+    return [
+        f"{name}: no false match is allowed at this rate; the set has {pairs:,} pairs of different classes, so that "
+        f"one false match is a rate of {1 / pairs:.1e}"
+        for name in metrics
+        if pairs and (rate := parse(name).fmr) is not None and 0 < rate * pairs < 1
+    ]
+
+
 def rank_set(embedded: EmbeddedSet, k: int) -> Ranking:
     """Rank an embedded set; queries and neighbours of the result are rows of `embedded.vectors`."""
     ranking = rank(**embedded.sides(), k=k)
