@@ -34,6 +34,13 @@ class ClaimedDifference:
         return self.results.study.rows[self.cell.row].title
 
     @property
+    def at_the_last_epoch(self) -> Any:
+        """The difference at the last epoch; None if the runs did not score it."""
+        from proxymetric.studies.scores import LAST
+
+        return self.results.difference(self.cell, self.metric, LAST)
+
+    @property
     def data(self) -> str:
         """The title of the data set."""
         return self.results.study.data[self.cell.data].title or self.cell.data
@@ -64,11 +71,13 @@ def claims_table(differences: list[ClaimedDifference]) -> str:
             each.metric,
             f"`{each.cell.protocol}`",
             f"{mean_text(each.measured, '+')} ({each.measured.n})",
+            mean_text(each.at_the_last_epoch, "+"),
             *claim_texts(each.measured, each.claim),
         ]
         for each in differences
     ]
-    return table(["method", "data", "metric", "protocol", "difference (pairs)", *CLAIM_COLUMNS], rows)
+    columns = ["method", "data", "metric", "protocol", "difference (pairs)", "last epoch", *CLAIM_COLUMNS]
+    return table(columns, rows)
 
 
 def claims_picture(differences: list[ClaimedDifference]) -> bytes:

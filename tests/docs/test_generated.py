@@ -96,7 +96,7 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
     index = pages["studies/index.md"]
     assert "4 of 70" in index
-    line = "| CUB-200-2011 | R@1 | `held-out` | +0.00 ± 0.00 (2) | +1.4 | open | no |"
+    line = "| CUB-200-2011 | R@1 | `held-out` | +0.00 ± 0.00 (2) |  | +1.37 | open | no |"
     assert f"| [VCPA](cub-proxy-methods.md) {line}" in index, "the same scores at equal seeds"
     assert "| NVIDIA H200 | 4 |" in index
     assert pictures.pop("studies/claims.png").startswith(b"\x89PNG")

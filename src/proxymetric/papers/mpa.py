@@ -54,7 +54,7 @@ def mpa(
 
 @about(
     paper=PAPER,
-    choose="over mpa for small batches: a sample's loss does not depend on the others",
+    choose="over mpa for small batches, according to its paper: a sample's loss does not depend on the others",
     sums_over="classes",
     grouped=True,
 )
@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="the best of its family in the paper; on CUB here level with mpa",
+    choose="over mpa according to its paper; on CUB here level with it",
     sums_over="classes",
     grouped=True,
 )

@@ -10,7 +10,7 @@ from proxymetric.sources import InBatch
 
 @about(
     paper="Wang et al. 2019, Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning",
-    choose="a pair loss that mines and weights pairs; on CUB here level with margin-contrastive",
+    choose="a pair loss that mines and weights pairs",
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )

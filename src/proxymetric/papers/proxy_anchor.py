@@ -13,7 +13,7 @@ from proxymetric.weightings.class_balance import PerClass, balance
 
 @about(
     paper="Kim et al. 2020, Proxy Anchor Loss for Deep Metric Learning",
-    choose="the one to start with: fast, robust to batch size and sampling",
+    choose="the one to start with: fast, and no method of the five papers was above it here so far",
     sums_over="batch",
 )
 def proxy_anchor(

@@ -37,7 +37,7 @@ def proxy_nca(
 
 @about(
     paper="Teh et al. 2020, ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis",
-    choose="a stable softmax over classes; for small batches or few images per class",
+    choose="a stable softmax over classes, for small batches according to its paper",
     sums_over="classes",
 )
 def proxy_nca_pp(

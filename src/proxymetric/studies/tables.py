@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from proxymetric.runs.result import Result
 
 
+MIN_SEEDS_OF_A_SPREAD = 3
+"""fewest pairs from which the tables estimate a spread"""
 CLAIM_COLUMNS = ["paper's difference", "same sign", "in the interval", "seeds to detect the paper's difference"]
 CLAIM_NOTE = (
-    'Same sign: "open" where the interval contains 0. In the interval: whether it contains the paper\'s difference.'
+    'Same sign: "open" where the interval contains 0. In the interval: whether it contains the paper\'s difference. '
+    "Both judge the chosen epoch; one chosen on the test half favours methods that peak early: compare the last epoch."
 )
 
 
@@ -100,6 +103,8 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     published = [metric for metric in study.metrics if any(metric in figures for figures in papers.values())]
     columns += [f"paper's {metric}" for metric in published]
     note = f"Mean over the seeds ± half the 95 % Student interval.{_held_out_note(kinds)}"
+    if published:
+        note += " The papers' figures are of their own backbones, which differ between papers: compare differences."
     runs = [run for cell in cells for run in results.runs[cell].values()]
     if untrained := sum(not run.chosen_epoch for run in runs):
         note += (
@@ -111,7 +116,7 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         line = [row.title, str(len(results.runs[cell]))]
         for kind in kinds:
             line += [_mean(results.scores(cell, metric, kind)) for metric in study.metrics]
-        table.rows.append(line + [f"{papers[cell][m]:.1f}" if m in papers[cell] else "" for m in published])
+        table.rows.append(line + [_as_printed(papers[cell][m]) if m in papers[cell] else "" for m in published])
     return table
 
 
@@ -297,6 +302,15 @@ def mean_text(mean: Mean | None, sign: str = "") -> str:
     return f"{_rounded(mean.value, digits):{sign}.{digits}f}{half}"
 
 
+def _as_printed(value: float, sign: str = "") -> str:
+    """A figure of a paper with one or two decimals, as the paper prints it.
+
+    >>> _as_printed(69.7), _as_printed(64.65), _as_printed(0.5, "+")
+    ('69.7', '64.65', '+0.5')
+    """
+    return f"{_rounded(value, 2):{sign}.{1 if round(value, 1) == round(value, 2) else 2}f}"
+
+
 def _rounded(value: float, digits: int) -> float:
     """A rounded value; zero has no minus sign.
 
@@ -311,7 +325,7 @@ def claim_texts(measured: Mean, claim: float | None) -> list[str]:
 
     Example:
         >>> claim_texts(Mean(0.3, 0.2, 3, 0.1), 0.4), claim_texts(Mean(0.3, 0.5, 3, 0.2), 4.2)
-        (['+0.4', 'yes', 'yes', '3'], ['+4.2', 'open', 'no', '3'])
+        (['+0.4', 'yes', 'yes', '3'], ['+4.2', 'open', 'no', '2'])
     """
     if claim is None:
         return [""] * len(CLAIM_COLUMNS)
@@ -319,12 +333,15 @@ def claim_texts(measured: Mean, claim: float | None) -> list[str]:
     open_sign = measured.half is None or abs(measured.value) <= measured.half
     sign = "" if claim == 0 else "open" if open_sign else "yes" if has_sign else "no"
     inside = "" if measured.half is None else "yes" if abs(claim - measured.value) <= measured.half else "no"
-    return [f"{claim:+.1f}", sign, inside, seeds_text(measured, claim)]
+    return [_as_printed(claim, "+"), sign, inside, seeds_text(measured, claim)]
 
 
 def seeds_text(measured: Mean, claim: float | None) -> str:
-    """The number of seeds that would resolve the paper's difference, given the measured spread; "" if not known."""
-    if claim is None or measured.sd is None:
+    """The number of seeds that would resolve the paper's difference, given the measured spread; "" if not known.
+
+    Two seeds do not tell the spread: it may be ten times as large as measured.
+    """
+    if claim is None or measured.sd is None or measured.n < MIN_SEEDS_OF_A_SPREAD:
         return ""
     needed = seeds_needed(claim, measured.sd)
     return f"{needed:,}" if needed is not None else f"more than {MAX_SEEDS:,}" if claim else ""
