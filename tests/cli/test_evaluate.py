@@ -100,6 +100,40 @@ def test_classes_that_were_trained_on_are_said(photos, run, tmp_path):
     assert "same names" not in own.out
 
 
+def test_data_that_changed_since_training_is_said(photos, tmp_path):
+    """A photo more leaves the classes as they were: the held-out ones are still known. A class more does not."""
+    data, folder = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, data)
+    assert train(data, folder, *HELD_OUT, "--no-report").code == 0
+    first = sorted(each for each in data.iterdir() if each.is_dir())[0]
+    image = sorted(first.iterdir())[0]
+    shutil.copy(image, first / "one more.png")
+    held_out = len(read_json(folder / "run.json")["classes"])
+    for words in ((), ("--split", "validation")):
+        answer = proxymetric("evaluate", folder, *words, "--no-report")
+        assert answer.code == 0, answer
+        out = " ".join(answer.out.split())
+        assert f" of {10 - held_out} classes (none of them trained on" in out
+        assert "photos has changed since the run was trained" in out
+    report = proxymetric("report", folder)
+    assert report.code == 0, report
+    assert "photos has changed since the run was trained" in report.out
+    shutil.copytree(first, data / "a class more")
+    refused(
+        proxymetric("evaluate", folder, "--split", "validation"), "split: got 'validation'", "classes of photos have",
+        "expected --split all",
+    )  # fmt: skip
+    assert "has changed since" in proxymetric("evaluate", folder, "--no-report").out
+
+
+def test_a_run_that_is_not_there_or_no_run_at_all(run, tmp_path):
+    refused(proxymetric("report", run.with_name("photoz")), "which holds no run", f"did you mean '{run}'?")
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
+    refused(
+        proxymetric("evaluate", tmp_path / "model.onnx", "--data", "glyphs"), "model.onnx, expected the folder of a run"
+    )
+
+
 def test_a_run_that_is_not_finished_is_said(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

@@ -19,6 +19,8 @@ from proxymetric.tensor_files import read_header, write_tensors
 
 SLIM = "proxymetric slim 1"
 """the name of the file format and its version"""
+OTHER_EXPORTS = (".onnx", ".pt2", ".pt", ".pth")
+"""files of networks that are not slim files"""
 
 
 def write_slim(model: Model, recipe: dict[str, Any], out: Path) -> str:
@@ -87,10 +89,13 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
     Raises:
         ValueError: the file is not a slim file, or the weights are not those that the training started from.
     """
+    wrong_file = f"run: got {file}, expected the folder of a run, or a file that `export --slim` wrote"
+    if file.suffix in OTHER_EXPORTS:
+        raise ValueError(wrong_file)
     slim = Checkpoint.read(file)
     header = slim.state
     if header.get("format") != SLIM:
-        raise ValueError(f"run: got {file}, expected the folder of a run, or a file that `export --slim` wrote")
+        raise ValueError(wrong_file)
     config = header["encoder"]
     encoder = build(**config)
     if set(slim.tensors) != set(_stored_names(encoder, header["held"])):

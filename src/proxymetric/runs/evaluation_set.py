@@ -10,6 +10,7 @@ import numpy as np
 
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, open_data, split
+from proxymetric.data.splits import Split
 from proxymetric.models.load import is_refitted, is_run, load, read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.score import EmbeddedSet
@@ -47,16 +48,44 @@ def evaluation_set(
         return _test_images(open_data(data, layout), part)
     description = read_run(run)
     options = description["recipe"]["data"]
+    is_own = data is None or str(data) == options["path"]
     if data is None:
         data, layout = options["path"], options["layout"]
     images = open_data(data, layout)
-    same_data = images.identity() == description["data"]["identity"]
+    same_data, changed = images.identity() == description["data"]["identity"], ""
+    if is_own and not same_data:
+        changed = f"; {images.name} has changed since the run was trained"
+        same_data = _has_the_classes_of(description, images)
+        if not same_data and part not in ("auto", "all"):
+            raise ValueError(
+                f"split: got {part!r}, but the classes of {images.name} have changed since the run was trained, and "
+                "which of them are held out is no longer known; expected --split all"
+            )
     if part == "all" or (part == "auto" and not same_data):
         if same_data:
-            return images, "some of them trained on"
-        return _test_images(images, part)
+            return images, f"some of them trained on{changed}"
+        chosen, words = _test_images(images, part)
+        return chosen, f"{words}{changed}" if words else changed.removeprefix("; ")
     validation = options["validation"] if same_data else 0.0
     parts = split(images, validation, options["test"], description["recipe"]["seed"])
+    chosen, words = _part(run, description, images, parts, part, which, same_data)
+    return chosen, f"{words}{changed}"
+
+
+def _has_the_classes_of(description: dict[str, Any], images: ImageSet) -> bool:
+    """Whether the run's own data, some images of which changed, still has the training classes of the run."""
+    options = description["recipe"]["data"]
+    try:
+        training = split(images, options["validation"], options["test"], description["recipe"]["seed"]).train
+    except ValueError:
+        return False
+    return set(training.classes) == set(description["classes"])
+
+
+def _part(
+    run: str | Path, description: dict[str, Any], images: ImageSet, parts: Split, part: str, which: str, same_data: bool
+) -> tuple[ImageSet, str]:
+    """The part of data that is divided as for the run, and a note; see `evaluation_set`."""
     refitted = is_refitted(run, which)
     if part == "auto":
         if parts.test is not None:
@@ -152,7 +181,9 @@ def seen_set(run: str | Path) -> ImageSet:
 
 def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:
     """Embed the test (or validation) images of a run with its model; images that cannot be read are left out."""
-    images, _ = evaluation_set(run, part=part)
+    images, note = evaluation_set(run, part=part)
+    if "has changed" in note:
+        watcher.say(note.rpartition("; ")[2])
     vectors, indices = load(run).embed(
         images, errors="skip", progress=lambda done, total: watcher.work("embedding", done, total)
     )

@@ -14,6 +14,7 @@ from proxymetric.core.clock import clock
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.files import check_output
+from proxymetric.models.load import read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.auto_method import describe_trials
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
@@ -156,6 +157,7 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
         ValueError: the run is not finished, or its model was trained on every class of its data.
     """
     folder = Path(run)
+    read_run(folder)
     file = folder / "result.json"
     if not file.is_file():
         raise ValueError(
