@@ -128,6 +128,17 @@ def test_bad_images_are_named_once_counted_and_left_out(data, tmp_path, more):
         assert reason in found[str(file)]
         assert answer.out.count(str(file)) == 1
     assert "images that could not be read and were left out: 4" in answer.out
+    assert "scores on the 7 images of 2 held-out classes that chose it" in answer.out
+    counts = read_json(tmp_path / "run" / "result.json")["data"]
+    assert (counts["train"]["images"], counts["validation"]["images"]) == (13, 7)
+
+
+def test_a_refit_counts_the_images_that_it_could_read(data, tmp_path):
+    unreadable(data / split(pm.open_data(data)).train.classes[0] / "0.png", "text")
+    answer = train(data, tmp_path / "run", "--batch", 4, "--lr", "1e-2", "--refit")
+    assert answer.code == 0, answer
+    refit = read_json(tmp_path / "run" / "result.json").get("refit")
+    assert refit is None or refit["images"] == 23
 
 
 def test_a_class_of_nothing_but_bad_images(data, tmp_path):

@@ -43,7 +43,7 @@ class Result:
         recipe: the whole recipe with its defaults, by table.
         weights: the file of the backbone's weights and what its header changed; None without such a file.
         data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
-            and of the `training_classes` among the last two if there are any.
+            without images that could not be read, and of the `training_classes` among the last two if there are any.
         versions: of Python and of the packages that influence results.
         machine: `system`, `processor`, `cores`, and `gpu` where there is one.
         finished: time of the end, UTC.

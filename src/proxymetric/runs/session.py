@@ -344,11 +344,16 @@ class RunSession:
         world.wait()
         training = self._begin(folder, all_images, None, images, None, stop_after=epochs)
         training.trainer.run()
-        refit = {"epochs": epochs, "images": len(all_images), "classes": len(all_images.classes)}
+        refit = {"epochs": epochs, "images": self._readable(all_images), "classes": len(all_images.classes)}
         refit |= self._cost(training)
         if world.first:
             write_json(folder / "result.json", refit)
         return training.trainer.learner, all_images, refit
+
+    def _readable(self, images: ImageSet) -> int:
+        """The number of images without those that this run could not read."""
+        bad = self.context.bad
+        return len(images) - (sum(images.title(row) in bad for row in range(len(images))) if bad else 0)
 
     def _cost(self, training: Training) -> dict[str, Any]:
         """The cost of training: time, throughput, memory, parameters and steps."""
@@ -448,6 +453,9 @@ class RunSession:
             # Nothing was held out of this model, but `identify` needs the uncertainty of its classes.
             write_knowledge(self.folder, RunKnowledge(seen.classes, torch.empty(0, 0), [], uncertainty))
         result.bad_images = dict(self.context.bad)
+        for name, part in zip(("train", "validation", "test"), parts):
+            if part is not None:
+                result.data[name]["images"] = self._readable(part)
         # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
         # until their last checkpoint.
         result.seconds = round(training.facts.seconds, 1)
