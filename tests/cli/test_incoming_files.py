@@ -139,10 +139,29 @@ def test_folders_and_files_that_may_not_be_read_are_named_and_counted(shared):
             assert f"left out, cannot be read: {data / 'class5' / '0.png'} (Permission denied)" in answer.out
         data.chmod(0)
         with nobody():
-            refused(train(data, shared / "other"), f"data: got {data}", "which cannot be read (Permission denied)")
+            answer = train(data, shared / "other")
+            refused(answer, f"data: got {data}, a folder that cannot be listed (Permission denied)")
+            answer = proxymetric("evaluate", shared / "first", "--data", data)
+            refused(answer, f"data: got {data}, a folder that cannot be listed (Permission denied)")
     finally:
         for folder in (data, hidden, inner):
             folder.chmod(0o755)
+
+
+def test_too_few_classes_name_the_folder_that_may_not_be_listed(shared):
+    data = write_photos(shared / "data", classes=3, images=4)
+    assert train(data, shared / "first", "--set", "data.validation=0").code == 0  # imports what nobody may not read
+    (data / "class1").chmod(0)
+    try:
+        with nobody():
+            answer = train(data, shared / "run")
+        refused(
+            answer,
+            "got 2 classes (class0, class2), 0 for the test and 2 for validation",
+            f"cannot be listed and are left out: 1, {data / 'class1'} (Permission denied)",
+        )
+    finally:
+        (data / "class1").chmod(0o755)
 
 
 def csv_of(data: Path, *, encoding: str = "utf-8", more: str = "") -> Path:

@@ -38,6 +38,24 @@ def test_folder(tmp_path):
     assert images.read(4).mode == "RGB"
 
 
+def test_images_of_types_that_are_not_read_are_counted(tmp_path):
+    for name in ("cat/1.HEIC", "cat/2.heic", "dog/3.HEIC"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"photo")
+    with pytest.raises(ValueError, match=r"no labelled images.*; it has images of types that are not read: 3 \.heic; "):
+        open_data(tmp_path)
+    write(tmp_path, "cat/a.jpg", "dog/b.jpg")
+    (tmp_path / "dog" / "film.mp4").write_bytes(b"film")
+    (tmp_path / "dog" / "notes.txt").write_text("no image")
+    note = f"{tmp_path}: left out, images of types that are not read: 3 .heic, 1 .mp4; convert them to .jpg or .png"
+    assert note in open_data(tmp_path).notes
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    (loose / "1.HEIC").write_bytes(b"photo")
+    with pytest.raises(ValueError, match=r"it has images of types that are not read: 1 \.heic"):
+        open_data(loose)
+
+
 def test_folders_without_data_say_what_was_looked_for(tmp_path):
     with pytest.raises(ValueError, match="with no labelled images, expected one folder for each class"):
         open_data(tmp_path)

@@ -118,6 +118,22 @@ def test_other_folders_beside_a_split_are_named(tmp_path):
     assert "left out, because they are not part of the split: iconic" in notes(images)
 
 
+def test_a_misspelt_part_is_not_a_class(tmp_path):
+    write(tmp_path, "train/a", "train/b", "train/c", "tset/d", "tset/e")
+    with pytest.raises(ValueError, match="beside tset, which is not a part of a split") as error:
+        open_data(tmp_path)
+    said = str(error.value)
+    assert f"expected {tmp_path}/train/CLASS/photo.jpg and {tmp_path}/test/CLASS/photo.jpg, or --set data" in said
+    assert said.endswith("; tset: did you mean 'test'?")
+    assert open_data(tmp_path, layout="folder").classes == ["train", "tset"]
+    write(tmp_path / "toys", "train/2020", "train/2021", "bus")
+    assert open_data(tmp_path / "toys").classes == ["bus", "train"]
+    write(tmp_path, "test/d", "test/e", "vlaid/f")
+    assert "not part of the split: toys, tset, vlaid; tset: did you mean 'test'?; vlaid: did you" in notes(
+        open_data(tmp_path)
+    )
+
+
 def test_nested_classes_get_a_sentence_and_a_layout(tmp_path):
     for part, classes in (("train", "abcd"), ("test", "efgh")):
         for k, name in enumerate(classes):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from proxymetric.data.images import ImageSet
-from proxymetric.data.parts import divide, part_of
+from proxymetric.data.parts import PART_NAMES, divide, part_of
 from proxymetric.files import printable
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+OTHER_ENDINGS = (
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".psd",
+    ".svg", ".ico", ".pdf", ".mp4", ".mov",
+)  # fmt: skip
+"""endings of images and films that are not read"""
 MAX_NAMES = 3
 """maximum number of names in a message"""
+MIN_LIKENESS = 0.7
+"""how alike the names of a folder and of a part must be for a "did you mean", from 0 to 1 (`difflib`)"""
 
 
 class _ClassFolder(NamedTuple):
@@ -26,12 +35,13 @@ class _ClassFolder(NamedTuple):
     part: str | None
 
 
-def image_files(folder: Path, unlisted: dict[str, str] | None = None) -> list[Path]:
+def image_files(folder: Path, unlisted: dict[str, str] | None = None, unread: Counter[str] | None = None) -> list[Path]:
     """Return every image file under `folder`, at any depth, sorted; hidden files and folders are left out.
 
     Args:
         folder: where to search.
         unlisted: receives the folders that cannot be listed, with the reason.
+        unread: receives the numbers of images of other types (`OTHER_ENDINGS`), by ending.
     """
 
     def record(error: OSError) -> None:
@@ -41,8 +51,28 @@ def image_files(folder: Path, unlisted: dict[str, str] | None = None) -> list[Pa
     paths = []
     for parent, folders, files in os.walk(folder, onerror=record):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(parent) / name for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
+        visible_files = [name for name in files if not name.startswith(".")]
+        paths += [Path(parent) / name for name in visible_files if name.lower().endswith(ENDINGS)]
+        if unread is not None:
+            unread.update(_other_endings(visible_files))
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _other_endings(names: list[str]) -> list[str]:
+    """Return the endings of the files that are images of a type that is not read."""
+    endings = (os.path.splitext(name)[1].lower() for name in names)
+    return [ending for ending in endings if ending in OTHER_ENDINGS]
+
+
+def _unread_types(unread: Counter[str]) -> str:
+    """Say how many images have a type that is not read, and what to do.
+
+    Example:
+        >>> _unread_types(Counter({".heic": 2}))
+        'images of types that are not read: 2 .heic; convert them to .jpg or .png'
+    """
+    counts = ", ".join(f"{count} {ending}" for ending, count in unread.most_common())
+    return f"images of types that are not read: {counts}; convert them to .jpg or .png"
 
 
 def class_folders(root: Path) -> list[Path]:
@@ -55,7 +85,8 @@ def class_folders(root: Path) -> list[Path]:
         return _visible_folders(root)
     except OSError as error:
         raise ValueError(
-            f"data: got {root}, which cannot be read ({error.strerror}), expected files and folders that you may read"
+            f"data: got {root}, a folder that cannot be listed ({error.strerror}), expected files and folders that you "
+            "may read"
         ) from None
 
 
@@ -67,7 +98,7 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     """Read a folder of class folders: `root/<class>/**/*.jpg` (or .jpeg .png .webp .bmp .gif .tif .tiff).
 
     Each class has the name of its folder. Classes are sorted by name and images by path. Folders that hold no images or
-    cannot be listed are left out and named in the notes of the set.
+    cannot be listed are left out and named in the notes of the set, which also count images of other types.
 
     Args:
         root: the folder.
@@ -76,14 +107,17 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
             images is a class, and the name of the class is the path of the folder.
 
     Raises:
-        ValueError: there are fewer than two classes, or a split has no class folders.
+        ValueError: there are fewer than two classes, a split has no class folders, or a part of it has another name.
     """
     unlisted: dict[str, str] = {}
     parts = {} if layout == "folder" else _part_folders(root)
+    unread: Counter[str] = Counter()
     folders: list[_ClassFolder] = []
     notes: list[str] = []
+    if not parts and layout == "auto":
+        _check_names_of_parts(root)
     for place, part in parts.items() or [(root, None)]:
-        folders += _classes_in(place, part, layout, notes, unlisted)
+        folders += _classes_in(place, part, layout, notes, unlisted, unread)
     other_folders = [f for f in class_folders(root) if part_of(f.name) is None and image_files(f)] if parts else []
     if parts and not folders and any(_loose_images(f) for f in other_folders):
         # Class folders may be called train and test by chance: this is assumed if other folders hold images directly.
@@ -91,14 +125,18 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
             f"{root}: {' and '.join(place.name for place in parts)} hold no class folders and are taken as classes"
         ]
         parts = {}
-        folders = _classes_in(root, None, layout, notes, unlisted)
+        unread.clear()
+        folders = _classes_in(root, None, layout, notes, unlisted, unread)
     if parts:
         _check_parts(root, parts, folders)
         if other_folders:
             names = first_names([folder.name for folder in other_folders])
-            notes.append(f"{root}: left out, because they are not part of the split: {names}")
+            hint = _similar_parts([folder.name for folder in other_folders])
+            notes.append(f"{root}: left out, because they are not part of the split: {names}{hint}")
     else:
-        _check_classes(root, [folder.name for folder in folders], unlisted)
+        _check_classes(root, [folder.name for folder in folders], unlisted, unread)
+    if unread:
+        notes.append(f"{root}: left out, {_unread_types(unread)}")
     if unlisted:
         reasons = [f"{name} ({reason})" for name, reason in unlisted.items()]
         notes.append(f"folders that cannot be listed and are left out: {len(reasons)}, {first_names(reasons)}")
@@ -141,17 +179,52 @@ def _part_folders(root: Path) -> dict[Path, str]:
     return parts if len(set(parts.values())) > 1 else {}
 
 
+def _check_names_of_parts(root: Path) -> None:
+    """Refuse a folder that looks like a split of which only one part has a known name, such as train/ and tset/.
+
+    It looks so if every folder with images holds nothing but folders of images, and one of them is called train, test,
+    val, query, ...: as classes of such a folder, train and tset would be learned.
+    """
+    subfolders = class_folders(root)
+    if not any(part_of(folder.name) for folder in subfolders):
+        return
+    filled_folders = [folder for folder in subfolders if image_files(folder)]
+    known = [folder.name for folder in filled_folders if part_of(folder.name)]
+    others = [folder.name for folder in filled_folders if not part_of(folder.name)]
+    if not known or not others or any(_loose_images(folder) for folder in filled_folders):
+        return
+    names = (known[0], "test") if part_of(known[0]) == "train" else ("train", known[0])
+    places = " and ".join(str(root / name / "CLASS" / "photo.jpg") for name in names)
+    raise ValueError(
+        f"data: got {root} with {' and '.join(known)}, as in a split, beside {first_names(others)}, which is not a "
+        f"part of a split, expected {places}, or --set data.layout=folder (evaluate: --layout folder) if these folders "
+        f"are your classes{_similar_parts(others)}"
+    )
+
+
+def _similar_parts(names: list[str]) -> str:
+    """Return the end of a message that suggests a part of a split for each name that is similar to one.
+
+    Example:
+        >>> _similar_parts(["tset", "notes"])
+        "; tset: did you mean 'test'?"
+    """
+    similar = {name: difflib.get_close_matches(name.lower(), PART_NAMES, 1, MIN_LIKENESS) for name in names}
+    hints = [f"; {printable(name)}: did you mean {parts[0]!r}?" for name, parts in similar.items() if parts]
+    return "".join(hints[:MAX_NAMES])
+
+
 def _classes_in(
-    place: Path, part: str | None, layout: str, notes: list[str], unlisted: dict[str, str]
+    place: Path, part: str | None, layout: str, notes: list[str], unlisted: dict[str, str], unread: Counter[str]
 ) -> list[_ClassFolder]:
-    """Return the classes in a folder of class folders; record what is left out or doubtful in `notes`, `unlisted`."""
+    """Return the classes in a folder of class folders; record what is left out or doubtful in the last arguments."""
     try:
         subfolders = _visible_folders(place)
     except OSError as error:
         unlisted[printable(str(place))] = error.strerror or str(error)
         return []
     loose_images = _loose_images(place)
-    files = {folder: image_files(folder, unlisted) for folder in subfolders}
+    files = {folder: image_files(folder, unlisted, unread) for folder in subfolders}
     empty_folders = [
         printable(folder.name) for folder in subfolders if not files[folder] and printable(str(folder)) not in unlisted
     ]
@@ -194,14 +267,18 @@ def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]
             )
 
 
-def _check_classes(root: Path, names: list[str], unlisted: dict[str, str]) -> None:
+def _check_classes(root: Path, names: list[str], unlisted: dict[str, str], unread: Counter[str]) -> None:
     """Refuse a folder with fewer than two classes."""
+    unread = unread + Counter(_other_endings([name for name in os.listdir(root) if not name.startswith(".")]))
+    unread_hint = f"; it has {_unread_types(unread)}" if unread else ""
     layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
     unlisted_hint = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
     if not names:
         loose_count = len(_loose_images(root))
         loose_hint = f" and {loose_count} images outside class folders" if loose_count else ""
-        raise ValueError(f"data: got {root} with no labelled images{loose_hint}, expected {layout}{unlisted_hint}")
+        raise ValueError(
+            f"data: got {root} with no labelled images{loose_hint}, expected {layout}{unread_hint}{unlisted_hint}"
+        )
     if len(set(names)) < 2:
         inner_folders = [p for p in class_folders(root / names[0]) if image_files(p)]
         hint = (
@@ -211,7 +288,7 @@ def _check_classes(root: Path, names: list[str], unlisted: dict[str, str]) -> No
         )
         raise ValueError(
             f"data: got {root} with images of one class only ({names[0]!r}), expected at least two classes: "
-            f"{layout}{unlisted_hint}{hint}"
+            f"{layout}{unread_hint}{unlisted_hint}{hint}"
         )
 
 

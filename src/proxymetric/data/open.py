@@ -11,7 +11,7 @@ from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.csv_files import from_csv
 from proxymetric.data.decoding import max_pixels
 from proxymetric.data.digits import digits
-from proxymetric.data.folders import first_names, from_folder
+from proxymetric.data.folders import class_folders, first_names, from_folder
 from proxymetric.data.glyphs import glyphs
 from proxymetric.data.hugging_face import from_hugging_face, is_hugging_face
 from proxymetric.data.images import ImageSet
@@ -74,6 +74,8 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     try:
         return _add_note(_open_path(path, layout))
     except PermissionError as error:
+        if path.is_dir():
+            class_folders(path)  # refuses a folder that cannot be listed
         raise ValueError(
             f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
             "that you may read"

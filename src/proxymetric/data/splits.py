@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxymetric.data.folders import first_names
 from proxymetric.data.images import ImageSet
+
+MAX_NAMED_CLASSES = 8
+"""most classes that a message names"""
 
 
 class Split(NamedTuple):
@@ -54,7 +58,8 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
     if test != "auto":
         images = replace(images, test_images=None, gallery=None)
     has_given_split = images.test_images is not None or images.validation_images is not None
-    total = len(images.classes)
+    classes = images.classes
+    total = len(classes)
     given_test = given_validation = None
     if images.test_images is not None:
         given_test = _drop_empty_classes(images.subset(images.test_images))
@@ -86,16 +91,27 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         validation_ids = np.sort(random.choice(candidates, count, replace=False))
     train_ids = np.setdiff1d(train_ids, validation_ids)
     if len(train_ids) < 2:
+        names = f" ({', '.join(classes)})" if total <= MAX_NAMED_CLASSES else ""
         raise ValueError(
-            f"data: got {total} classes, {len(test_ids)} for the test and {len(validation_ids)} for validation, which "
-            f"leaves {len(train_ids)} for training, expected at least 2; add classes, or hold out no classes: "
-            "validation=0 (--set data.validation=0)" + (", test='none' (--set data.test=none)" if len(test_ids) else "")
+            f"data: got {total} classes{names}, {len(test_ids)} for the test and {len(validation_ids)} for validation, "
+            f"which leaves {len(train_ids)} for training, expected at least 2; add classes, or hold out no classes: "
+            "validation=0 (--set data.validation=0)"
+            + (", test='none' (--set data.test=none)" if len(test_ids) else "")
+            + _unlisted_folders(images)
         )
     return Split(
         images.of_classes(train_ids),
         images.of_classes(validation_ids) if len(validation_ids) else given_validation,
         images.of_classes(test_ids) if len(test_ids) else given_test,
     )
+
+
+def _unlisted_folders(images: ImageSet) -> str:
+    """Return the end of a message that names the folders that could not be listed."""
+    if not images.unlisted:
+        return ""
+    folders = [f"{name} ({reason})" for name, reason in images.unlisted.items()]
+    return f"; folders that cannot be listed and are left out: {len(folders)}, {first_names(folders)}"
 
 
 def _drop_empty_classes(images: ImageSet) -> ImageSet:
