@@ -206,6 +206,13 @@ def test_study_replaces_no_tables_of_others(tmp_path, kind, name):
     assert not list((tmp_path / "tables").glob("*.png"))
 
 
+def test_study_writes_no_tables_among_folders_of_photos(tmp_path):
+    (tmp_path / "photos" / "wren").mkdir(parents=True)
+    words = ("study", EAGER, "--results", RESULTS, "--tables", tmp_path / "photos")
+    refused(proxymetric(*words), "--tables: got", "which holds other folders and no tables; expected a new or empty")
+    assert [each.name for each in (tmp_path / "photos").iterdir()] == ["wren"]
+
+
 @pytest.mark.slow
 def test_study_replaces_its_own_tables(tmp_path):
     words = ("study", EAGER, "--results", RESULTS, "--tables", tmp_path / "tables")

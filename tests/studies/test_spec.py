@@ -123,7 +123,8 @@ def test_the_glyphs_study_is_whole():
 
 
 BAD_COMMANDS = {
-    "no file": (["nowhere.toml"], "study: got 'nowhere.toml', expected a TOML file"),
+    "no file": (["nowhere.toml"], "study: got 'nowhere.toml', which does not exist; expected a TOML file"),
+    "folder": (["."], "study: got '.', which is a folder; expected a TOML file"),
     "a misspelt file": ([str(GLYPHS.with_name("glyph.toml"))], "did you mean 'glyphs.toml'?"),
     "jobs": ([str(GLYPHS), "--jobs", "0"], "--jobs: got 0, expected at least 1"),
     "minutes": ([str(GLYPHS), "--minutes", "-1"], "--minutes: got -1.0, expected a number above 0"),

@@ -15,6 +15,7 @@ from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
 from proxymetric.studies.drawing import mean_curve, size_records
 from proxymetric.studies.inference import Mean, paired, power, seeds_needed, student
+from proxymetric.studies.results import stored_results
 from proxymetric.studies.scores import Results
 from proxymetric.studies.tables import Table, mean_text, size_table, write_tables
 
@@ -212,6 +213,23 @@ def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
     text = write_tables(made, found, tmp_path)[0].read_text()
     said = dict(zip(cells(text, title)[0], cells(text, title)[2]))
     assert (said["same sign"], said["in the interval"]) == ("open", "yes")
+
+
+def test_without_test_classes_the_scores_are_those_of_the_held_out_ones(tmp_path):
+    made = study()
+    found = {name: replace(each, evaluated_on="validation") for name, each in results(made).items()}
+    text = write_tables(made, found, tmp_path)[0].read_text()
+    title = "Glyphs: epoch chosen on held-out training classes"
+    assert cells(text, f"{title}, %")[0] == ["method", "seeds", "R@1, held-out classes", "paper's R@1"]
+    assert cells(text, f"{title}, differences, points")[0][4] == "difference, held-out classes"
+    part = text.split(f"**{title}, %**")[1].split("**")[0]
+    assert "test half" not in part
+
+
+def test_results_of_another_study_are_refused(tmp_path):
+    (tmp_path / "study.json").write_text('{"study": "another"}')
+    with pytest.raises(ValueError, match="which has results of the study 'another'; expected 's'"):
+        stored_results(study(), tmp_path)
 
 
 def test_half_a_study_makes_tables_of_what_there_is(tmp_path):

@@ -188,8 +188,8 @@ def _embed_both(
     from proxymetric.models.features import FeatureModel, is_frozen, load_untrained
     from proxymetric.runs.score import EmbeddedSet
 
-    def embed(encoder: Model, what: str) -> EmbeddedSet:
-        vectors, indices = embed_images(encoder, images, terminal, what)
+    def embed(encoder: Model, what: str, again: bool = False) -> EmbeddedSet:
+        vectors, indices = embed_images(encoder, images, terminal, what, again)
         return EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64))
 
     if untrained and is_frozen(run):
@@ -204,4 +204,4 @@ def _embed_both(
         encoder = load_untrained(run, device)
     except (ValueError, OSError) as error:
         return trained, None, str(error)
-    return trained, embed(encoder, "embedding by the untrained encoder"), ""
+    return trained, embed(encoder, "embedding by the untrained encoder", again=True), ""

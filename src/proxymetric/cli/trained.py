@@ -273,9 +273,12 @@ def _index(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
 
 
 def embed_images(
-    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding"
+    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding", again: bool = False
 ) -> tuple[Tensor, list[int]]:
-    """Embed all images that can be read, and name the others; return the vectors and the indices of their images."""
+    """Embed all images that can be read, and name the others; return the vectors and the indices of their images.
+
+    `again`: the images were embedded before, by another model, and the others named.
+    """
     bad: list[str] = []
     vectors, indices = model.embed(
         images,
@@ -283,6 +286,7 @@ def embed_images(
         progress=lambda done, total: terminal.work(what, done, total),
         on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
     )
+    bad = [] if again else bad
     for image in bad[:MAX_BAD_IMAGES_NAMED]:
         terminal.say(f"left out, cannot be read: {image}")
     if len(bad) > MAX_BAD_IMAGES_NAMED:

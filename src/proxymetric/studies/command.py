@@ -193,13 +193,12 @@ def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], 
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
         reporter.say(f"{task.name:{width}}  {label:9}  {time:>9}{reason}")
-    time_left = clock(total / min(jobs, max(1, todo))) if todo > unknown else "unknown"
-    unknown_runs = f", and {unknown} of unknown length" if unknown and todo > unknown else ""
-    reporter.say(
-        f"{len(tasks)} runs, {todo} to do: about {time_left}{unknown_runs} with {jobs} at the same time"
-        if todo
-        else "all runs are done"
-    )
+    if not todo:
+        reporter.say("all runs are done")
+        return
+    known = f"about {clock(total / min(jobs, todo))}" if todo > unknown else ""
+    times = " and ".join(filter(None, (known, f"{unknown} of unknown length" if unknown else "")))
+    reporter.say(f"{len(tasks)} runs, {todo} to do: {times}, with {jobs} at the same time")
 
 
 def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Reporter, needed: bool = True) -> None:

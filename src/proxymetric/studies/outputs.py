@@ -38,6 +38,10 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
         check_output("--tables", file, kind, lambda _: has_tables)
     for file in (*tables.glob("curves-*.png"), *tables.glob("differences-*.png")):
         check_output("--tables", file, "a plot of a study", lambda plot: has_tables or _is_plot(plot))
+    if tables.is_dir() and not text.is_file() and any(each.is_dir() for each in tables.iterdir()):
+        raise ValueError(
+            f"--tables: got {tables}, which holds other folders and no tables; expected a new or empty folder"
+        )
 
 
 def check_collected(results: Path, names: list[str], vectors: Path | None, vector_names: list[str]) -> None:

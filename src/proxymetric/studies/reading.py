@@ -39,13 +39,14 @@ def load_study(path: str | Path) -> Study:
         >>> load_study("nowhere/study.toml")
         Traceback (most recent call last):
         ...
-        ValueError: study: got 'nowhere/study.toml', expected a TOML file
+        ValueError: study: got 'nowhere/study.toml', which does not exist; expected a TOML file
     """
     path = Path(path)
     if not path.is_file():
         folder = path.parent
         hint = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
-        raise ValueError(f"study: got {str(path)!r}, expected a TOML file{hint}")
+        state = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"study: got {str(path)!r}, which {state}; expected a TOML file{hint}")
     content = read_toml(path, "study")
     return parse({"name": path.stem, **content}, path.parent)
 

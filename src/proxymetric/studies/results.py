@@ -73,6 +73,7 @@ def stored_results(study: Study, folder: Path) -> dict[str, Result]:
     Raises:
         ValueError: the folder has no result of the study, or a collected file is damaged.
     """
+    check_study(study, folder)
     results = {}
     for task in study.tasks():
         collected = folder / f"{task.name}.json"
@@ -88,6 +89,14 @@ def stored_results(study: Study, folder: Path) -> dict[str, Result]:
     if not results:
         raise ValueError(f"results: got {folder}, expected a folder with results of the study {study.name!r}")
     return results
+
+
+def check_study(study: Study, folder: Path) -> None:
+    """Refuse a folder whose `study.json` names another study."""
+    file = folder / STATE
+    other = read_json(file).get("study", study.name) if file.is_file() else study.name
+    if other != study.name:
+        raise ValueError(f"results: got {folder}, which has results of the study {other!r}; expected {study.name!r}")
 
 
 def write_archive(book: StudyFolder, statuses: dict[str, RunStatus], file: Path) -> int:

@@ -18,6 +18,7 @@ from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import write_archive
+from proxymetric.studies.scores import HELD_OUT
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import LABELS, Study, Task
 
@@ -244,7 +245,10 @@ class Session:
         )  # fmt: skip
         self.embeds += [other for other in self._missing_embeddings() if other.cell == task.cell]
         scores = "  ".join(f"{m} {100 * event['scores'][m]:.1f}" for m in self.study.metrics if m in event["scores"])
+        result = self.statuses[task.name].result
         label = f" ({LABELS['papers']})" if task.cell.protocol == "papers" else ""
+        if result is not None and result.evaluated_on == "validation":
+            label = f" ({HELD_OUT})"
         self.reporter.say(f"finished  {task.name}: {scores}{label}, {event['seconds']:.0f} s; {self._summary()}")
         self._account()
         self._hand_out()  # the worker need not wait for the archive

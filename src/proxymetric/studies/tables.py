@@ -83,10 +83,13 @@ def _escaped(text: str) -> str:
     return text.replace("±", r"$\pm$").replace("`", "").replace("−", "$-$")
 
 
-def _kinds(protocol: str) -> dict[str, str]:
+def _kinds(results: Results, cells: list[Cell]) -> dict[str, str]:
     """The scores that tables show (see `Results.scores`) -> the end of their column's title."""
+    protocol = cells[0].protocol
     if protocol == "papers":
         return {CHOSEN: f", {LABELS['papers']}", LAST: f", {LABELS['last']}"}
+    if all(run.evaluated_on == "validation" for cell in cells for run in results.runs[cell].values()):
+        return {CHOSEN: f", {HELD_OUT}"}  # the data has no test classes
     return {CHOSEN: "", HELD_OUT: f", {HELD_OUT}"} if protocol == "held-out" else {CHOSEN: ""}
 
 
@@ -97,7 +100,7 @@ def _held_out_note(kinds: dict[str, str]) -> str:
 
 def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """Means over the seeds: of the chosen epoch on the test half, and of what `_kinds` has beside it."""
-    study, kinds = results.study, _kinds(cells[0].protocol)
+    study, kinds = results.study, _kinds(results, cells)
     columns = ["method", "seeds", *(f"{metric}{label}" for label in kinds.values() for metric in study.metrics)]
     papers = {cell: study.rows[cell.row].paper.get(cell.data, {}) for cell in cells}
     published = [metric for metric in study.metrics if any(metric in figures for figures in papers.values())]
@@ -122,7 +125,7 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
 def difference_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """The difference of each row to its baseline, paired by seed, and the difference that the paper claims."""
-    study, kinds = results.study, _kinds(cells[0].protocol)
+    study, kinds = results.study, _kinds(results, cells)
     columns = ["method", "against", "metric", "pairs", *(f"difference{label}" for label in kinds.values())]
     note = f"Mean of the differences at equal seeds ± half the 95 % Student interval.{_held_out_note(kinds)}"
     claimed = any(results.claim(cell, metric) is not None for cell in cells for metric in study.metrics)
