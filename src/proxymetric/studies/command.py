@@ -198,7 +198,7 @@ def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], 
         return
     known = f"about {clock(total / min(jobs, todo))}" if todo > unknown else ""
     times = " and ".join(filter(None, (known, f"{unknown} of unknown length" if unknown else "")))
-    reporter.say(f"{len(tasks)} runs, {todo} to do: {times}, with {jobs} at the same time")
+    reporter.say(f"{len(tasks)} runs, {todo} to do: {times} with {jobs} at the same time")
 
 
 def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Reporter, needed: bool = True) -> None:

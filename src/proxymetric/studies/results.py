@@ -27,9 +27,13 @@ LOG_LINES = 200
 """last lines of each log in an archive"""
 
 
+EXACT = ("rows", "validation")
+"""tables of a result whose scores the tables of a study compare"""
+
+
 def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
-    """The content of a `result.json` without local paths and ROC; floats have five digits, except in `rows`."""
-    small = {key: value if key == "rows" else _rounded(value) for key, value in result.items()}
+    """The content of a `result.json` without local paths and ROC; floats have five digits, except in `EXACT`."""
+    small = {key: value if key in EXACT else _rounded(value) for key, value in result.items()}
     if small.get("thresholds") is not None:
         small["thresholds"] = {key: value for key, value in small["thresholds"].items() if key != "roc"}
     data, encoder = small["recipe"]["data"], small["recipe"]["encoder"]
