@@ -86,12 +86,16 @@ def test_defaults_are_those_of_the_signatures():
         ({"loss": {"margn": 1}}, "loss.margn: got an unknown key, expected a key of [loss]; did you mean 'margin'?"),
         (
             {"train": {"learning_rate": 1}},
-            "train.learning_rate: got an unknown key, expected a key of [train] (epochs, batch, ",
+            "train.learning_rate: got an unknown key, expected a key of [train]; did you mean 'train.lr'?",
         ),
         (
             {"encoder": {"bakbone": "small"}},
             "encoder.bakbone: got an unknown key, expected a key of [encoder]; did you mean 'backbone'?",
         ),
+        ({"data": {"held_out": 0.4}}, "[data]; did you mean 'data.validation'?"),
+        ({"train": {"Image-Size": 64}}, "[train]; did you mean 'view.size'?"),
+        ({"batch_size": 4}, "did you mean 'train.batch'?"),
+        ({"train": {"xyz": 1}}, "expected a key of [train] (epochs, batch, "),
         ({"encoder": {"size": 3}}, "encoder.size: got an unknown key"),
         ({"loss": {"classes": 3}}, "loss.classes: got an unknown key"),
         (

@@ -68,6 +68,26 @@ MAXIMA: dict[str, float] = {"epochs": 10**6, "batch": 10**7, "accumulate": 10**6
 SIZES = 8, 4096
 """smallest and largest side of the images in pixels"""
 MAX_DIM = 10**6
+EVERYDAY_NAMES = {
+    "held-out": "data.validation",
+    "holdout": "data.validation",
+    "hold-out": "data.validation",
+    "val": "data.validation",
+    "valid": "data.validation",
+    "val-split": "data.validation",
+    "learning-rate": "train.lr",
+    "batch-size": "train.batch",
+    "bs": "train.batch",
+    "num-workers": "data.workers",
+    "image-size": "view.size",
+    "img-size": "view.size",
+    "input-size": "view.size",
+    "num-epochs": "train.epochs",
+    "model": "encoder.backbone",
+    "embedding-size": "encoder.dim",
+    "embedding-dim": "encoder.dim",
+}
+"""what other programs call a key, with - for _ -> the key"""
 MAX_SEED = 2**63 - 1
 
 
@@ -458,8 +478,8 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
-    if encoder["dim"] is not None and encoder["dim"] > MAX_DIM:
-        raise ValueError(f"encoder.dim: got {encoder['dim']}, expected at most {MAX_DIM}")
+    if encoder["dim"] is not None and not 1 <= encoder["dim"] <= MAX_DIM:
+        raise ValueError(f"encoder.dim: got {encoder['dim']}, expected at least 1 and at most {MAX_DIM}")
     encoder["tuning"] = complete_tuning(encoder["tuning"], TUNINGS)
     view_name = tables["view"].pop("name", None)
     needed_size = None if encoder["weights"] is None else Needs.of(encoder["weights"]).img_size
@@ -558,7 +578,7 @@ def complete(
     result = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
     for key, value in given.items():
         if key not in parameters:
-            hint = did_you_mean(key, parameters) or f" ({', '.join(parameters)})"
+            hint = _known_as(key) or did_you_mean(key, parameters) or f" ({', '.join(parameters)})"
             raise ValueError(f"{table}.{key}: got an unknown key, expected a key of [{table}]{hint}")
         if isinstance(value, InnerKeys) and isinstance(result.get(key), str | dict):
             value = _updated(result, {key: value})[key]
@@ -566,9 +586,20 @@ def complete(
     return result
 
 
+def _known_as(key: str) -> str:
+    """Suggest the key of a recipe that other programs give the name `key`, as the end of an error message.
+
+    Example:
+        >>> _known_as("learning_rate"), _known_as("margn")
+        ("; did you mean 'train.lr'?", '')
+    """
+    home = EVERYDAY_NAMES.get(key.lower().replace("_", "-"))
+    return "" if home is None else f"; did you mean {home!r}?"
+
+
 def _expected_key(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
     """The keys that are allowed at the top level, and a suggestion for an unknown key, such as `loss.margin`."""
     homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
     known = (*TOP_KEYS, *builders)
-    hint = f"; did you mean {homes[0]!r}?" if homes else did_you_mean(key, known)
+    hint = f"; did you mean {homes[0]!r}?" if homes else _known_as(key) or did_you_mean(key, known)
     return f"one of {', '.join(known)}{hint}"

@@ -135,10 +135,9 @@ def test_bad_images_are_named_once_counted_and_left_out(data, tmp_path, more):
 
 def test_a_refit_counts_the_images_that_it_could_read(data, tmp_path):
     unreadable(data / split(pm.open_data(data)).train.classes[0] / "0.png", "text")
-    answer = train(data, tmp_path / "run", "--batch", 4, "--lr", "1e-2", "--refit")
+    answer = train(data, tmp_path / "run", "--batch", 4, "--epochs", 3, "--lr", "1e-2", "--refit")
     assert answer.code == 0, answer
-    refit = read_json(tmp_path / "run" / "result.json").get("refit")
-    assert refit is None or refit["images"] == 23
+    assert read_json(tmp_path / "run" / "result.json")["refit"]["images"] == 23
 
 
 def test_a_class_of_nothing_but_bad_images(data, tmp_path):
@@ -347,10 +346,20 @@ def test_images_that_are_gone_or_others_when_a_run_goes_on(tmp_path, data):
     )
     (aside / "class0" / "0.png").rename(tmp_path / "0.png")
     words = ("train", "--data", aside, "--out", tmp_path / "run", "--resume", "--epochs", 2)
-    refused(proxymetric(*words), "are not those that", "began with")
+    refused(
+        proxymetric(*words),
+        f"resume: got {aside} (23 images of 6 classes), whose images are not those that {tmp_path / 'run'} began with",
+        f"expected the images of {data} (24 images of 6 classes), or a new run with --out",
+    )
     assert bytes_of(tmp_path / "run") == before
     (tmp_path / "0.png").rename(aside / "class0" / "0.png")
     assert proxymetric(*words).code == 0
+    Image.new("RGB", (16, 16)).save(aside / "class0" / "new.png")
+    refused(
+        proxymetric(*words[:-1], 3),
+        f"resume: got {aside}, whose images are not those",
+        "(it has 25 images of 6 classes, and had 24 images of 6 classes)",
+    )
 
 
 # The folder of the run
@@ -398,3 +407,71 @@ def test_out_where_nothing_can_be_written(photos, tmp_path):
     elif Path("/proc/self").exists():  # root may write everywhere, except where the system itself refuses
         refused(train(photos, "/proc/proxymetric/run"), "out: got /proc/proxymetric/run, which cannot be created")
     assert not list(locked.iterdir())
+
+
+# The command line, and what is checked before the images are listed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--size", "６４"), "'--size': got '６４', expected a whole number, in the digits 0 to 9"),
+        (("--seed", "abc"), "'--seed': got 'abc', expected a whole number, in the digits 0 to 9"),
+        (("--lr", "fast"), "'--lr': got 'fast', expected a number, such as 0.1"),
+    ],
+)
+def test_a_wrong_number_is_shown(words, said):
+    answer = proxymetric("train", "--data", "photos", *words)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+def test_a_word_without_an_option_gets_the_option_of_the_data():
+    for words in (("train", "photos"), ("evaluate", "runs/k", "photos")):
+        answer = proxymetric(*words)
+        assert answer.code == 2
+        assert "(photos); did you mean '--data photos'?" in answer.err
+    for words in (("train", "--data", "photos", "more"), ("report", "runs/k", "more")):
+        assert "did you mean" not in proxymetric(*words).err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--backbone", "smal"), "backbone: got 'smal', expected small"),
+        (("--dim", "-5"), "encoder.dim: got -5, expected at least 1"),
+        (("--set", "encoder.dim=0"), "encoder.dim: got 0, expected at least 1"),
+    ],
+)
+def test_a_wrong_encoder_is_refused_before_the_images_are_opened(photos, tmp_path, words, said):
+    answer = train(photos, tmp_path / "run", *words)
+    refused(answer, said)
+    assert "opening" not in answer.out
+
+
+def test_weights_that_do_not_fit_are_refused_before_the_images_are_opened(photos, tmp_path):
+    save_file({"conv1.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    answer = train(photos, tmp_path / "run", "--weights", tmp_path / "other.safetensors")
+    refused(answer, "whose tensors do not fit backbone='small'")
+    assert "opening" not in answer.out
+    refused(train(photos, tmp_path / "run", "--weights", tmp_path), f"{str(tmp_path)!r}, a folder; expected the path")
+    assert "did you mean" in train(photos, tmp_path / "run", "--weights", tmp_path).err
+    refused(train("nowhere", tmp_path / "run", "--weights", tmp_path), "data: got 'nowhere', which does not exist")
+
+
+def test_a_misspelt_run_is_not_begun_beside_the_one_to_continue(photos, run, tmp_path):
+    unfinished = run.rename(tmp_path / "nic")
+    assert train(photos, tmp_path / "nix", "--resume").code == 0, "the other run is finished"
+    shutil.rmtree(tmp_path / "nix")
+    (unfinished / "result.json").unlink()
+    said = f"resume: got {tmp_path / 'nix'}, which holds no run, expected the folder of a run to continue"
+    refused(train(photos, tmp_path / "nix", "--resume"), said, f"did you mean {str(unfinished)!r}?")
+    assert not (tmp_path / "nix").exists()
+    assert train(photos, tmp_path / "nix").code == 0
+    assert train(photos, tmp_path / "another", "--resume").code == 0
+
+
+def test_auto_without_trials_says_so_at_the_end(photos, tmp_path):
+    answer = train(photos, tmp_path / "run", "--method", "auto")
+    assert answer.code == 0, answer
+    assert "--method auto took the default, proxy-anchor; no trials: " in answer.out[answer.out.index("epoch 1 of") :]

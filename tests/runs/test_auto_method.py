@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from proxymetric import recipe as recipes
+from proxymetric.data import open_data, split
 from proxymetric.encoders import build
 from proxymetric.files import read_json
 from proxymetric.runs import auto_method
@@ -75,7 +77,18 @@ def test_a_resumed_run_keeps_its_choice(photos: Path, tmp_path: Path, weights: d
 def test_without_trials(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
     few = run(photos, tmp_path / "few", method="auto", **weights).result
     assert few.recipe["method"] == DEFAULT_METHOD
-    assert "held-out classes are too few" in few.auto["reason"]
+    assert few.auto["reason"] == (
+        "no trials: 2 held-out classes are too few to compare methods, expected at least 10: more classes (50 for "
+        "data.validation=0.2)"
+    )
+    parts = split(open_data("glyphs:60"))
+    reason = auto_method._too_few(recipes.check({}), parts.train, parts.validation)
+    assert "no trials: 6 held-out classes" in reason
+    assert reason.endswith("or a larger share of them: --set data.validation=0.34")
+    enough = split(open_data("glyphs:60"), validation=0.34).validation
+    assert len(enough.classes) == 10
+    own = recipes.check({"data": {"validation": "1/4"}})
+    assert auto_method._too_few(own, parts.train, parts.validation).endswith("at least 10: more classes")
     random = {key: value for key, value in weights.items() if key != "encoder__weights"}
     untrained = run(photos, tmp_path / "random", method="auto", **random).result
     assert "no pre-trained weights" in untrained.auto["reason"]

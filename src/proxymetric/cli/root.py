@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from proxymetric import __version__
 
@@ -15,8 +17,42 @@ def example(*lines: str) -> str:
     return "\b\n" + "\n".join(("Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
 
 
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""what typer raises for words that do not fit a verb"""
+NUMBERS = {"int": "a whole number, in the digits 0 to 9", "float": "a number, such as 0.1"}
+"""how typer's types of errors begin -> what is expected"""
+EXTRA_WORD = re.compile(r"Got unexpected extra argument\S* \((\S+)\)")
+
+
+class Verbs(TyperGroup):
+    """The verbs, with errors that say what was got, and which option was probably meant."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            _explain(error)
+            raise
+
+
+def _explain(error: Any) -> None:
+    """Complete the message of a usage error."""
+    # Those of pydantic, which converts numbers.
+    wrong_values: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if wrong_values:
+        got, kind = wrong_values[0]["input"], str(wrong_values[0]["type"]).split("_")[0]
+        expected = NUMBERS.get(kind)
+        error.message = f"got {got!r}, expected {expected}" if expected else f"got {got!r}; {error.message}"
+    elif (match := EXTRA_WORD.fullmatch(str(error.message))) and error.ctx is not None:
+        takes_data = any(parameter.name == "data" for parameter in error.ctx.command.params)
+        if takes_data and error.ctx.params.get("data") is None:
+            error.message += f"; did you mean '--data {match[1]}'?"
+
+
 app = typer.Typer(
     name="proxymetric",
+    cls=Verbs,
     help="Train an image embedding on labelled images, and use it to find similar images, also of new classes.",
     epilog=example(
         "proxymetric demo",

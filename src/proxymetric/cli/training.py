@@ -176,6 +176,10 @@ def train(
     """
     from proxymetric.cli.terminal import Terminal
 
+    if resume and out is not None:
+        from proxymetric.runs.folder import check_spelling
+
+        check_spelling(out)
     # --tuning becomes the first setting, so that --set wins over it.
     overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
     terminal = Terminal()
@@ -238,6 +242,8 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     if run.result.sizes:
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
     terminal.say(result_lines(run.result))
+    if run.result.auto is not None and not run.result.auto["trials"]:
+        terminal.say(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
     page = run.folder / "report.html"
     terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
     return run

@@ -19,6 +19,8 @@ from proxymetric.data.packs import from_pack
 from proxymetric.signatures import did_you_mean, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
+GLYPHS = re.compile(r"glyphs:(\d+)")
+"""the name of a drawn set with a number of characters"""
 FILES = (".csv", ".npz")
 LAYOUTS = ("auto", "folder", "nested", "csv", *BENCHMARKS)
 
@@ -56,7 +58,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
     max_pixels()  # refuses a wrong value before the first image is read
     if isinstance(source, str) and source in EMBEDDED and layout == "auto":
         return _add_note(EMBEDDED[source]())
-    if isinstance(source, str) and (match := re.fullmatch(r"glyphs:(\d+)", source)):
+    if isinstance(source, str) and (match := GLYPHS.fullmatch(source)):
         if layout != "auto":
             raise ValueError(f"layout: got {layout!r} for {source!r}, expected 'auto': the set is drawn, not read")
         return _add_note(glyphs(int(match[1])))
@@ -65,12 +67,7 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             raise ValueError(f"layout: got {layout!r} for {source!r}, expected 'auto': its columns say what is what")
         return _add_note(from_hugging_face(source))
     path = Path(source).expanduser()
-    if not path.exists():
-        hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
-        raise ValueError(
-            f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv or .npz file or one of the "
-            f"embedded sets {' and '.join(EMBEDDED)}{hint}"
-        )
+    _check_exists(path, source)
     try:
         return _add_note(_open_path(path, layout))
     except PermissionError as error:
@@ -80,6 +77,40 @@ def open_data(source: str | Path, layout: str = "auto") -> ImageSet:
             f"data: got {error.filename or path}, which cannot be read ({error.strerror}), expected files and folders "
             "that you may read"
         ) from None
+
+
+def check_source(source: str | Path) -> None:
+    """Refuse the name of images that do not exist, without opening any.
+
+    Args:
+        source: as for `open_data`.
+
+    Raises:
+        ValueError: nothing is named, or there is no such folder or file.
+
+    Example:
+        >>> check_source("glyhps")
+        Traceback (most recent call last):
+        ...
+        ValueError: data: got 'glyhps', which does not exist, expected a folder, ...; did you mean 'glyphs'?
+    """
+    if not source:
+        raise ValueError("data: got nothing, expected --data with a folder, a CSV file, glyphs or digits")
+    is_name = isinstance(source, str) and (
+        source in EMBEDDED or GLYPHS.fullmatch(source) is not None or is_hugging_face(source)
+    )
+    if not is_name:
+        _check_exists(Path(source).expanduser(), source)
+
+
+def _check_exists(path: Path, source: str | Path) -> None:
+    """Refuse a folder or a file that does not exist."""
+    if not path.exists():
+        hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
+        raise ValueError(
+            f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv or .npz file or one of the "
+            f"embedded sets {' and '.join(EMBEDDED)}{hint}"
+        )
 
 
 def _suggest_neighbour(path: Path) -> str:

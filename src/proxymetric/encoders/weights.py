@@ -91,9 +91,13 @@ def check_weights_file(file: str | Path) -> Path:
         The path of the file.
 
     Raises:
-        ValueError: the file is missing or a pickle. A pickle is not opened, because it can run code.
+        ValueError: the file is missing, a folder or a pickle. A pickle is not opened, because it can run code.
     """
     path = Path(file)
+    if path.is_dir():
+        files = sorted(each.name for each in path.glob("*.safetensors"))
+        hint = f"; did you mean {str(path / files[0])!r}?" if files else ""
+        raise ValueError(f"weights: got {str(file)!r}, a folder; expected the path of a .safetensors file{hint}")
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise ValueError(
             f"weights: got {str(file)!r}, a pickle, which can run code; expected a .safetensors file. {CONVERT}"

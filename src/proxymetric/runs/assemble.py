@@ -17,6 +17,7 @@ from proxymetric.core.watcher import Watcher
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
 from proxymetric.data.feeds import draw_rows
+from proxymetric.data.open import check_source
 from proxymetric.data.splits import altered
 from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
@@ -119,8 +120,7 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
     Raises:
         ValueError: the recipe names no data, or the data cannot be opened or split.
     """
-    if not recipe.data.path:
-        raise ValueError("data: got nothing, expected --data with a folder, a CSV file, glyphs or digits")
+    check_source(recipe.data.path)
     watcher.say(f"opening {recipe.data.path}")
     images = open_data(recipe.data.path, recipe.data.layout)
     parts = split(images, recipe.data.validation, recipe.data.test, recipe.seed)

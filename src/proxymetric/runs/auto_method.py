@@ -8,6 +8,7 @@ another method is taken only if it is better by more than chance.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ MIN_HELD_OUT_CLASSES = 10
 """with fewer held-out classes, no difference between methods can be told from chance"""
 HELD_OUT_SHARE = 0.2
 """of the training classes, if the run itself holds out none"""
+MAX_HELD_OUT_SHARE = 0.5
+"""the largest share that a message recommends"""
 LEVEL = 0.99
 """level of the interval of a difference: five methods are compared with Proxy-Anchor, so 95 % for all of them"""
 
@@ -175,8 +178,7 @@ def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | 
     if held_out is None:
         held_out = split(training, HELD_OUT_SHARE, "none", recipe.seed).validation
     if held_out is None or len(held_out.classes) < MIN_HELD_OUT_CLASSES:
-        count = 0 if held_out is None else len(held_out.classes)
-        return Choice(DEFAULT_METHOD, f"no trials: {count} held-out classes are too few to compare methods")
+        return Choice(DEFAULT_METHOD, _too_few(recipe, training, held_out))
     torch.manual_seed(recipe.seed)
     encoder = make_encoder(recipe).to(context.device)
     training = training.subset(some_classes(training.labels, MAX_TRAINING_IMAGES, recipe.seed))
@@ -200,6 +202,23 @@ def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | 
         trials.append(Trial(method, *means, low, high, round(seconds, 2)))
     trials.sort(key=lambda trial: -trial.score)
     return Choice(*decide(trials), tuple(trials), round(time.perf_counter() - started, 1))
+
+
+def _too_few(recipe: Recipe, training: ImageSet, held_out: ImageSet | None) -> str:
+    """Say that there are too few held-out classes for trials, how many are needed, and how to get them."""
+    count = 0 if held_out is None else len(held_out.classes)
+    total, share = len(training.classes) + count, recipe.data.validation
+    way_out = "more classes"
+    # Classes that come as validation classes, or in folds, do not depend on the share.
+    if isinstance(share, float) and share > 0 and count == max(2, round(share * total)):
+        way_out = f"more classes ({math.ceil(MIN_HELD_OUT_CLASSES / share)} for data.validation={share:g})"
+        needed_share = math.ceil(100 * MIN_HELD_OUT_CLASSES / total) / 100
+        if needed_share <= MAX_HELD_OUT_SHARE:
+            way_out += f", or a larger share of them: --set data.validation={needed_share:g}"
+    return (
+        f"no trials: {count} held-out classes are too few to compare methods, expected at least "
+        f"{MIN_HELD_OUT_CLASSES}: {way_out}"
+    )
 
 
 def _is_pretrained(recipe: Recipe) -> bool:

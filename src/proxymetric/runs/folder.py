@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.watcher import Watcher
 from proxymetric.data.hugging_face import is_hugging_face, place_of
+from proxymetric.data.images import ImageSet
 from proxymetric.files import read_json
 from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
@@ -40,6 +42,8 @@ STATE: dict[str, tuple[type, ...]] = {
     "scaler": (dict,), "log": (int,), "facts": (dict,),
 }  # fmt: skip
 """the keys of a checkpoint's state that a resumed run needs, and their types"""
+MIN_WORD_LETTERS = 3
+"""letters of a word in the name of a folder that may be a slip of the pen"""
 MAY_CHANGE = {
     "train.epochs",
     "train.patience",
@@ -360,17 +364,81 @@ def check_known_keys(description: dict[str, Any], folder: Path) -> None:
             raise ValueError(unknown_key(description, folder / "run.json", key))
 
 
-def check_same_data(identity: str, description: dict[str, Any], folder: Path) -> None:
+def check_same_data(images: ImageSet, path: str, description: dict[str, Any], folder: Path) -> None:
     """Check that a resumed run has the images that it began with: the content of every batch depends on all of them.
+
+    Args:
+        images: the images of the resumed run.
+        path: where they are.
+        description: the `run.json` of the run.
+        folder: its folder.
 
     Raises:
         ValueError: the images differ.
     """
-    if identity != description["data"]["identity"]:
+    earlier = description["data"]
+    if images.identity() == earlier["identity"]:
+        return
+    earlier_path = str(description["recipe"]["data"]["path"])
+    counts = f"{len(images)} images of {len(images.classes)} classes"
+    # Earlier versions did not store the numbers.
+    earlier_counts = f"{earlier['images']} images of {earlier['classes']} classes" if "images" in earlier else ""
+    if Path(path).resolve() == Path(earlier_path).resolve():
+        had = f", and had {earlier_counts}" if earlier_counts else ""
         raise ValueError(
-            f"resume: got images of {description['data']['name']} that are not those that {folder} began with; "
-            "expected the same images, or a new run with --out"
+            f"resume: got {path}, whose images are not those that {folder} began with: files were added, removed or "
+            f"changed (it has {counts}{had}); expected the same images, or a new run with --out"
         )
+    raise ValueError(
+        f"resume: got {path} ({counts}), whose images are not those that {folder} began with; expected the images of "
+        f"{earlier_path}{f' ({earlier_counts})' if earlier_counts else ''}, or a new run with --out"
+    )
+
+
+def check_spelling(folder: Path) -> None:
+    """Refuse to begin a run in place of one to continue, where an unfinished run next to it has nearly the same name.
+
+    Args:
+        folder: the folder of the run to continue.
+
+    Raises:
+        ValueError: the folder holds no run, and one with a similar name holds an unfinished run.
+    """
+    if (folder / "run.json").exists() or not folder.parent.is_dir():
+        return
+    neighbours = sorted(each for each in folder.parent.iterdir() if _is_slip(folder.name, each.name))
+    for neighbour in neighbours:
+        if holds_run(neighbour) and not (neighbour / "result.json").exists():
+            raise ValueError(
+                f"resume: got {folder}, which holds no run, expected the folder of a run to continue, or no --resume "
+                f"to begin a run there; did you mean {str(neighbour)!r}?"
+            )
+
+
+def _is_slip(name: str, other: str) -> bool:
+    """Whether two names differ by one wrong, missing or added letter, or by two letters in the wrong order.
+
+    Names of several runs that differ on purpose, in a number or in a word of one or two letters, are no slips.
+
+    Example:
+        >>> _is_slip("nix", "nic"), _is_slip("seed-1", "seed-2"), _is_slip("run-a", "run-b")
+        (True, False, False)
+        >>> _is_slip("phtoos", "photos"), _is_slip("photo", "photos"), _is_slip("birds", "photos")
+        (True, True, False)
+    """
+    if name == other:
+        return False
+    start = _shared_letters(name, other)
+    end = _shared_letters(name[start:][::-1], other[start:][::-1])
+    wrong, right = name[start : len(name) - end], other[start : len(other) - end]
+    word = re.findall(r"[^\W\d_]*$", other[:start])[0] + re.findall(r"^[^\W\d_]*", other[start:])[0]
+    one_letter = len(wrong) <= 1 and len(right) <= 1 and not (wrong + right).isdigit()
+    return len(word) >= MIN_WORD_LETTERS and (one_letter or (len(wrong) == 2 and wrong[::-1] == right))
+
+
+def _shared_letters(name: str, other: str) -> int:
+    """How many letters are the same at the beginning of both names."""
+    return next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), min(len(name), len(other)))
 
 
 def check_same_recipe(recipe: Recipe, description: dict[str, Any], folder: Path) -> None:

@@ -16,6 +16,7 @@ from proxymetric import recipe as recipes
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, Split, singletons, split
+from proxymetric.data.open import check_source
 from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, check_weights_file
@@ -122,6 +123,8 @@ class RunSession:
         self.chooses = chooses and earlier_run is None
         self.choice: dict[str, Any] | None = (earlier_run or {}).get("auto")
         """how the method was chosen; None if the user named it"""
+        self.new_encoder: tuple[Encoder, torch.Tensor] | None = None
+        """the untrained encoder and the state of torch's random numbers after it was built; None once it is used"""
         self.started = time.perf_counter()
         self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.context.device.type == "cuda":
@@ -135,12 +138,11 @@ class RunSession:
         self._check_needs(needs)
         parallel.check(recipe.train, needs, world, self.context.device)
         check_loss(recipe)
-        if recipe.encoder["weights"] and not (self.folder / "last.safetensors").is_file():
-            check_weights_file(recipe.encoder["weights"])
+        self._check_encoder()
         images, parts = open_split(recipe, self.watcher)
         self.context.bad.update(images.unlisted)
         if self.earlier_run is not None:
-            folders.check_same_data(images.identity(), self.earlier_run, self.folder)
+            folders.check_same_data(images, recipe.data.path, self.earlier_run, self.folder)
         single_image_classes = singletons(parts.train)
         if single_image_classes:
             self.watcher.say(
@@ -174,6 +176,27 @@ class RunSession:
         with parallel.gathered_parameters(learner.encoder):
             result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen, last_scores))
         return Run(self.folder, result)
+
+    def _check_encoder(self) -> None:
+        """Refuse an unknown backbone, or weights that do not fit it, before the images are listed."""
+        recipe = self.recipe
+        if (self.folder / "last.safetensors").is_file() and self.earlier_run is not None:
+            return
+        check_source(recipe.data.path)
+        recipes.check_backbone(recipe.encoder["backbone"])
+        if recipe.encoder["weights"]:
+            check_weights_file(recipe.encoder["weights"])
+            torch.manual_seed(recipe.seed)
+            self.new_encoder = make_encoder(recipe), torch.get_rng_state()
+
+    def _make_encoder(self) -> Encoder:
+        """The encoder of a new training; the random numbers after it are those after its construction."""
+        if self.new_encoder is None:
+            return make_encoder(self.recipe)
+        encoder, random_state = self.new_encoder
+        self.new_encoder = None
+        torch.set_rng_state(random_state)
+        return encoder
 
     def _choose_method(self, parts: Split) -> None:
         """Replace the method of the recipe by the best one of some trials."""
@@ -226,7 +249,7 @@ class RunSession:
             encoder = build_encoder(read_run(folder), folder / "run.json")
             checkpoint.load_into(encoder, "encoder.", what="this run's encoder")
         else:
-            encoder = make_encoder(recipe)
+            encoder = self._make_encoder()
             if encoder.report is not None:
                 self.watcher.say(str(encoder.report))
         learner = make_learner(context, encoder, images_by_class(training))
@@ -315,7 +338,12 @@ class RunSession:
             "normalise": normalise,
             "view": eval_view(self.recipe),
             "classes": training.classes,
-            "data": {"name": images.name, "identity": images.identity()},
+            "data": {
+                "name": images.name,
+                "identity": images.identity(),
+                "images": len(images),
+                "classes": len(images.classes),
+            },
             "versions": results.versions(),
         }
 
