@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from proxymetric.search import Index
-from terminal import finished_run, proxymetric, refused
+from terminal import bytes_of, finished_run, proxymetric, refused
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +149,35 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
 def test_refusals(run, photos, index, tmp_path):
     image = photos / "class0" / "0.png"
     refused(proxymetric("search", tmp_path, image), "which has no manifest.json; expected a folder that `proxymetric")
-    refused(proxymetric("search", index, tmp_path / "gone.png"), "gone.png", "No such file")
+    refused(
+        proxymetric("search", index, image.with_name("00.png")),
+        "IMAGE: got",
+        "00.png, which does not exist; expected an image file; did you mean",
+        "/0.png'?",
+    )
+    for verb, words, argument in (("search", (), "IMAGE"), ("identify", (), "IMAGE"), ("add-class", ("x",), "PHOTO")):
+        refused(
+            proxymetric(verb, index, *words, photos / "class0"),
+            f"{argument}: got {photos / 'class0'}, which is a folder; expected image files, such as",
+            f"{photos / 'class0' / '*.png'}",
+        )
+        refused(proxymetric(verb, index, *words, tmp_path / "gone.png"), f"{argument}: got", "which does not exist")
+    refused(
+        proxymetric("add-class", index, "x", image, tmp_path / "gone.png"), "PHOTO: got", "gone.png, which does not"
+    )
+    refused(proxymetric("search", f"{index}s", image), "which does not exist", f"did you mean '{index}'?")
+    refused(
+        proxymetric("search", index, image, "--where", "class=clas4"),
+        "--where class: got 'clas4', expected one of class0, class1",
+        "did you mean 'class4'?",
+    )
     refused(proxymetric("search", index, image, "-k", 0), "k: got 0, expected at least 1")
     refused(proxymetric("search", index, image, "--run", tmp_path / "gone"), "gone", "is missing")
-    refused(proxymetric("index", run, tmp_path / "gone"), "which is not a folder")
+    refused(
+        proxymetric("index", run, tmp_path / "gone"), "PHOTOS: got", "gone, which does not exist; expected a folder"
+    )
+    refused(proxymetric("index", run, image), f"PHOTOS: got {image}, which is a file; expected a folder of images")
+    refused(proxymetric("index", run, f"{photos}s"), "PHOTOS: got", f"did you mean '{photos}'?")
     refused(proxymetric("index", run, photos, "--out", photos), "--out: got", "is not an index and holds class")
     refused(proxymetric("index", run, photos, "--out", image), "--out: got", "which is a file")
     refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
@@ -208,6 +233,75 @@ def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
     assert "80 added" in answer.out
     first, *_ = lines(proxymetric("search", copy, photos / "class0" / "0.png", "-k", 1))
     assert first[1] == "1"
+
+
+def test_another_folder_does_not_delete_the_images_of_the_first(run, photos, index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    other = tmp_path / "other"
+    shutil.copytree(photos / "class0", other / "class0")
+    shutil.copytree(photos / "class1", other / "new")
+    before = bytes_of(copy)
+    for more in ([], ["--rebuild"]):
+        refused(
+            proxymetric("index", run, other, "--out", copy, *more),
+            f"PHOTOS: got {other}, but {copy} was made of {photos}, and 72 of its images, such as class1/0.png, would",
+            f"expected {photos}, another --out, `proxymetric add-class` to add images, or --replace",
+        )
+        assert bytes_of(copy) == before
+    answer = proxymetric("index", run, other, "--out", copy, "--replace")
+    assert answer.code == 0, answer
+    assert "8 added, 0 updated, 72 deleted" in answer.out or "8 added, 8 updated, 72 deleted" in answer.out
+    (other / "new" / "0.png").unlink()
+    assert "1 deleted" in proxymetric("index", run, other, "--out", copy).out, "the same folder needs no --replace"
+    moved = shutil.move(other, tmp_path / "moved")
+    assert "15 unchanged" in proxymetric("index", run, moved, "--out", copy).out, "a moved folder is the same"
+    assert Index(copy).manifest.photos == str(moved)
+    Index(copy).change([], photos=None)
+    answer = proxymetric("index", run, photos, "--out", copy)
+    assert answer.code == 0, "an index that does not know its folder"
+
+
+def test_a_damaged_index_of_another_folder_can_be_rebuilt(run, photos, index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    next(copy.rglob("vectors.npy")).unlink()
+    shutil.copytree(photos / "class0", tmp_path / "other" / "class0")
+    assert proxymetric("index", run, tmp_path / "other", "--out", copy).code == 1
+    assert proxymetric("index", run, tmp_path / "other", "--out", copy, "--rebuild").code == 0
+    assert len(Index(copy)) == 8
+
+
+def test_index_says_at_once_what_it_does(run, photos, tmp_path):
+    answer = proxymetric("index", run, photos, "--out", tmp_path / "a.index", "--map", "none")
+    assert answer.out.splitlines()[:2] == [f"80 images in {photos}", "to embed: 80 of 80 images"]
+
+
+def test_an_image_of_the_index_is_left_out_of_its_own_class(run, photos, tmp_path):
+    """The only image of a class would be accepted by matching itself."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "single").mkdir()
+    only = folder / "single" / "only.png"
+    Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.5, 1.0), 30).convert("RGB").save(only)
+    assert proxymetric("index", run, folder, "--out", tmp_path / "a.index", "--map", "none").code == 0
+    copy = shutil.copy(only, tmp_path / "copy.png")
+    answer = proxymetric("identify", tmp_path / "a.index", only, copy, "--far", "0.2")
+    assert answer.code == 0, answer
+    assert f"in the index, and left out of the own class: {only}" in answer.out
+    assert str(copy) not in answer.out.splitlines()[-1]
+    own, other = json.loads(proxymetric("identify", tmp_path / "a.index", only, copy, "--far", "0.2", "--json").out)
+    assert (own["in_index"], other["in_index"]) == (True, False)
+    assert own["best"] != "single"
+    assert other["best"] == "single"
+    assert other["similarity"] == pytest.approx(1, abs=1e-3)
+
+
+def test_a_class_name_that_was_forgotten(index, photos, tmp_path):
+    before = bytes_of(index)
+    images = [photos / "class0" / "0.png", photos / "class0" / "1.png"]
+    refused(
+        proxymetric("add-class", index, *images),
+        f"NAME: got '{images[0]}', which is an image file; expected the name of the class, and then its photos",
+    )
+    assert bytes_of(index) == before
 
 
 def test_a_class_is_added_and_identified(run, photos, index, tmp_path):

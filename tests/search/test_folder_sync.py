@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import proxymetric as pm
-from proxymetric.search import Index
+from proxymetric.search import Index, folder_sync
 from proxymetric.search.folder_sync import open_to_rebuild, sync
 from proxymetric.search.manifest import Manifest
 from proxymetric.search.metadata_file import read_metadata
@@ -154,6 +154,22 @@ def test_an_index_that_cannot_be_opened_can_be_rebuilt(index, model, folder):
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(ValueError, match="a later version of proxymetric wrote it"):
         open_to_rebuild(index.folder)
+
+
+def test_what_was_embedded_is_saved_every_few_seconds(model, folder, tmp_path, monkeypatch):
+    """Also if a single forward pass of 64 images takes longer: on a CPU a pass has few images."""
+    assert folder_sync.PART_SECONDS <= 10
+    monkeypatch.setattr(folder_sync, "PART_SECONDS", 0.0)
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+
+    def stop(done: int, total: int) -> None:
+        if done > 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sync(index, model, folder, progress=stop)
+    assert sync(index, model, folder).continued == 16
+    assert len(index) == 80
 
 
 def contents(folder: Path) -> list:

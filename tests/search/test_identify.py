@@ -86,6 +86,29 @@ def test_the_rate_that_was_asked_for_is_met_by_new_classes(tmp_path):
     assert np.mean(named) > 0.4
 
 
+def test_an_item_is_left_out_of_its_own_class(tmp_path):
+    """As if the index had been made without it, also if the query is not quite the vector of the index."""
+    vectors, labels = classes(12, 8, 0)
+    index = filled(tmp_path / "a.index", vectors, labels)
+    items = [index.at(row).id for row in (0, 17, 95)]
+    queries = torch.nn.functional.normalize(index.vectors[[0, 17, 95]] + 0.01)
+    found = index.identify(queries, far=0.1, without=items)
+    plain = index.identify(queries, far=0.1)
+    centres = ClassCentres.of(index.vectors, index.labels)
+    for query, row, answer, before in zip(queries, (0, 17, 95), found, plain, strict=True):
+        centre = int(centres.centre_of[row])
+        sums = centres.sums.clone()
+        sums[centre] -= index.vectors[row]
+        similarities = torch.nn.functional.normalize(sums) @ query
+        best = max(range(len(sums)), key=lambda number: float(similarities[number]))
+        assert answer.best == centres.names[centres.owner[best]]
+        assert answer.similarity == pytest.approx(float(similarities[best]), abs=1e-5)
+        assert answer.similarity <= before.similarity
+    assert index.identify(queries, far=0.1, without=[None, "another", None]) == plain
+    with pytest.raises(ValueError, match="without: got 1 ids for 3 queries"):
+        index.identify(queries, without=["00000"])
+
+
 def test_thresholds_rise_with_strictness_and_rare_events_are_extrapolated(tmp_path):
     index = filled(tmp_path / "a.index", *classes(12, 8, 0))
     identifier = Identifier(index)

@@ -10,7 +10,7 @@ import typer
 
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, app, example
-from proxymetric.cli.searching import IndexFolder, OtherRun
+from proxymetric.cli.searching import IndexFolder, OtherRun, check_images, own_id
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ def add_class(
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Index
     from proxymetric.search.class_photos import add_class as add
+    from proxymetric.search.class_photos import check_name
     from proxymetric.serve.searcher import model_of
 
     opened = Index(folder)
+    check_name(name)
+    check_images(photo, "PHOTO", every=True)
     before = opened.classes.get(name, 0)
     ids = add(opened, model_of(opened, run, device), name, photo)
     terminal = Terminal()
@@ -72,21 +75,29 @@ def identify(
 
     Each image is a line of file, class, score and runner-up, separated by tabs. The threshold is chosen so that images
     of classes that the index does not have are refused, all but the share --far; a message says by which images. An
-    IMAGE that cannot be read is named, the others are answered, and the exit code is 1.
+    IMAGE that cannot be read is named, the others are answered, and the exit code is 1. An IMAGE that is in the index
+    itself is left out of its own class.
     """
     from proxymetric.cli.results import Queries
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Identifier, Index
+    from proxymetric.search.identify import Own
     from proxymetric.serve.searcher import model_of
 
     opened = Index(folder)
+    check_images(image)
     model = model_of(opened, run, device)
     identifier = Identifier(opened, run)
     threshold = identifier.threshold(far)
     queries = Queries.embed(model, image)
-    answers = identifier(queries.vectors, far)
+    own = Own.of(opened, [own_id(opened, file) for file in queries.files])
+    answers = identifier(queries.vectors, far, own)
+    in_index = (own.rows >= 0).tolist()
     if as_json:
-        content = [{"image": str(file)} | as_dict(a, far) for file, a in zip(queries.files, answers, strict=True)]
+        content = [
+            {"image": str(file)} | as_dict(answer, far) | {"in_index": is_own}
+            for file, answer, is_own in zip(queries.files, answers, in_index, strict=True)
+        ]
         typer.echo(json.dumps(content + queries.errors("image"), indent=1))
         queries.end()
         return
@@ -101,6 +112,9 @@ def identify(
             f"{100 * identifier.recognised(far):.0f} % are named"
         )
         terminal.say(identifier.note)
+    if any(in_index):
+        files = ", ".join(visible(str(file)) for file, is_own in zip(queries.files, in_index, strict=True) if is_own)
+        terminal.say(f"in the index, and left out of the own class: {files}")
     queries.end()
 
 

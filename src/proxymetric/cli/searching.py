@@ -14,6 +14,7 @@ import typer
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.core.visible import visible
+from proxymetric.signatures import one_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_EXACT = 200_000
 """images from which another engine is recommended"""
+CLASS = "class"
+"""the column of --where that stands for the class"""
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
 OtherRun = Annotated[
     str | None,
@@ -75,6 +78,9 @@ def index(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Embed all images again, such as after the model changed.")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="PHOTOS takes the place of the folder that the index was made of.")
+    ] = False,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
@@ -82,31 +88,39 @@ def index(
     """Index a folder of images: vectors, classes, thumbnails and a map, in a folder that `search` and `serve` open.
 
     The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
-    out. A command that was killed is continued by the same command. The class is the folder directly under PHOTOS.
+    out. Another folder for the same index is refused if images would be deleted, unless --replace says so. A command
+    that was killed is continued by the same command. The class is the folder directly under PHOTOS.
     """
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, check_folder, load_model, unfinished
+    from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, load_model, unfinished
     from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
     from proxymetric.search.engines.milvus import left_behind
-    from proxymetric.search.folder_sync import open_to_rebuild, sync
+    from proxymetric.search.folder_sync import check_same_folder, open_to_rebuild, sync
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import is_index
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
+    from proxymetric.search.neighbours import neighbour
     from proxymetric.search.size_picture import draw_sizes
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
-    check_folder(folder)
+    if not folder.is_dir():
+        missing = "is a file" if folder.exists() else "does not exist"
+        hint = "" if folder.exists() else neighbour(folder, lambda each: each.is_dir() and not is_index(each))
+        raise ValueError(f"PHOTOS: got {folder}, which {missing}; expected a folder of images{hint}")
     check_place(target, "--out")
     chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
     files = image_files(folder)
     if not files:
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
+    if is_index(target) and not replace and (earlier := _opened(target, rebuild)) is not None:
+        check_same_folder(earlier, folder, files)
+    terminal.say(f"{len(files):,} images in {folder}")
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
@@ -153,6 +167,7 @@ def index(
         folder,
         metadata=columns,
         rebuild=rebuild or not existing.manifest.count,
+        on_start=lambda number, total: terminal.say(f"to embed: {number:,} of {total:,} images"),
         progress=lambda done, total: terminal.work("embedding", done, total),
         on_unlisted=lambda name, reason: terminal.say(f"left out, cannot be listed: {name} ({reason})"),
         facts=facts,
@@ -189,6 +204,18 @@ def index(
         terminal.say(f"vectors: {write_parquet(existing, parquet)}")
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
+
+
+def _opened(target: Path, rebuild: bool) -> Index | None:
+    """Open an index; None for one that is damaged and will be rebuilt."""
+    from proxymetric.search import Index
+
+    try:
+        return Index(target)
+    except (ValueError, OSError):
+        if rebuild:
+            return None
+        raise
 
 
 def _check_metadata(
@@ -238,7 +265,8 @@ def search(
 
     In a terminal each IMAGE gets a table. Elsewhere each result is a line of query, rank, similarity, class and file,
     separated by tabs; messages go to the error stream. Files are relative to the folder that was indexed. An IMAGE that
-    cannot be read is named, the others are searched, and the exit code is 1.
+    cannot be read is named, the others are searched, and the exit code is 1. An IMAGE that is in the index itself is
+    left out of its own results.
     """
     from proxymetric.cli.results import Queries, print_results
     from proxymetric.search import Index
@@ -248,9 +276,12 @@ def search(
     opened = Index(folder)
     if not len(opened):
         raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
+    check_images(image)
     conditions = conditions_of(where or [])
+    if CLASS in conditions:
+        one_of("--where class", conditions[CLASS], opened.classes)
     queries = Queries.embed(model_of(opened, run, device), image)
-    own = [_own_id(opened, file) for file in queries.files]
+    own = [own_id(opened, file) for file in queries.files]
     others = differs_of(opened, differs or [], own)
     found = opened.search(queries.vectors, k, conditions, without=own, differs=others)
     results = [
@@ -355,7 +386,32 @@ def conditions_of(where: list[str]) -> dict[str, str]:
     return conditions
 
 
-def _own_id(opened: Index, image: Path) -> str | None:
+def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = False) -> None:
+    """Refuse folders, and files that are not there, before a model is loaded.
+
+    Args:
+        images: what should be image files.
+        argument: name of the argument, for the error.
+        every: refuse a single missing file; otherwise only if all are missing, and the others are searched.
+
+    Raises:
+        ValueError: see above.
+    """
+    from proxymetric.data.folders import ENDINGS
+    from proxymetric.search.neighbours import neighbour
+
+    for image in images:
+        if image.is_dir():
+            ending = next((end for end in ENDINGS if next(image.glob(f"*{end}"), None) is not None), None)
+            such = f", such as {image / f'*{ending}'}" if ending else ""
+            raise ValueError(f"{argument}: got {image}, which is a folder; expected image files{such}")
+    missing = [image for image in images if not image.exists()]
+    if missing and (every or len(missing) == len(images)):
+        hint = neighbour(missing[0], lambda each: each.name.lower().endswith(ENDINGS))
+        raise ValueError(f"{argument}: got {visible(missing[0])}, which does not exist; expected an image file{hint}")
+
+
+def own_id(opened: Index, image: Path) -> str | None:
     """The id of an image that is itself in the index; None for another image."""
     from proxymetric.search.folder_sync import photo_id
 

@@ -77,13 +77,14 @@ class ClassCentres:
             centre_of,
         )
 
-    def scores(self, queries: Tensor, own: Tensor | None = None) -> Tensor:
+    def scores(self, queries: Tensor, own: Tensor | None = None, members: Tensor | None = None) -> Tensor:
         """Return the similarity of each query to each class: that to the closest centre of the class.
 
         Args:
             queries: (Q, D) of unit length.
             own: (Q,) rows among the vectors of the centres, for queries that are among them: they are left out of their
                 own centre. -1 leaves nothing out. None: no query is among them.
+            members: (Q, D) the vectors of these rows, where they may differ from the queries; None: the queries.
 
         Returns:
             (Q, C); -2 for a class without a centre, such as that of a query that is its only member.
@@ -95,9 +96,11 @@ class ClassCentres:
             rows = (own >= 0).nonzero().flatten()
             rows = rows[self.centre_of[own[rows]] >= 0]
             centre = self.centre_of[own[rows]]
-            product = products[rows, centre]
-            squared = lengths[centre].square() - 2 * product + 1
-            without = (product - 1) / squared.clamp_min(1e-12).sqrt()
+            member = (queries if members is None else members)[rows].float()
+            in_sum = (self.sums[centre] * member).sum(1)
+            squared = lengths[centre].square() - 2 * in_sum + member.square().sum(1)
+            product = products[rows, centre] - (queries[rows].float() * member).sum(1)
+            without = product / squared.clamp_min(1e-12).sqrt()
             similarities[rows, centre] = torch.where(self.counts[centre] > 1, without.clamp(-1, 1), -2.0)
         best = torch.full((len(queries), len(self.names)), -2.0)
         return best.scatter_reduce_(1, self.owner.expand(len(queries), -1), similarities, "amax")

@@ -9,6 +9,7 @@ import torch
 
 from proxymetric.core.visible import visible
 from proxymetric.data.decoding import read_image
+from proxymetric.data.folders import ENDINGS
 from proxymetric.files import printable
 from proxymetric.search.folder_sync import Embedder, photo_id, thumbnail_of
 from proxymetric.search.index import Index
@@ -30,12 +31,11 @@ def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) 
         The ids.
 
     Raises:
-        ValueError: the name is empty or cannot be printed, the index has one of the ids already, or another model made
-            its vectors.
+        ValueError: `check_name` refuses the name, the index has one of the ids already, or another model made its
+            vectors.
         BadImage: a photo cannot be read.
     """
-    if not name.strip() or not name.isprintable():
-        raise ValueError(f"NAME: got {visible(name)!r}, expected the name of a class, of printable characters")
+    check_name(name)
     if not photos:
         raise ValueError("PHOTO: got none, expected at least one image of the class")
     index.check_model(model)
@@ -52,6 +52,21 @@ def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) 
     vectors = model.embed(torch.stack([model.view(image) for image in images]))
     index.add(ids, vectors, labels=[name] * len(ids), thumbnails=[thumbnail_of(image) for image in images])
     return ids
+
+
+def check_name(name: str) -> None:
+    """Refuse what is not the name of a class.
+
+    Raises:
+        ValueError: it is empty, cannot be printed, or is an image file: the name was forgotten.
+    """
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"NAME: got {visible(name)!r}, expected the name of a class, of printable characters")
+    if name.lower().endswith(ENDINGS) and Path(name).is_file():
+        raise ValueError(
+            f"NAME: got {name!r}, which is an image file; expected the name of the class, and then its photos; the "
+            "order is: add-class INDEX NAME PHOTO"
+        )
 
 
 def _id(index: Index, name: str, photo: Path) -> str:

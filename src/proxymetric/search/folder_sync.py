@@ -31,8 +31,10 @@ THUMBNAIL_PIXELS = 160
 THUMBNAIL_QUALITY = 82
 PART_IMAGES = 4_096
 """images after which the embedded ones are written to disk"""
-PART_SECONDS = 20.0
-"""time after which the embedded images are written to disk; a kill loses no more than this"""
+PART_SECONDS = 5.0
+"""time after which the embedded images are written to disk; a kill loses no more than this and a forward pass"""
+GPU_BATCH, CPU_BATCH = 64, 16
+"""images in a forward pass; on a CPU few, so that a pass of a large model ends within seconds"""
 
 
 class Embedder(Protocol):
@@ -110,7 +112,8 @@ def sync(
     *,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rebuild: bool = False,
-    batch: int = 64,
+    batch: int | None = None,
+    on_start: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     on_unlisted: Callable[[str, str], None] | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -127,7 +130,8 @@ def sync(
         photos: the folder.
         metadata: the metadata of files, by their path in the folder; None keeps what the index has.
         rebuild: embed all images again, for instance because the model changed.
-        batch: number of images in a forward pass.
+        batch: number of images in a forward pass; None: `GPU_BATCH` or `CPU_BATCH`.
+        on_start: called with the number of images that are to be embedded and the number of images of the folder.
         progress: called with the number of images that are embedded and the number that are to be embedded.
         on_unlisted: called for each folder that cannot be listed, with the reason.
         facts: fields of the manifest that change, such as `run`.
@@ -153,7 +157,9 @@ def sync(
         staged = {version for part in staging.batches for version in zip(part.ids, part.stamps, strict=True)}
         todo = [photo for photo in new if (photo.id, photo.stamp) not in staged]
         result.continued = len(new) - len(todo)
-        for part in _embedded(model, todo, batch, progress, result.bad):
+        if on_start is not None:
+            on_start(len(todo), len(found))
+        for part in _embedded(model, todo, batch or _batch_of(model), progress, result.bad):
             staging.write(part)
         if len(result.bad) == len(found):
             raise ValueError(
@@ -180,6 +186,37 @@ def sync(
             index.change(batches, edits, kept, **facts)
         staging.remove()
     return result
+
+
+def check_same_folder(index: Index, photos: Path, files: Sequence[Path]) -> None:
+    """Refuse a folder that would take the place of another one, whose images would drop out of the index.
+
+    A folder that was moved holds the same files, and is not refused.
+
+    Args:
+        index: the index.
+        photos: the folder that is to be indexed.
+        files: its images.
+
+    Raises:
+        ValueError: the index was made of another folder, of which images would be deleted.
+    """
+    earlier, given = index.manifest.photos, str(photos.resolve())
+    if earlier is None or earlier == given:
+        return
+    present = {photo_id(path, photos) for path in files}
+    gone = [item for item, stamp in index.stamps().items() if stamp and item not in present]
+    if gone:
+        raise ValueError(
+            f"PHOTOS: got {photos}, but {index.folder} was made of {earlier}, and {len(gone):,} of its images, such as "
+            f"{gone[0]}, would be deleted; expected {earlier}, another --out, `proxymetric add-class` to add images, "
+            "or --replace to put the new folder in the place of the old one"
+        )
+
+
+def _batch_of(model: Embedder) -> int:
+    """The number of images in a forward pass on the device of a model."""
+    return CPU_BATCH if getattr(getattr(model, "device", None), "type", "cpu") == "cpu" else GPU_BATCH
 
 
 def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Photo]:
@@ -277,10 +314,10 @@ def _part(items: list[tuple[Photo, bytes]], vectors: Tensor) -> Batch:
 
 def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Batch]:
     """Of the staged parts, the images that are still there as they were embedded."""
-    current = []
+    current, versions = [], set(versions)
     for part in parts:
         rows = [row for row, version in enumerate(zip(part.ids, part.stamps, strict=True)) if version in versions]
-        versions = versions - {(part.ids[row], part.stamps[row]) for row in rows}
+        versions -= {(part.ids[row], part.stamps[row]) for row in rows}
         lists = [[values[row] for row in rows] for values in (part.ids, *part[2:])]
         current.append(Batch(lists[0], part.vectors[rows], *lists[1:]))  # type: ignore[arg-type]
     return current

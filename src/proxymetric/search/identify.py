@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 FILE = "identify.safetensors"
 """the classes of an index and their calibration, made again when the index has changed"""
-FORMAT = 2
+FORMAT = 3
+"""2: without `centre_of`. 3: with it"""
 MAX_ITEMS = 5_000
 """labelled items that calibrate; of more, as many are taken at equal distances"""
 MIN_HELD_OUT_CLASSES = 5
@@ -57,6 +59,23 @@ class Answer(NamedTuple):
     """of the method about the best class; None for a class without an estimate, such as every new class"""
     has_uncertainty: bool
     """whether the method estimates the uncertainty of its training classes"""
+
+
+class Own(NamedTuple):
+    """Queries that are items of the index themselves: each is left out of its own class."""
+
+    rows: Tensor
+    """(Q,) their rows in the index; -1 for another image"""
+    vectors: Tensor
+    """(Q, dim) the vectors of these rows"""
+
+    @classmethod
+    def of(cls, index: Index, ids: Sequence[str | None]) -> Own:
+        """Find the items of some ids; None, or an id that the index does not have, is another image."""
+        known = [item if item is not None and item in index else None for item in ids]
+        rows = torch.tensor([-1 if item is None else index[item].row for item in known], dtype=torch.long)
+        vectors = [torch.zeros(index.dim) if item is None else index.vector(item) for item in known]
+        return cls(rows, torch.stack(vectors) if vectors else torch.empty(0, index.dim))
 
 
 class Identifier:
@@ -93,7 +112,7 @@ class Identifier:
         self.facts: dict[str, Any] = facts
         self.classes: list[str] = facts["classes"]
         self.centres = ClassCentres(
-            self.classes, tensors["sums"], tensors["counts"], tensors["owner"], torch.empty(0, dtype=torch.long)
+            self.classes, tensors["sums"], tensors["counts"], tensors["owner"], tensors["centre_of"].long()
         )
         self.offsets = tensors["offsets"]
         self.genuine = tensors["genuine"].numpy()
@@ -142,18 +161,26 @@ class Identifier:
             return f"{known} of the {total} classes were trained on, so that the threshold is optimistic; {chosen}"
         return chosen if self.facts["run_is_known"] else f"{chosen}; whether they were trained on is not known"
 
-    def __call__(self, queries: Tensor, far: float = 0.01) -> list[Answer]:
+    def __call__(self, queries: Tensor, far: float = 0.01, own: Own | None = None) -> list[Answer]:
         """Say for each image which class it is, or none.
 
         Args:
             queries: (Q, dim).
             far: the false-accept rate: the share of images of other classes that are taken for one of these.
+            own: which queries are items of the index; None: none of them.
 
         Raises:
             ValueError: see `threshold`.
         """
         threshold = self.threshold(far)
-        values, codes = _closest(self.centres, self.offsets, torch.from_numpy(unit_rows(queries)), None, 2)
+        values, codes = _closest(
+            self.centres,
+            self.offsets,
+            torch.from_numpy(unit_rows(queries)),
+            None if own is None else own.rows,
+            2,
+            members=None if own is None else own.vectors,
+        )
         answers = []
         for row, code, score in zip(values.tolist(), codes.tolist(), decide(values).tolist(), strict=True):
             best, has_second = self.classes[code[0]], row[1] > -2
@@ -163,7 +190,7 @@ class Identifier:
                     score,
                     threshold.value,
                     best,
-                    row[0],
+                    max(row[0], -1.0),  # -2: the image is the only one of the only class
                     self.classes[code[1]] if has_second else None,
                     row[1] if has_second else None,
                     self.facts["uncertainty"].get(best),
@@ -174,7 +201,13 @@ class Identifier:
 
 
 def _closest(
-    centres: ClassCentres, offsets: Tensor, queries: Tensor, own: Tensor | None, k: int, masked: Tensor | None = None
+    centres: ClassCentres,
+    offsets: Tensor,
+    queries: Tensor,
+    own: Tensor | None,
+    k: int,
+    masked: Tensor | None = None,
+    members: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k best classes of each query: values (Q, k), -2 where there is none, and classes (Q, k).
 
@@ -185,11 +218,14 @@ def _closest(
         own: (Q,) rows of the queries among the vectors of the centres; None: they are not among them.
         k: classes for each query.
         masked: (Q,) a class that is not an answer; None: all are.
+        members: (Q, D) the vectors of the rows `own`; None: the queries.
     """
     values, codes = [], []
     for start in range(0, len(queries), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        similarities = centres.scores(queries[part], None if own is None else own[part])
+        similarities = centres.scores(
+            queries[part], None if own is None else own[part], None if members is None else members[part]
+        )
         similarities = torch.where(similarities > -2, similarities + offsets, -2.0)
         if masked is not None:
             similarities[torch.arange(len(similarities)), masked[part]] = -2.0
@@ -258,6 +294,7 @@ def _scored(index: Index, run: str | Path | None, weight: float) -> tuple[dict[s
         "sums": centres.sums,
         "counts": centres.counts,
         "owner": centres.owner,
+        "centre_of": centres.centre_of.int(),
         "offsets": offsets,
         "genuine": torch.from_numpy(genuine[has_others] if has_others.any() else np.array([-2.0])),
         "groups": torch.from_numpy(np.ascontiguousarray(groups)),

@@ -29,7 +29,7 @@ from proxymetric.search.generation import (
     damaged_files,
     empty,
 )
-from proxymetric.search.identify import Answer, Identifier
+from proxymetric.search.identify import Answer, Identifier, Own
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.rows import Row, check_columns, queries_alike
@@ -338,8 +338,7 @@ class Index:
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
         self._check_queries(queries)
-        if without is not None and len(without) != len(queries):
-            raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
+        self._check_without(queries, without)
         check_columns(where or {}, self.manifest.columns)
         check_columns(differs or {}, self.manifest.columns, "differs")
         unit_queries = torch.from_numpy(unit_rows(queries))
@@ -371,12 +370,13 @@ class Index:
         check_columns({column: ""}, self.manifest.columns, "column")
         return self._generation.rows.value_of(self._number(item), column)
 
-    def identify(self, queries: Tensor, far: float = 0.01) -> list[Answer]:
+    def identify(self, queries: Tensor, far: float = 0.01, without: Sequence[str | None] | None = None) -> list[Answer]:
         """Say for each query which class of the index it is, or none of them.
 
         Args:
             queries: (Q, dim).
             far: the false-accept rate: the share of images of other classes that are taken for one of these.
+            without: Q ids, one for each query, that are left out of their own class; None leaves nothing out.
 
         Returns:
             For each query the class, or None, with its score and the runner-up; see `search.identify`.
@@ -385,9 +385,10 @@ class Index:
             ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
         """
         self._check_queries(queries)
+        self._check_without(queries, without)
         if self._identifier is None or self._identifier.generation != self.manifest.generation:
             self._identifier = Identifier(self)
-        return self._identifier(queries, far)
+        return self._identifier(queries, far, None if without is None else Own.of(self, without))
 
     def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
         numbers = found.unique().tolist()
@@ -530,6 +531,10 @@ class Index:
             )
         if not queries.isfinite().all():
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
+
+    def _check_without(self, queries: Tensor, without: Sequence[str | None] | None) -> None:
+        if without is not None and len(without) != len(queries):
+            raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
 
     def _check_known(self, ids: Sequence[str]) -> None:
         unknown = next((item for item in ids if item not in self), None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json, write_json
+from proxymetric.search.neighbours import neighbour
 
 FORMAT = 2
 """1: without `vectors`, whose numbers all had 32 bits. 2: with it"""
@@ -63,7 +64,7 @@ class Manifest:
         what = "a folder that `proxymetric index` wrote"
         if not (folder / FILE).is_file():
             missing = "which does not exist" if not folder.exists() else f"which has no {FILE}"
-            raise ValueError(f"index: got {folder}, {missing}; expected {what}")
+            raise ValueError(f"index: got {folder}, {missing}; expected {what}{neighbour(folder, is_index)}")
         content = read_json(folder / FILE)
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
             raise ValueError(
