@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 import webbrowser
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -13,7 +16,8 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from proxymetric.cli import training
 from proxymetric.serve import server
-from service import serving
+from proxymetric.serve.settings import Settings
+from service import Client, serving
 from terminal import proxymetric, refused
 
 
@@ -23,7 +27,7 @@ def asked(monkeypatch):
     answers = []
 
     def serve_a_moment(settings, announce):
-        announce()
+        announce(settings.port)
         with serving(replace(settings, port=0)) as client:
             answers.append((settings, client.get("/healthz").json, client.get("/map").json))
 
@@ -57,7 +61,7 @@ def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
 
 
 def test_a_service_is_announced_when_its_model_has_been_loaded(index_folder, tmp_path):
-    answer = proxymetric("serve", index_folder, "--run", tmp_path / "gone", "--device", "cpu")
+    answer = proxymetric("serve", index_folder, "--run", tmp_path / "gone", "--device", "cpu", "--port", 0)
     assert answer.code == 1
     assert "serving" not in answer.err
 
@@ -76,8 +80,22 @@ def test_serve_takes_its_options(index_folder, tmp_path, asked):
 
 def test_refusals(index_folder, tmp_path, monkeypatch):
     refused(proxymetric("serve", tmp_path), "which has no manifest.json")
-    refused(proxymetric("serve", index_folder, "--workers", 0), "workers: got 0, expected at least 1")
-    refused(proxymetric("serve", index_folder, "--port", 70_000), "port: got 70000")
+    refused(proxymetric("serve", index_folder, "--workers", 0), "--workers: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--max-pending", 0), "--max-pending: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--seconds", 0), "--seconds: got 0, expected more than 0")
+    refused(proxymetric("serve", index_folder, "--port", 70_000), "--port: got 70000")
+    for limit in (-1, 0, "nan", "inf"):
+        refused(proxymetric("serve", index_folder, "--max-megabytes", limit), f"--max-megabytes: got {limit}, expected")
+    refused(proxymetric("serve", index_folder, "--max-megapixels", -1), "--max-megapixels: got -1, expected a number")
+    refused(proxymetric("serve", f"{index_folder}s"), "does not exist", f"did you mean '{index_folder}'?")
+    (tmp_path / "token.txt").write_text("secret")
+    refused(
+        proxymetric("serve", index_folder, "--token-file", tmp_path / "tokn.txt"),
+        "--token-file: got",
+        "tokn.txt, which does not exist; expected a text file with a token",
+        f"did you mean '{tmp_path / 'token.txt'}'?",
+    )
+    refused(proxymetric("serve", index_folder, "--token-file", tmp_path), "--token-file: got", "cannot be read")
     (tmp_path / "empty").write_text("\n")
     refused(proxymetric("serve", index_folder, "--token-file", tmp_path / "empty"), "which is empty; expected a token")
     for name in [name for name in sys.modules if name.startswith("proxymetric.serve.")]:
@@ -89,7 +107,51 @@ def test_refusals(index_folder, tmp_path, monkeypatch):
 
 def test_several_processes_are_not_started_for_a_run_that_is_missing(index_folder, tmp_path, monkeypatch):
     """Each of them would end with a traceback, and be started again without end."""
-    monkeypatch.setattr(server, "serve", lambda *given: pytest.fail("the processes were started"))
-    answer = proxymetric("serve", index_folder, "--workers", 2, "--run", tmp_path / "gone", "--device", "cpu")
+    monkeypatch.setattr(server, "run_processes", lambda *given: pytest.fail("the processes were started"))
+    monkeypatch.setattr(server, "START_SECONDS", 0)
+    answer = proxymetric("serve", index_folder, "--workers", 2, "--run", tmp_path / "gone", "--port", 0)
     refused(answer, "gone", "is missing")
     assert "serving" not in answer.err
+
+
+def test_an_address_that_cannot_be_used_is_refused_before_the_model_is_loaded(index_folder, tmp_path):
+    """The run is missing: a refusal that names the address came before the model was looked for."""
+    gone = ("--run", tmp_path / "gone", "--device", "cpu")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for workers in (1, 2):
+            answer = proxymetric("serve", index_folder, "--port", port, "--workers", workers, *gone)
+            refused(answer, f"--port: got {port}, which another program uses at 127.0.0.1; expected a free port")
+            assert "serving" not in answer.err
+    for host in ("203.0.113.7", "no such host", "a" * 70):
+        answer = proxymetric("serve", index_folder, "--host", host, *gone)
+        refused(answer, f"--host: got {host!r}, at which this machine cannot listen", "expected an address of this")
+
+
+def test_a_service_is_announced_when_it_listens(index_folder):
+    """With the port that it took."""
+    settings, answers = Settings(str(index_folder), device="cpu", port=0), []
+
+    def announce(port):
+        answers.append(Client(port))
+        threading.Thread(target=ask, args=(port,)).start()
+
+    def ask(port):
+        answers.append(Client(port).get("/healthz").status)
+        running[0].should_exit = True
+
+    running = []
+
+    class Watched(server._AnnouncingServer):
+        def __init__(self, *given):
+            super().__init__(*given)
+            running.append(self)
+
+    with mock.patch.object(server, "_AnnouncingServer", Watched):
+        thread = threading.Thread(target=server.serve, args=(settings, announce))
+        thread.start()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert answers[1:] == [200]

@@ -25,7 +25,7 @@ TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
 def serve(
     folder: IndexFolder,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for other machines too.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 for any free one.")] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     workers: Annotated[int, typer.Option(help="Processes; they share the memory of the index.")] = 1,
     token_file: Annotated[
@@ -49,6 +49,17 @@ def serve(
     """
     from proxymetric.serve.settings import Settings
 
+    for option, limit in (("--max-megabytes", max_megabytes), ("--max-megapixels", max_megapixels)):
+        if not 1 <= limit * 1e6 < float("inf"):
+            raise ValueError(f"{option}: got {limit:g}, expected a number above 0, such as 20")
+    whole = {"--workers": workers, "--max-pending": max_pending, "--max-batch": max_batch}
+    for option, number in whole.items():
+        if number < 1:
+            raise ValueError(f"{option}: got {number}, expected at least 1")
+    if not seconds > 0:
+        raise ValueError(f"--seconds: got {seconds:g}, expected more than 0")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port: got {port}, expected a number in 0..65535")
     settings = Settings(
         str(folder),
         run=run,
@@ -73,7 +84,6 @@ def _serve(settings: Settings, open_page: bool) -> None:
 
     try:
         from proxymetric.serve import server
-        from proxymetric.serve.searcher import model_of
     except ImportError as error:
         raise ValueError(
             f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
@@ -84,12 +94,10 @@ def _serve(settings: Settings, open_page: bool) -> None:
             f"--workers: got {settings.workers}, expected 1 for vectors in {index.manifest.engine['uri']}, which one "
             "process opens at a time; several use a server: `milvus-lite server`"
         )
-    if settings.workers > 1:  # the processes could refuse a model only with tracebacks, and are started again and again
-        model_of(index, settings.run, settings.device)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    address = f"http://{host}:{settings.port}/"
 
-    def announce() -> None:
+    def announce(port: int) -> None:
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
         if open_page:
             _open_later(address)
@@ -128,7 +136,15 @@ def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
 def _token(file: Path | None) -> str:
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip()
-    token = file.read_text(encoding="utf-8").strip()
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        from proxymetric.search.neighbours import neighbour
+
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
+        raise ValueError(
+            f"--token-file: got {file}, which {reason}; expected a text file with a token{neighbour(file)}"
+        ) from None
     if not token:
         raise ValueError(f"--token-file: got {file}, which is empty; expected a token")
     return token

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Annotated, Any, TypeVar
@@ -36,6 +36,7 @@ from proxymetric.serve.guard import App, Guard
 from proxymetric.serve.map_data import MapData
 from proxymetric.serve.searcher import Found, Question, Searcher, UnknownItem
 from proxymetric.serve.settings import Settings
+from proxymetric.signatures import did_you_mean
 
 PAGE_FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -46,6 +47,23 @@ PAGE_FILES = {
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """path -> file of the page and its type"""
+MAX_SAID = 100
+"""letters of a wrong value that an error repeats"""
+EXPECTED = {
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "dict_type": "an object of columns and values",
+    "too_long": "at most {max_length} entries",
+}
+"""type of an error of pydantic -> what was expected"""
 DECODERS = min(4, os.cpu_count() or 1)
 """images that are decoded at the same time: each may need four bytes for each of `max_pixels`"""
 Body = TypeVar("Body", schemas.SearchBody, schemas.IdentifyBody)
@@ -103,7 +121,7 @@ def create_app(settings: Settings) -> App:
 
     async def pixels(content: bytes) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(decoders, searcher.pixels, content)
+            return await asyncio.get_running_loop().run_in_executor(decoders, searcher.image, content)
         except TooManyPixels as error:
             raise Refused(413, str(error), "too_many_pixels") from None
         except BadImage as error:
@@ -184,10 +202,11 @@ def create_app(settings: Settings) -> App:
     @app.get("/map/proxies", responses=_errors(404))
     async def get_proxies() -> schemas.MapProxies:
         """Return the proxies of the run that made the index, placed on the map; none if the run has none."""
-        data = map_data(searcher.index)
+        state = searcher.state
+        data = map_data(state.index)
         async with placing:  # the first request computes them, others wait for it
             if data.index is not placed.get("index"):
-                found = await asyncio.to_thread(lambda: data.with_proxies(searcher.proxies))
+                found = await asyncio.to_thread(lambda: data.with_proxies(searcher.proxies(state)))
                 placed.update(index=data.index, found=found)
             return placed["found"]
 
@@ -211,10 +230,10 @@ def create_app(settings: Settings) -> App:
             limits=limits,
         )
 
-    @app.get("/healthz")
+    @app.get("/healthz", response_model_exclude_none=True)
     async def get_health() -> schemas.Health:
-        """Say that the service can answer."""
-        return schemas.Health(status="ok", items=len(searcher.index))
+        """Say that the service can answer, and whether it answers from an earlier state of the index."""
+        return schemas.Health(status="ok", items=len(searcher.index), stale=searcher.stale)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def get_metrics() -> PlainTextResponse:
@@ -238,7 +257,7 @@ async def _read(request: Request, settings: Settings, form: type[Body]) -> tuple
     try:
         body = form.model_validate(values, strict=kind == "application/json")
     except ValidationError as error:
-        raise Refused(422, _sentence(error.errors())) from None
+        raise Refused(422, _sentence(error.errors(), list(form.model_fields))) from None
     if "image" in body.model_fields_set:
         try:
             content = base64.b64decode(body.image, validate=True)
@@ -316,11 +335,24 @@ def _file(name: str, kind: str) -> Callable[[], Any]:
     return get_file
 
 
-def _sentence(errors: Any) -> str:
-    """The first of pydantic's errors as a sentence."""
+def _sentence(errors: Any, known: Sequence[str] = ()) -> str:
+    """The first of pydantic's errors as a sentence; `known` are the names that a body may have.
+
+    Example:
+        >>> _sentence([{"type": "greater_than_equal", "loc": ("k",), "msg": "", "input": -1, "ctx": {"ge": 1}}])
+        'k: got -1, expected a number of at least 1'
+    """
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("body", "path", "query")) or "body"
-    return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    place = ".".join(str(part)[:100] for part in first["loc"] if part not in ("body", "path", "query")) or "body"
+    if first["type"] == "extra_forbidden":
+        return f"body: got {place!r}, expected only {', '.join(known)}{did_you_mean(place, known)}"
+    got = first.get("input")
+    said = f"a {type(got).__name__}" if isinstance(got, dict | list) else repr(got)
+    if len(said) > MAX_SAID:
+        said = f"{said[:MAX_SAID]}..."
+    words = EXPECTED.get(first["type"], "")
+    expected = words.format(**first.get("ctx", {})) if words else f"another value: {first['msg']}"
+    return f"{place}: got {said}, expected {expected}"
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -344,7 +376,22 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         status = error.status_code if error.status_code in CODES else 400
-        return answer(Refused(status, f"{request.method} request: {error.detail}", headers=dict(error.headers or {})))
+        headers, path = dict(error.headers or {}), request.url.path
+        said = f"{request.method} request: {error.detail}"
+        if status == 405:
+            methods = next((value for name, value in headers.items() if name.lower() == "allow"), "another method")
+            said = f"method: got {request.method[:20]} for {path[:200]!r}, expected {methods}"
+        elif status == 404:
+            said = _unknown_path(app, path)
+        return answer(Refused(status, said, headers=headers))
+
+
+def _unknown_path(app: FastAPI, path: str) -> str:
+    """Name the paths of the service, and the one that is most similar to an unknown path."""
+    known = ["/", *app.openapi()["paths"], "/openapi.json"]
+    starts = [name.split("/{")[0] for name in known]
+    hint = did_you_mean(path, known) or did_you_mean(f"/{path.split('/')[1]}", starts)
+    return f"path: got {path[:200]!r}, expected one of {', '.join(known)}{hint}"
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -48,7 +48,7 @@ class IdentifyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     image: str = Field(default="", description="The bytes of an image file in base64.")
-    id: str = Field(default="", description="The id of an item.")
+    id: str = Field(default="", description="The id of an item; it is left out of its own class.")
     far: float = Field(
         default=0.01,
         ge=1e-6,
@@ -123,6 +123,9 @@ class Health(BaseModel):
 
     status: str
     items: int
+    stale: str | None = Field(
+        default=None, description="Why the service answers from an earlier state of the index; absent if it does not."
+    )
 
 
 class ErrorContent(BaseModel):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import logging
 import os
 import sqlite3
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +24,34 @@ from proxymetric.search.manifest import FILE
 
 LOOK_SECONDS = 1.0
 """time between two looks at the index, which may have changed on disk"""
+RETRY_SECONDS = 30.0
+"""time between two attempts to load the model of a new state, if the first one failed"""
+STALE = "the index has changed, but its new state cannot be opened: the log of the service says why"
+"""what `/healthz` says, which needs no token: without the names of files"""
+log = logging.getLogger("proxymetric.serve")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A state of the index, and the model that made its vectors."""
+
+    index: Index
+    model: Model
+    run: str | None
+    """the run that made it; None: as the index says"""
+
+
+class Image(NamedTuple):
+    """The pixels of an image, and the state for whose model they were cut."""
+
+    state: State
+    pixels: Tensor
 
 
 class Question(NamedTuple):
-    """A search: pixels from `Searcher.pixels`, or the id of an item."""
+    """A search: an image from `Searcher.image`, or the id of an item."""
 
-    pixels: Tensor | None
+    image: Image | None
     item: str | None
     k: int
     where: tuple[tuple[str, str], ...]
@@ -49,7 +73,7 @@ class Found(NamedTuple):
 
 
 class Searcher:
-    """A model and an index; the index is opened again when it changes on disk.
+    """A model and an index; both are opened again when the index changes on disk.
 
     Args:
         folder: the folder of the index.
@@ -62,69 +86,57 @@ class Searcher:
     """
 
     def __init__(self, folder: str, run: str | None, device: str | None, max_pixels: int) -> None:
-        self.index = Index(folder)
-        self.model = model_of(self.index, run, device)
+        self._seen = _stamp(Path(folder))  # before the index is opened: a change in between is noticed
+        index = Index(folder)
+        self.state = State(index, model_of(index, run, device), run)
+        self.stale: str | None = None
+        """a sentence if the index has a newer state that cannot be opened"""
         self.max_pixels = max_pixels
-        self._fingerprint = self.model.fingerprint()
-        self._seen = self._stamp()
-        self._run = run
+        self._run, self._device = run, device
+        self._proxies: tuple[Model, RunProxies | None] | None = None
+        self._said: tuple[int, int] | None = None
+        self._next_attempt = 0.0
 
-    @functools.cached_property
-    def proxies(self) -> RunProxies | None:
-        """The proxies of the run; None if it has none, or none that can be read."""
-        try:
-            run = run_of(self.index, self._run)
-            return load_proxies(run, self.index.dim, which_of(self.index, run))
-        except ValueError:
-            return None
+    @property
+    def index(self) -> Index:
+        """The index, in the state that is open."""
+        return self.state.index
 
-    def pixels(self, content: bytes) -> Tensor:
+    def proxies(self, state: State) -> RunProxies | None:
+        """The proxies of the run that made a state; None if it has none, or none that can be read."""
+        if self._proxies is None or self._proxies[0] is not state.model:
+            try:
+                run = run_of(state.index, state.run)
+                found = load_proxies(run, state.index.dim, which_of(state.index, run))
+            except ValueError:
+                found = None
+            self._proxies = state.model, found
+        return self._proxies[1]
+
+    def image(self, content: bytes) -> Image:
         """Decode an uploaded image and cut it as the model needs it.
 
         Raises:
             BadImage: it cannot be read.
         """
-        return self.model.view(decode_image(content, self.max_pixels))
+        state = self.state
+        return Image(state, state.model.view(decode_image(content, self.max_pixels)))
 
     def answer(self, questions: list[Question]) -> list[Found | Exception]:
-        """Answer a batch of questions with one pass of the model, and one search for those with equal conditions."""
-        index = self.index
-        vectors: list[Tensor | None] = [None] * len(questions)
-        answers: list[Found | Exception | None] = [None] * len(questions)
-        images = [row for row, question in enumerate(questions) if question.pixels is not None]
-        if images:
-            pixels = torch.stack([question.pixels for question in questions if question.pixels is not None])
-            for row, vector in zip(images, self.model.embed(pixels), strict=True):
-                vectors[row] = vector
+        """Answer a batch of questions with one pass of the model, and one search for those with equal conditions.
+
+        An image that was cut for the model of an earlier state is answered from that state.
+        """
+        now = self.state
+        states: dict[State, list[int]] = {}
         for row, question in enumerate(questions):
-            if question.item is not None:
-                try:
-                    vectors[row] = index.vector(question.item)
-                except KeyError:
-                    answers[row] = UnknownItem(f"id: got {question.item!r}, expected the id of an item of the index")
-        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
-        for row, question in enumerate(questions):
-            if (vector := vectors[row]) is not None and question.far is not None:
-                try:
-                    answer = index.identify(vector[None], question.far)[0]
-                    answers[row] = Found([], index.manifest.generation, answer)
-                except ValueError as error:  # too few classes
-                    answers[row] = error
-            elif answers[row] is None:
-                groups.setdefault(question.where, []).append(row)
-        for where, rows in groups.items():
-            queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])
-            try:
-                found = index.search(
-                    queries, max(questions[row].k for row in rows), dict(where), [questions[row].item for row in rows]
-                )
-            except ValueError as error:  # an unknown column
-                for row in rows:
-                    answers[row] = error
-                continue
-            for row, hits in zip(rows, found, strict=True):
-                answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
-        return [answer for answer in answers if answer is not None]
+            image = question.image
+            state = now if image is None or image.state.model is now.model else image.state
+            states.setdefault(state, []).append(row)
+        answers: dict[int, Found | Exception] = {}
+        for state, rows in states.items():
+            answers |= zip(rows, _answer(state, [questions[row] for row in rows]), strict=True)
+        return [answers[row] for row in range(len(questions))]
 
     async def keep_up(self) -> None:
         """Look at the index again and again, and open it in a thread when it has changed; ends when it is cancelled."""
@@ -133,22 +145,95 @@ class Searcher:
             await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
-        """Open the index again if it has changed; a state of another model is not opened."""
-        stamp = self._stamp()
-        if stamp == self._seen:
+        """Open the index again if it has changed, and the model too if another one made the new state."""
+        folder, before = self.index.folder, self.state
+        stamp = _stamp(folder)
+        if stamp == self._seen or (stamp == self._said and time.monotonic() < self._next_attempt):
             return
         try:
-            self.index = Index(self.index.folder, self._fingerprint)
-        except (ValueError, OSError, sqlite3.Error):
-            return  # it is being replaced, or another model made it: the state that is open stays
-        self._seen = stamp
+            index = Index(folder)
+            if index.model == before.index.model:
+                self.state = State(index, before.model, before.run)
+            else:
+                self.state = self._with_its_model(index)
+                log.warning(
+                    "%s: opened state %d, which another model made: %s",
+                    folder,
+                    index.manifest.generation,
+                    self.state.run or index.manifest.run.get("run"),
+                )
+        except (ValueError, OSError, RuntimeError, sqlite3.Error) as error:
+            # It is being replaced, or its model cannot be loaded: the state that is open stays.
+            if stamp != self._said:
+                log.warning(
+                    "%s: has changed, and its new state cannot be opened (%s); the service stays with state %d and "
+                    "tries again",
+                    folder,
+                    error,
+                    before.index.manifest.generation,
+                )
+            self._said, self.stale, self._next_attempt = stamp, STALE, time.monotonic() + RETRY_SECONDS
+            return
+        self._seen, self._said, self.stale = stamp, None, None
 
-    def _stamp(self) -> tuple[int, int]:
+    def _with_its_model(self, index: Index) -> State:
+        """Load the model of a new state: that of the run that the service was given, or the one that the index says."""
         try:
-            status = os.stat(self.index.folder / FILE)
-        except OSError:
-            return (0, 0)
-        return status.st_mtime_ns, status.st_ino
+            return State(index, model_of(index, self._run, self._device), self._run)
+        except ValueError:
+            if self._run is None:
+                raise
+            return State(index, model_of(index, None, self._device), None)
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    """Time and number of the manifest of an index: another one after each change."""
+    try:
+        status = os.stat(folder / FILE)
+    except OSError:
+        return (0, 0)
+    return status.st_mtime_ns, status.st_ino
+
+
+def _answer(state: State, questions: list[Question]) -> list[Found | Exception]:
+    """Answer questions from one state of the index."""
+    index = state.index
+    vectors: list[Tensor | None] = [None] * len(questions)
+    answers: list[Found | Exception | None] = [None] * len(questions)
+    images = [(row, question.image.pixels) for row, question in enumerate(questions) if question.image is not None]
+    if images:
+        embedded = state.model.embed(torch.stack([pixels for _, pixels in images]))
+        for (row, _), vector in zip(images, embedded, strict=True):
+            vectors[row] = vector
+    for row, question in enumerate(questions):
+        if question.item is not None:
+            try:
+                vectors[row] = index.vector(question.item)
+            except KeyError:
+                answers[row] = UnknownItem(f"id: got {question.item!r}, expected the id of an item of the index")
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for row, question in enumerate(questions):
+        if (vector := vectors[row]) is not None and question.far is not None:
+            try:
+                answer = index.identify(vector[None], question.far, [question.item])[0]
+                answers[row] = Found([], index.manifest.generation, answer)
+            except ValueError as error:  # too few classes
+                answers[row] = error
+        elif answers[row] is None:
+            groups.setdefault(question.where, []).append(row)
+    for where, rows in groups.items():
+        queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])
+        try:
+            found = index.search(
+                queries, max(questions[row].k for row in rows), dict(where), [questions[row].item for row in rows]
+            )
+        except ValueError as error:  # an unknown column
+            for row in rows:
+                answers[row] = error
+            continue
+        for row, hits in zip(rows, found, strict=True):
+            answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
+    return [answer for answer in answers if answer is not None]
 
 
 def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from proxymetric.search import Index
 from proxymetric.serve.app import create_app
 from proxymetric.serve.counters import FOLDER_VARIABLE
 from proxymetric.serve.guard import App
+from proxymetric.serve.searcher import model_of
 from proxymetric.serve.settings import Settings
 
 HEADER_SECONDS = 10.0
@@ -67,28 +73,113 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-def serve(settings: Settings, announce: Callable[[], None] = lambda: None) -> None:
+def serve(settings: Settings, announce: Callable[[int], None] = lambda port: None) -> None:
     """Serve an index until the process is told to stop (Ctrl-C or SIGTERM); running requests are finished.
 
     Args:
         settings: the settings.
-        announce: called before the first request is taken; with one process, after the model has been loaded.
+        announce: called with the port as soon as the service listens there.
 
     Raises:
-        ValueError: the index or its model cannot be opened.
+        ValueError: the service cannot listen at its address, or the index or its model cannot be opened.
     """
     _allow_many_connections()
-    options = options_of(settings)
-    if settings.workers == 1:
-        app = create_app(settings)
-        announce()
-        uvicorn.run(app, **options)
-        return
-    announce()
-    with tempfile.TemporaryDirectory(prefix="proxymetric-serve-") as folder:
-        settings.to_environment()
-        os.environ[FOLDER_VARIABLE] = folder
-        uvicorn.run("proxymetric.serve.server:worker_app", factory=True, workers=settings.workers, **options)
+    place = bind(settings)  # before the model is loaded, which takes a while
+    port = place.getsockname()[1]
+    with place:
+        if settings.workers == 1:
+            config = uvicorn.Config(create_app(settings), **options_of(settings))
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+                _AnnouncingServer(config, lambda: announce(port)).run(sockets=[place])
+            return
+        # The processes could refuse a model only with tracebacks, and would be started again and again.
+        model_of(Index(settings.index), settings.run, settings.device)
+        with tempfile.TemporaryDirectory(prefix="proxymetric-serve-") as folder:
+            settings.to_environment()
+            os.environ[FOLDER_VARIABLE] = folder
+            host = place.getsockname()[0]
+            threading.Thread(target=_announce_later, args=(host, port, announce), daemon=True).start()
+            place.close()  # the processes share a socket that uvicorn binds
+            run_processes(settings, port)
+
+
+def run_processes(settings: Settings, port: int) -> None:
+    """Serve in several processes until this process is told to stop."""
+    options = options_of(settings) | {"port": port, "workers": settings.workers}
+    uvicorn.run("proxymetric.serve.server:worker_app", factory=True, **options)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Return a socket that is bound to the address of the service, and does not listen yet.
+
+    Raises:
+        ValueError: the address cannot be used.
+    """
+    place = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        place = socket.socket(family, kind, protocol)
+        if os.name == "posix":  # a port that was in use a moment ago is free
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one of a host
+        if place is not None:
+            place.close()
+        raise ValueError(bind_error(settings, error)) from None
+    return place
+
+
+def bind_error(settings: Settings, error: Exception) -> str:
+    """Say in a sentence why the service cannot listen at its address.
+
+    Example:
+        >>> bind_error(Settings("shop.index", port=80), PermissionError(errno.EACCES, "Permission denied"))
+        '--port: got 80, which needs the rights of an administrator; expected a port of at least 1024, such as --port
+        8000'
+    """
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return (
+            f"--port: got {settings.port}, which another program uses at {settings.host}; expected a free port; "
+            "--port 0 takes one"
+        )
+    if number == errno.EACCES:
+        return (
+            f"--port: got {settings.port}, which needs the rights of an administrator; expected a port of at least "
+            "1024, such as --port 8000"
+        )
+    return (
+        f"--host: got {settings.host!r}, at which this machine cannot listen "
+        f"({getattr(error, 'strerror', None) or error}); "
+        "expected an address of this machine: 127.0.0.1 for itself only, 0.0.0.0 for other machines too"
+    )
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """A server that says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        await super().startup(sockets)
+        self._announce()
+
+
+def _announce_later(host: str, port: int, announce: Callable[[int], None]) -> None:
+    """Announce the service as soon as one of several processes listens."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            socket.create_connection((here, port), timeout=2).close()
+            announce(port)
+            return
+        time.sleep(0.2)
 
 
 def options_of(settings: Settings) -> dict[str, Any]:
