@@ -69,25 +69,16 @@ SIZES = 8, 4096
 """smallest and largest side of the images in pixels"""
 MAX_DIM = 10**6
 EVERYDAY_NAMES = {
-    "held-out": "data.validation",
-    "holdout": "data.validation",
-    "hold-out": "data.validation",
-    "val": "data.validation",
-    "valid": "data.validation",
-    "val-split": "data.validation",
-    "learning-rate": "train.lr",
-    "batch-size": "train.batch",
-    "bs": "train.batch",
-    "num-workers": "data.workers",
-    "image-size": "view.size",
-    "img-size": "view.size",
-    "input-size": "view.size",
-    "num-epochs": "train.epochs",
-    "model": "encoder.backbone",
-    "embedding-size": "encoder.dim",
-    "embedding-dim": "encoder.dim",
+    "data.validation": ("held-out", "hold-out", "holdout", "val", "valid", "val-split"),
+    "data.workers": ("num-workers",),
+    "encoder.backbone": ("model",),
+    "encoder.dim": ("embedding-dim", "embedding-size"),
+    "train.batch": ("batch-size", "bs"),
+    "train.epochs": ("num-epochs",),
+    "train.lr": ("learning-rate",),
+    "view.size": ("image-size", "img-size", "input-size"),
 }
-"""what other programs call a key, with - for _ -> the key"""
+"""key -> what other programs call it, with - for _"""
 MAX_SEED = 2**63 - 1
 
 
@@ -479,7 +470,8 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     if encoder["dim"] is not None and not 1 <= encoder["dim"] <= MAX_DIM:
-        raise ValueError(f"encoder.dim: got {encoder['dim']}, expected at least 1 and at most {MAX_DIM}")
+        limit = "at least 1" if encoder["dim"] < 1 else f"at most {MAX_DIM}"
+        raise ValueError(f"encoder.dim: got {encoder['dim']}, expected {limit}")
     encoder["tuning"] = complete_tuning(encoder["tuning"], TUNINGS)
     view_name = tables["view"].pop("name", None)
     needed_size = None if encoder["weights"] is None else Needs.of(encoder["weights"]).img_size
@@ -593,8 +585,8 @@ def _known_as(key: str) -> str:
         >>> _known_as("learning_rate"), _known_as("margn")
         ("; did you mean 'train.lr'?", '')
     """
-    home = EVERYDAY_NAMES.get(key.lower().replace("_", "-"))
-    return "" if home is None else f"; did you mean {home!r}?"
+    name = key.lower().replace("_", "-")
+    return next((f"; did you mean {home!r}?" for home, others in EVERYDAY_NAMES.items() if name in others), "")
 
 
 def _expected_key(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
