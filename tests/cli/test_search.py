@@ -161,6 +161,7 @@ def test_refusals(run, photos, index, tmp_path):
             f"{argument}: got {photos / 'class0'}, which is a folder; expected image files, such as",
             f"{photos / 'class0' / '*.png'}",
         )
+        refused(proxymetric(verb, index, *words, photos), f"such as {photos / '*' / '*.png'}")
         refused(proxymetric(verb, index, *words, tmp_path / "gone.png"), f"{argument}: got", "which does not exist")
     refused(
         proxymetric("add-class", index, "x", image, tmp_path / "gone.png"), "PHOTO: got", "gone.png, which does not"

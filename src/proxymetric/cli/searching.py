@@ -402,8 +402,9 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
 
     for image in images:
         if image.is_dir():
-            ending = next((end for end in ENDINGS if next(image.glob(f"*{end}"), None) is not None), None)
-            such = f", such as {image / f'*{ending}'}" if ending else ""
+            patterns = (f"{folders}*{ending}" for folders in ("", "*/") for ending in ENDINGS)
+            found = next((pattern for pattern in patterns if next(image.glob(pattern), None) is not None), None)
+            such = f", such as {image / found}" if found else ""
             raise ValueError(f"{argument}: got {image}, which is a folder; expected image files{such}")
     missing = [image for image in images if not image.exists()]
     if missing and (every or len(missing) == len(images)):
