@@ -11,9 +11,8 @@ from generator.scores import table
 
 PROTOCOLS = ("papers", "held-out", "last")
 METRICS = ("R@1", "MAP@R")
-COLOURS = {"papers": ("#3157d5", -0.14), "held-out": ("#0f7f86", 0.14), "last": ("#6b7280", 0.28)}
-"""protocol -> colour, and place beside the middle of its line"""
-CLAIM, INK, GRID = "#b4530a", "#16181d", "#e3e6eb"
+PLACES = {"papers": (0, -0.14), "held-out": (2, 0.14), "last": (6, 0.28)}
+"""protocol -> number of its colour, and place beside the middle of its line"""
 LIMITS = (-5, 6)
 """points that the picture shows; a longer interval runs over its edge"""
 
@@ -84,6 +83,8 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
     """The claims about R@1 and MAP@R and the differences measured here as a PNG, a line for each method and data."""
     from matplotlib.figure import Figure
 
+    from proxymetric.studies.drawing import COLOURS, INK, style
+
     lines = list(dict.fromkeys((each.title, each.data) for each in differences))
     figure = Figure(figsize=(9.6, 1.6 + 0.34 * len(lines)), layout="constrained")
     for axes, metric in zip(figure.subplots(1, len(METRICS), sharey=True), METRICS, strict=True):
@@ -92,21 +93,16 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
             if each.metric != metric:
                 continue
             place = lines.index((each.title, each.data))
-            colour, shift = COLOURS[each.cell.protocol]
+            colour, shift = PLACES[each.cell.protocol]
             axes.errorbar(
                 each.measured.value, place + shift, xerr=each.measured.half or 0.0, fmt="o", markersize=4,
-                color=colour, capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
+                color=COLOURS[colour], capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
             )  # fmt: skip
-            axes.plot(each.claim, place, "D", color=CLAIM, markersize=6, fillstyle="none", label="paper")
+            axes.plot(each.claim, place, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
         axes.set_yticks(range(len(lines)), [f"{title}, {data.split('-')[0]}" for title, data in lines])
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.set_xlim(*LIMITS)
-        axes.set_title(f"{metric}, points", loc="left", fontsize=10, color=INK)
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelsize=9, length=0, colors=INK)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        style(axes, f"{metric}, points")
     marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     picture = io.BytesIO()

@@ -303,7 +303,8 @@ def test_failures_kills_and_stops(tmp_path):
     assert "per_class" in text
     assert "finished  short-g-held-out-seed0: R@1" in text
     assert "failed    long-g-held-out-seed0: the worker was ended by SIGKILL" in text
-    assert "to train on" in text, "the last lines of its output"
+    log = (out / "logs" / "long-g-held-out-seed0.log").read_text().splitlines()
+    assert log[-1] in text.splitlines(), "the last lines of its output"
     listed = proxymetric("study", file, "--out", out, "--dry-run").out
     assert [line.split()[1] for line in listed.splitlines()[:3]] == ["failed", "done", "failed"]
     # At Ctrl-C the study saves, says how to continue, and leaves no process behind.

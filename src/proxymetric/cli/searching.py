@@ -103,8 +103,8 @@ def index(
     from proxymetric.search.manifest import is_index
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
-    from proxymetric.search.neighbours import neighbour
     from proxymetric.search.size_picture import draw_sizes
+    from proxymetric.signatures import neighbour
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
@@ -398,7 +398,7 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
         ValueError: see above.
     """
     from proxymetric.data.folders import ENDINGS
-    from proxymetric.search.neighbours import neighbour
+    from proxymetric.signatures import neighbour
 
     for image in images:
         if image.is_dir():

@@ -139,7 +139,7 @@ def _token(file: Path | None) -> str:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
-        from proxymetric.search.neighbours import neighbour
+        from proxymetric.signatures import neighbour
 
         reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
         raise ValueError(

@@ -16,7 +16,7 @@ from proxymetric.data.glyphs import glyphs
 from proxymetric.data.hugging_face import from_hugging_face, is_hugging_face
 from proxymetric.data.images import ImageSet
 from proxymetric.data.packs import from_pack
-from proxymetric.signatures import did_you_mean, one_of
+from proxymetric.signatures import did_you_mean, neighbour, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
 GLYPHS = re.compile(r"glyphs:(\d+)")
@@ -106,20 +106,12 @@ def check_source(source: str | Path) -> None:
 def _check_exists(path: Path, source: str | Path) -> None:
     """Refuse a folder or a file that does not exist."""
     if not path.exists():
-        hint = _suggest_neighbour(path) or did_you_mean(source, EMBEDDED)
+        similar = neighbour(path, lambda item: item.is_dir() or item.suffix.lower() in FILES)
+        hint = similar or did_you_mean(source, EMBEDDED)
         raise ValueError(
             f"data: got {str(source)!r}, which does not exist, expected a folder, a .csv or .npz file or one of the "
             f"embedded sets {' and '.join(EMBEDDED)}{hint}"
         )
-
-
-def _suggest_neighbour(path: Path) -> str:
-    """Return the end of a message that suggests the most similar folder, CSV file or pack next to a missing one."""
-    try:
-        neighbours = [item for item in path.parent.iterdir() if item.is_dir() or item.suffix.lower() in FILES]
-    except OSError:
-        return ""
-    return did_you_mean(path, [str(item) for item in neighbours if did_you_mean(path.name, [item.name])])
 
 
 def _open_path(path: Path, layout: str) -> ImageSet:

@@ -16,6 +16,8 @@ from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.signatures import one_of
 
+CHANGED = "has changed since the run was trained"
+"""how a note says that the images are no longer those of the run"""
 PARTS = ("auto", "all", "test", "validation", "train")
 
 
@@ -54,7 +56,7 @@ def evaluation_set(
     images = open_data(data, layout)
     same_data, changed = images.identity() == description["data"]["identity"], ""
     if is_own and not same_data:
-        changed = f"; {images.name} has changed since the run was trained"
+        changed = f"; {images.name} {CHANGED}"
         same_data = _has_the_classes_of(description, images)
         if not same_data and part not in ("auto", "all"):
             raise ValueError(
@@ -182,7 +184,7 @@ def seen_set(run: str | Path) -> ImageSet:
 def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:
     """Embed the test (or validation) images of a run with its model; images that cannot be read are left out."""
     images, note = evaluation_set(run, part=part)
-    if "has changed" in note:
+    if CHANGED in note:
         watcher.say(note.rpartition("; ")[2])
     vectors, indices = load(run).embed(
         images, errors="skip", progress=lambda done, total: watcher.work("embedding", done, total)

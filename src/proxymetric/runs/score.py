@@ -198,7 +198,10 @@ def queries_left_out(embedded: EmbeddedSet) -> int:
 
 
 def rates_below_one_pair(embedded: EmbeddedSet, metrics: Sequence[str]) -> list[str]:
-    """A sentence for each FNMR@FMR=F whose rate F is below that of a single false match of the set."""
+    """A sentence for each FNMR@FMR=F whose rate F is below that of a single false match of the set.
+
+    Pairs that `differs` leaves out are counted too.
+    """
     sides = embedded.sides()
     queries, items = sides["labels"], sides.get("gallery_labels")
     of_queries = torch.unique(queries, return_counts=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json, write_json
-from proxymetric.search.neighbours import neighbour
+from proxymetric.signatures import neighbour
 
 FORMAT = 2
 """1: without `vectors`, whose numbers all had 32 bits. 2: with it"""

@@ -87,7 +87,8 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _style(axes: Axes, title: str) -> None:
+def style(axes: Axes, title: str) -> None:
+    """Give a plot the look of all plots of studies."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -108,13 +109,13 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
                 continue
             curves += 1
             colour, title = COLOURS[number % len(COLOURS)], results.study.rows[cell.row].title
-            style = ("-", "--", ":")[number // len(COLOURS) % 3]
-            axes.plot(epochs, means, style, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
+            dashes = ("-", "--", ":")[number // len(COLOURS) % 3]
+            axes.plot(epochs, means, dashes, color=colour, linewidth=1.8, label=f"{title} ({len(runs)})")
             if len(cells) > MAX_ROWS_WITH_BANDS:
                 continue
             low, high = ([min(100, max(0, m + sign * h)) for m, h in zip(means, halves)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
-        _style(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
+        style(axes, f"{metric} on the {SCORED_ON[cells[0].protocol]}, %")
         axes.set_xlabel("epoch", fontsize=9, color=INK)
     if not curves:
         return None
@@ -146,7 +147,7 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
         names = [f"{rows[cell.row].title}\nagainst {rows[rows[cell.row].baseline or ''].title}" for cell in paired]
         axes.set_yticks(range(len(paired)), names)
         axes.set_ylim(len(paired) - 0.5, -0.5)
-        _style(axes, f"{metric}, points")
+        style(axes, f"{metric}, points")
     figure.suptitle(f"{heading}\ndifference to the baseline, paired by seed", fontsize=10, color=INK)
     marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=8)

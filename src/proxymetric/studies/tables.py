@@ -94,7 +94,7 @@ def _kinds(results: Results, cells: list[Cell]) -> dict[str, str]:
 
 
 def _held_out_note(kinds: dict[str, str]) -> str:
-    sentence = " Of the test half, unless a column says held-out classes: those choose the epoch, and the settings."
+    sentence = " Scores are of the test half, except in columns of held-out classes, which choose epoch and settings."
     return sentence if HELD_OUT in kinds else ""
 
 
