@@ -156,7 +156,8 @@ class TrainOptions:
             scores differ a little. The scores of the result are always those of float32.
         patience: evaluations without improvement after which training stops. None: never.
         save_every: optimiser steps between checkpoints.
-        frozen: train head and proxies on cached features of the backbone.
+        frozen: train head and proxies on cached features of the backbone. With encoder.pooling="auto", a network that
+            averages its last map adds the maximum to the average.
         refit: after this training, train again on all classes, for the number of epochs that the held-out classes
             chose.
         deterministic: make repeated runs bit-identical on a GPU, as they are on a CPU.

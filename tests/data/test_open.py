@@ -173,12 +173,13 @@ def test_numbered_class_folders_are_a_benchmark_only_at_its_size(tmp_path):
     few, many = tmp_path / "few", tmp_path / "many"
     write(few, "1.b/x.jpg", "2.a/x.jpg", "10.c/x.jpg", "11.d/x.jpg")
     assert open_data(few).test_classes == ()
-    forced = open_data(few, layout="cub")
-    assert (forced.classes, forced.test_classes) == (["1.b", "2.a", "10.c", "11.d"], (2, 3))
+    with pytest.raises(ValueError, match=r"4 class folders, expected the 200 of CUB-200-2011; .*'folder'"):
+        open_data(few, layout="cub")
     write(many / "images", *(f"{c:03d}.Car/x.jpg" for c in range(1, 197)))
     lines(many / "classes.txt", *(f"{c} Car number {c}" for c in range(1, 197)))
     images = open_data(many)
     assert (images.name, images.classes[97], images.test_classes[0]) == ("cars", "Car number 98", 98)
+    assert "196 images of 196 classes; Cars196 has 16,185 of 196" in images.notes[0]
     lines(many / "classes.txt", *(f"{c} Car number {c}" for c in range(1, 196)))
     with pytest.raises(ValueError, match="got 195 classes, expected the 196 class folders; they differ at number 196"):
         open_data(many)

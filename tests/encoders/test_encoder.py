@@ -155,6 +155,26 @@ def test_gem_stays_finite_where_powers_would_not() -> None:
     assert torch.isfinite(pool.p.grad)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "changes"),
+    [("small", True), ("resnet18", True), ("convnext_atto", False), ("vit_tiny_patch16_224", False)],
+)
+def test_the_maximum_is_added_to_a_plain_average_only(backbone: str, changes: bool) -> None:
+    encoder = build(backbone, dim=8, size=64, pretrained=False, freeze_bn=True)
+    stir(encoder)
+    x = pictures(size=64)
+    modes = [module.training for module in encoder.modules()]
+    places = encoder.eval().backbone.forward_features(encoder.normalise(x))
+    own = encoder.features(x)
+    encoder.train()
+    assert encoder.add_maximum() is changes
+    assert [module.training for name, module in encoder.named_modules() if name != "pooling"] == modes
+    pooled = encoder.eval().features(x)
+    torch.testing.assert_close(pooled, own + places.amax((2, 3)) if changes else own)
+    assert encoder.config["pooling"] == ("avg+max" if changes else "auto")
+    assert not encoder.add_maximum(), "only once"
+
+
 def test_the_backbones_own_pooling() -> None:
     import timm
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import proxymetric as pm
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder
 from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
@@ -56,11 +57,25 @@ def test_only_head_and_proxies_are_trained(photos: Path, tmp_path: Path) -> None
     assert not torch.equal(after["encoder.head.weight"], before["encoder.head.weight"])
 
 
+def test_frozen_features_add_the_maximum_unless_a_pooling_is_named(photos: Path, tmp_path: Path) -> None:
+    said = Notes()
+    default = run(photos, tmp_path / "default", watcher=said, **FROZEN)
+    named = run(photos, tmp_path / "named", encoder__pooling="avg+max", **FROZEN)
+    assert any("average + maximum of the last map" in line for line in said.said)
+    assert pm.load(default.folder).encoder.config["pooling"] == "avg+max"
+    assert default.result.curve == named.result.curve
+    average = run(photos, tmp_path / "average", encoder__pooling="avg", **FROZEN)
+    assert pm.load(average.folder).encoder.config["pooling"] == "avg"
+    assert average.result.curve != named.result.curve
+    assert pm.load(run(photos, tmp_path / "tuned").folder).encoder.config["pooling"] == "auto"
+
+
 def test_it_equals_training_the_head_behind_a_backbone_that_stands_still(photos: Path, tmp_path: Path) -> None:
     """The reference trains on uncached images; an endless warm-up and frozen BatchNorm keep its backbone unchanged."""
     plain = {"view__crop": "none", "view__flip": False, "encoder__freeze_bn": True, "view__resize": 16}
     frozen = run(photos, tmp_path / "frozen", **FROZEN | plain)
-    slow = run(photos, tmp_path / "slow", **FROZEN | plain | {"train__frozen": False, "train__warmup": 99})
+    still = {"train__frozen": False, "train__warmup": 99, "encoder__pooling": "avg+max"}
+    slow = run(photos, tmp_path / "slow", **FROZEN | plain | still)
     for ours, theirs in zip(frozen.result.curve, slow.result.curve, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     ours, theirs = (Checkpoint.read(r.folder / "last.safetensors").tensors for r in (frozen, slow))

@@ -227,6 +227,25 @@ def test_results_of_another_study_or_other_settings_are_not_collected(finished, 
     assert not (tmp_path / "results").exists()
 
 
+def test_results_of_other_images_are_not_collected(finished, tmp_path):
+    results = tmp_path / "results"
+    words = ["study", GLYPHS, "--collect", finished.parent / "glyphs.tar.gz", "--results", results]
+    assert proxymetric(*words).code == 0
+    stored, missing = results / f"{RUNS[0]}.json", results / f"{RUNS[1]}.json"
+    content = read_json(stored)
+    content["data"] |= {"identity": "0" * 64, "train": {"images": 7, "classes": 2}}
+    stored.write_text(json.dumps(content))
+    missing.unlink()
+    archive = tmp_path / "one.tar.gz"
+    with tarfile.open(finished.parent / "glyphs.tar.gz") as whole, tarfile.open(archive, "w:gz") as part:
+        for entry in whole:
+            if entry.name.endswith((f"{RUNS[1]}.json", "study.json", "embeddings.json")):
+                part.addfile(entry, whole.extractfile(entry))
+    words[3] = archive
+    refused(proxymetric(*words), f"got the run {RUNS[1]} with", f"{RUNS[0]} with 7 images to train", "other images")
+    assert not missing.exists()
+
+
 def test_a_damaged_result_is_named(finished, tmp_path):
     results = tmp_path / "results"
     assert proxymetric("study", GLYPHS, "--collect", finished, "--results", results).code == 0

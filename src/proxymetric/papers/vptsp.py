@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="for prompts in a frozen vision transformer; on CUB here not above free proxies",
+    choose="for prompts in a frozen vision transformer; on CUB and Cars here not above free proxies",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
@@ -92,7 +92,7 @@ def vptsp_m(
 
 @about(
     paper=PAPER,
-    choose="the paper's best; on CUB here below free proxies in MAP@R",
+    choose="the paper's best; on CUB and Cars here below free proxies in MAP@R",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,

@@ -140,8 +140,11 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
 
 
 def make_encoder(recipe: Recipe) -> Encoder:
-    """Build the encoder of a recipe."""
-    return build(**recipe.encoder, size=recipe.view["size"])
+    """Build the encoder of a recipe; with `--frozen` a network that averages its last map adds the maximum to it."""
+    encoder = build(**recipe.encoder, size=recipe.view["size"])
+    if recipe.train.frozen and recipe.encoder["pooling"] == "auto":
+        encoder.add_maximum()
+    return encoder
 
 
 def check_loss(recipe: Recipe) -> None:

@@ -252,6 +252,8 @@ class RunSession:
             encoder = self._make_encoder()
             if encoder.report is not None:
                 self.watcher.say(str(encoder.report))
+            if encoder.config["pooling"] != recipe.encoder["pooling"]:
+                self.watcher.say("frozen features: average + maximum of the last map (encoder.pooling='avg+max')")
         learner = make_learner(context, encoder, images_by_class(training))
         feed = train_feed(context, encoder, training)
         facts = self._facts(encoder, stored_facts)

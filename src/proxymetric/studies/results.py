@@ -159,7 +159,8 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
 
     Raises:
         ValueError: a source is neither an archive nor a study folder, is of another study or of the same study with
-            other settings, or a result differs from the stored one.
+            other settings, a result differs from the stored one, or results of one data set were computed with
+            different images.
     """
     tasks = {task.name: task for task in study.tasks()}
     texts: dict[str, str] = {}
@@ -190,6 +191,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
                 f"results: got {results / name}.json, which differs from the collected result; expected the same "
                 "result, or --overwrite to replace the file"
             )
+    _check_same_images(tasks, texts, results)
     check_collected(results, new_names, vectors, list(embeddings))
     for name in new_names:
         with replacing(results / f"{name}.json") as temporary:
@@ -203,6 +205,26 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
             with replacing(vectors / name) as temporary:
                 temporary.write_bytes(content)
     return new_names
+
+
+def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], results: Path) -> None:
+    """Refuse new results of a data set whose images are not those of its other results, stored or new."""
+    first: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, task in tasks.items():
+        file = results / f"{name}.json"
+        if name not in texts and not is_result(file):
+            continue
+        data = json.loads(texts.get(name) or file.read_text(encoding="utf-8"))["data"]
+        other_name, other = first.setdefault(task.cell.data, (name, data))
+        if data["identity"] != other["identity"]:
+            raise ValueError(
+                f"collect: got the run {name} with {_image_counts(data)}, and {other_name} with "
+                f"{_image_counts(other)}, other images; expected the same images of {task.cell.data!r} in all runs"
+            )
+
+
+def _image_counts(data: dict[str, Any]) -> str:
+    return " and ".join(f"{data[part]['images']} images to {part}" for part in ("train", "test") if part in data)
 
 
 def _read(file: Path) -> str | None:

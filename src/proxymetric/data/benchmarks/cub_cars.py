@@ -11,7 +11,9 @@ from proxymetric.data.folders import class_folders, image_files, require_files
 from proxymetric.data.images import ImageSet
 from proxymetric.data.text_files import read_text
 
+TITLES = {"cub": "CUB-200-2011", "cars": "Cars196"}
 CLASS_COUNTS = {"cub": 200, "cars": 196}
+IMAGE_COUNTS = {"cub": 11_788, "cars": 16_185}
 _LISTS = ("images.txt", "image_class_labels.txt", "classes.txt")
 _NUMBER_PREFIX = re.compile(r"\d+\.")
 
@@ -39,8 +41,11 @@ def read(root: Path, layout: str) -> ImageSet:
     - `images.txt`, `image_class_labels.txt` and `classes.txt` with `images/` (the official form of CUB);
     - class folders `001.Name` in `images/` or in `root`; if there is a `classes.txt`, the class names come from it.
 
+    If images are missing, the notes of the set say how many.
+
     Raises:
-        ValueError: the folder does not have this layout, or its lists contradict each other.
+        ValueError: the folder does not have this layout, its lists contradict each other, or there are no lists and
+            class folders are missing.
     """
     if layout == "cars" and (root / "cars_annos.mat").is_file():
         return _from_annotations(root)
@@ -106,6 +111,12 @@ def _from_annotations(root: Path) -> ImageSet:
 
 def _from_numbered_folders(root: Path, layout: str) -> ImageSet:
     folders = _numbered_folders(root)
+    if len(folders) != CLASS_COUNTS[layout]:
+        raise ValueError(
+            f"data: got {root} with {len(folders)} class folders, expected the {CLASS_COUNTS[layout]} of "
+            f"{TITLES[layout]}; was the archive unpacked to its end? For other images: data.layout='folder', and "
+            "data.test=0.5 to test on half of the classes"
+        )
     names = [folder.name for folder in folders]
     if (root / "classes.txt").is_file():
         listed_names = _numbered_lines(root / "classes.txt")
@@ -133,7 +144,13 @@ def _make_halved_set(layout: str, labels: list[int], names: list[str], paths: li
     if not paths:
         raise ValueError(f"{root}: got {len(names)} classes and no images, expected images of these classes")
     test = tuple(range(len(names) // 2, len(names)))
-    return ImageSet(layout, np.array(labels), names, paths=paths, test_classes=test, root=root)
+    notes: tuple[str, ...] = ()
+    if len(paths) != IMAGE_COUNTS[layout]:
+        notes = (
+            f"{root}: {len(paths):,} images of {len(names)} classes; {TITLES[layout]} has {IMAGE_COUNTS[layout]:,} of "
+            f"{CLASS_COUNTS[layout]}, so scores are not those of the whole set",
+        )
+    return ImageSet(layout, np.array(labels), names, paths=paths, test_classes=test, root=root, notes=notes)
 
 
 def _numbered_lines(file: Path) -> dict[int, str]:
