@@ -14,7 +14,7 @@ METRICS = ("R@1", "MAP@R")
 PLACES = {"papers": (0, -0.14), "held-out": (2, 0.14), "last": (6, 0.28)}
 """protocol -> number of its colour, and place beside the middle of its line"""
 LIMITS = (-5, 6)
-"""points that the picture shows; a longer interval runs over its edge"""
+"""points that the picture shows; a longer interval runs over its edge, and a value beyond it is written there"""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,13 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
                 continue
             place = lines.index((each.title, each.data))
             colour, shift = PLACES[each.cell.protocol]
-            axes.errorbar(
-                each.measured.value, place + shift, xerr=each.measured.half or 0.0, fmt="o", markersize=4,
-                color=COLOURS[colour], capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
-            )  # fmt: skip
+            if LIMITS[0] < each.measured.value < LIMITS[1]:
+                axes.errorbar(
+                    each.measured.value, place + shift, xerr=each.measured.half or 0.0, fmt="o", markersize=4,
+                    color=COLOURS[colour], capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
+                )  # fmt: skip
+            else:
+                _draw_outside(axes, each.measured.value, place + shift, COLOURS[colour])
             axes.plot(each.claim, place, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
         axes.set_yticks(range(len(lines)), [f"{title}, {data.split('-')[0]}" for title, data in lines])
         axes.set_ylim(len(lines) - 0.5, -0.5)
@@ -108,6 +111,16 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     return picture.getvalue()
+
+
+def _draw_outside(axes: Any, value: float, place: float, colour: str) -> None:
+    """An arrow at the edge of the picture and the value, for a difference that lies beyond it."""
+    left = value < 0
+    axes.annotate(
+        f"{value:+.1f}", (LIMITS[0 if left else 1], place), (24 if left else -24, 0), textcoords="offset points",
+        ha="left" if left else "right", va="center", fontsize=8, color=colour,
+        arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.4},
+    )  # fmt: skip
 
 
 def why_list(all_results: list) -> str:
