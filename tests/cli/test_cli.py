@@ -31,8 +31,8 @@ from proxymetric.search import VectorFile
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
-    "demo", "train", "evaluate", "inspect", "index", "search", "identify", "add-class", "serve", "embed", "query",
-    "export", "mlrc", "study", "report", "methods", "plan",
+    "demo", "train", "evaluate", "inspect", "index", "search", "identify", "add-class", "remove", "serve", "embed",
+    "query", "export", "mlrc", "study", "report", "methods", "plan",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
@@ -281,8 +281,11 @@ def test_query_with_more_results_than_images(run, photos, monkeypatch):
 
 def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     image = next(photos.rglob("*.png"))
-    refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "gone.png", "No such file")
-    refused(proxymetric("query", run, tmp_path / "gone", image), "which is not a folder", "gone")
+    refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "IMAGE: got", "gone.png, which does not exist")
+    refused(
+        proxymetric("query", run, f"{photos}s", photos / "class0" / "0.png"), "DIR: got", f"did you mean '{photos}'?"
+    )
+    refused(proxymetric("query", run, tmp_path / "gone", image), "DIR: got", "gone, which does not exist")
     refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
     refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")

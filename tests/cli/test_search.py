@@ -295,6 +295,36 @@ def test_an_image_of_the_index_is_left_out_of_its_own_class(run, photos, tmp_pat
     assert other["similarity"] == pytest.approx(1, abs=1e-3)
 
 
+def test_classes_and_images_are_removed_in_one_step(run, photos, index, tmp_path):
+    own = shutil.copytree(photos, tmp_path / "photos")
+    copy = tmp_path / "a.index"
+    assert proxymetric("index", run, own, "--out", copy).code == 0
+    shutil.copy(own / "class0" / "0.png", tmp_path / "wren.png")
+    assert proxymetric("add-class", copy, "wren", tmp_path / "wren.png").code == 0
+    before, count = bytes_of(copy), len(Index(copy))
+    refused(proxymetric("remove", copy), "remove: got no image and no class, expected ids of images, or --class NAME")
+    refused(proxymetric("remove", copy, "--class", "clas3"), "--class: got 'clas3'", "did you mean 'class3'?")
+    refused(
+        proxymetric("remove", copy, "class1/0.png", "wren/wern.png", "--class", "class3"),
+        "ID: got 'wren/wern.png', expected the id of an image", "did you mean 'wren/wren.png'?",
+    )  # fmt: skip
+    every = [word for name in Index(copy).classes for word in ("--class", name)]
+    refused(proxymetric("remove", copy, *every), f"got all {count} images", "expected some that stay")
+    assert bytes_of(copy) == before, "nothing is removed if a name is wrong"
+    answer = proxymetric("remove", copy, "class1/0.png", "--class", "class3", "--class", "wren")
+    assert answer.code == 0, answer
+    assert "removed 10 images: class1/0.png, class3/0.png" in answer.out
+    assert f"9 of them still lie in {own}: delete the files" in answer.out, "wren.png lies elsewhere"
+    left = Index(copy)
+    left.verify()
+    assert len(left) == count - 10
+    assert "wren" not in left.classes
+    assert "class3" not in left.classes
+    assert proxymetric("index", run, own, "--out", copy).code == 0
+    assert "class3/0.png" in Index(copy)
+    assert "wren" not in Index(copy).classes
+
+
 def test_a_class_name_that_was_forgotten(index, photos, tmp_path):
     before = bytes_of(index)
     images = [photos / "class0" / "0.png", photos / "class0" / "1.png"]

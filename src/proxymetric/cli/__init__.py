@@ -36,6 +36,7 @@ VERBS = (
     searching.search,
     identifying.identify,
     identifying.add_class,
+    identifying.remove,
     serving.serve,
     trained.embed,
     trained.query,

@@ -1,4 +1,4 @@
-"""Verbs for the classes of an index: add-class, identify."""
+"""Verbs for the classes of an index: add-class, remove, identify."""
 
 from __future__ import annotations
 
@@ -50,6 +50,46 @@ def add_class(
         f"{len(ids)} image{'' if len(ids) == 1 else 's'} of {visible(name)}, {known}: "
         f"{', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
     )
+    terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
+
+
+@app.command(
+    short_help="Remove images or whole classes from an index.",
+    epilog=example(
+        "proxymetric remove birds.index --class wren", "proxymetric remove birds.index owl/owl1.jpg owl/owl2.jpg"
+    ),
+)
+def remove(
+    folder: IndexFolder,
+    item: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Images, by the ids that `search` prints.")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--class", metavar="NAME", help="A class whose images are removed; repeatable.")
+    ] = None,
+) -> None:
+    """Remove images or whole classes from an index, all in one step; the photos themselves are not deleted.
+
+    `search`, `identify` and a running `serve` know them no more. Photos that still lie in the indexed folder are added
+    again by the next `proxymetric index`; a message says how many.
+    """
+    from proxymetric.cli.terminal import Terminal
+    from proxymetric.search import Index
+    from proxymetric.search.removal import remove as remove_from
+    from proxymetric.search.removal import still_there
+
+    opened = Index(folder)
+    ids = remove_from(opened, name or [], item or [])
+    terminal = Terminal()
+    terminal.say(
+        f"removed {len(ids):,} image{'' if len(ids) == 1 else 's'}: {', '.join(ids[:3])}"
+        f"{', ...' if len(ids) > 3 else ''}"
+    )
+    if count := still_there(opened, ids):
+        terminal.say(
+            f"{count:,} of them still lie{'s' if count == 1 else ''} in {opened.manifest.photos}: delete the files, or "
+            "`proxymetric index` adds them again"
+        )
     terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
 
 

@@ -158,8 +158,10 @@ def _image(name: str) -> Image.Image | None:
 
 
 def _check_order(folder: Path, images: list[Path]) -> None:
-    """Refuse arguments of `query` in the wrong order, before anything is loaded."""
+    """Refuse arguments of `query` that are missing or in the wrong order, before anything is loaded."""
+    from proxymetric.cli.searching import check_images
     from proxymetric.data.folders import ENDINGS
+    from proxymetric.signatures import neighbour
 
     order = "the order is: query RUN DIR IMAGE"
     for image in images:
@@ -167,6 +169,10 @@ def _check_order(folder: Path, images: list[Path]) -> None:
             raise ValueError(f"IMAGE: got {image}, which is a folder; expected an image file; {order}")
     if folder.is_file() and folder.name.lower().endswith(ENDINGS):
         raise ValueError(f"DIR: got {folder}, which is an image; expected a folder or a file of `embed`; {order}")
+    if not folder.exists():
+        hint = neighbour(folder, Path.exists)
+        raise ValueError(f"DIR: got {folder}, which does not exist; expected a folder or a file of `embed`{hint}")
+    check_images(images)
 
 
 @app.command(
