@@ -52,6 +52,7 @@ from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
 from proxymetric.runs.thresholds import store_thresholds
+from proxymetric.runs.time_on_cpu import slow_training
 from proxymetric.runs.training_part import Training
 from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
 from proxymetric.training import parallel
@@ -254,6 +255,10 @@ class RunSession:
                 self.watcher.say(str(encoder.report))
             if encoder.config["pooling"] != recipe.encoder["pooling"]:
                 self.watcher.say("frozen features: average + maximum of the last map (encoder.pooling='avg+max')")
+            if context.device.type == "cpu" and context.world.size == 1 and folder == self.folder:
+                counts = (len(training), len(validation or ()), len(unseen or ()))
+                if message := slow_training(recipe, encoder, *counts):
+                    self.watcher.say(message)
         learner = make_learner(context, encoder, images_by_class(training))
         feed = train_feed(context, encoder, training)
         facts = self._facts(encoder, stored_facts)
