@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import proxymetric as pm
-from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outcome, Progress
+from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outcome, Progress, Sum
 from proxymetric.criterion import NEEDS
 from proxymetric.losses import ProxyAnchor
 from proxymetric.sources import LearnedProxies
@@ -107,6 +107,34 @@ def test_forgetting_commit_warns_once() -> None:
     assert moving(commits=True) == []
     assert moving(commits=True, accumulate=3) == [], "several passes before one commit are allowed"
     assert moving(commits=False, discards=True) == []
+
+
+def test_an_optimizer_without_the_proxies_warns_once() -> None:
+    network = torch.nn.Linear(DIM, DIM)
+    for with_proxies in (False, True):
+        criterion = pm.method("proxy-anchor", classes=CLASSES, dim=DIM)
+        groups = criterion.param_groups(lr=0.1) if with_proxies else []
+        optimizer = torch.optim.SGD([{"params": network.parameters()}, *groups], lr=0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                criterion(network(torch.randn(4, DIM)), torch.arange(4)).backward()
+                optimizer.step()
+                criterion.commit(optimizer)
+        said = [str(each.message) for each in caught]
+        assert [text for text in said if "the optimizer does not hold objective.source.vectors" in text] == said
+        assert len(said) == (0 if with_proxies else 1)
+        assert with_proxies or caught[0].filename == __file__
+
+
+def test_pieces_that_do_not_fit_together_are_refused() -> None:
+    compare = Compare(ProxyAnchor(), LearnedProxies(CLASSES, DIM))
+    with pytest.raises(ValueError, match=r"a: got Compare, expected a weight and an objective: Sum\(a=\(1.0, "):
+        Sum(a=compare)
+    with pytest.raises(ValueError, match=r"objective: got ProxyAnchor, expected a Compare\(loss, source\) or a Sum"):
+        pm.Criterion(ProxyAnchor())
+    with pytest.raises(ValueError, match=r"steps_per_epoch: got 2.5, expected a whole number"):
+        pm.Criterion(compare, steps_per_epoch=2.5)
 
 
 def test_the_warning_points_at_the_callers_line() -> None:

@@ -69,8 +69,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "__main__": {"cli", "studies"},
     "__init__": {
-        "losses", "sources", "testing", "criterion", "data", "inspection", "metrics", "models", "papers", "runs",
-        "search", "samplers", "training",
+        "criterion", "data", "encoders", "inspection", "losses", "metrics", "models", "papers", "runs", "samplers",
+        "schemes", "search", "sources", "testing", "training", "weightings",
     },
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""

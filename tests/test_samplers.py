@@ -39,6 +39,22 @@ def test_a_loader_gives_classes_and_images():
         assert batch.unique(return_counts=True)[1].tolist() == [3] * 4
 
 
+def test_each_pass_is_the_next_epoch():
+    """A loop that never calls `set_epoch` sees all images, and other batches in each pass."""
+    labels = np.repeat(np.arange(20), 30)
+    sampler = pm.samplers.PerClass(labels, batch=60, per_class=3)
+    passes = [list(sampler) for _ in range(30)]
+    assert passes[0] != passes[1]
+    assert {row for batches in passes for rows in batches for row in rows} == set(range(600))
+    sampler.set_epoch(1)
+    assert list(sampler) == passes[1]
+    assert list(sampler) == passes[2]
+    sampler.set_epoch(5, start=4)
+    assert len(sampler) == len(passes[5]) - 4
+    assert list(sampler) == passes[5][4:]
+    assert list(sampler) == passes[6], "the start is that of one pass"
+
+
 def test_labels_may_be_text():
     names = [f"class {label:02}" for label in LABELS]
     assert list(pm.samplers.PerClass(names, 12, 3)) == list(pm.samplers.PerClass(LABELS, 12, 3))

@@ -12,7 +12,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxymetric import losses, samplers, sources, testing
+    from proxymetric import (
+        encoders,
+        inspection,
+        losses,
+        metrics,
+        papers,
+        samplers,
+        schemes,
+        sources,
+        testing,
+        weightings,
+    )
     from proxymetric.criterion import Criterion
     from proxymetric.data import open_data
     from proxymetric.inspection import inspect
@@ -39,24 +50,41 @@ _HOMES = {
     "open_data": "proxymetric.data",
     "train": "proxymetric.runs.train",
 }
-_MODULES = ("losses", "samplers", "sources", "testing")
+_MODULES = (
+    "encoders",
+    "inspection",
+    "losses",
+    "metrics",
+    "papers",
+    "samplers",
+    "schemes",
+    "sources",
+    "testing",
+    "weightings",
+)
 
 __all__ = [
     "Criterion",
     "Index",
     "Model",
+    "encoders",
     "evaluate",
     "gather_batch",
     "inspect",
+    "inspection",
     "load",
     "losses",
     "method",
     "methods",
+    "metrics",
     "open_data",
+    "papers",
     "samplers",
+    "schemes",
     "sources",
     "testing",
     "train",
+    "weightings",
 ]
 
 

@@ -18,7 +18,7 @@ from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
-from proxymetric.core.step_detector import StepDetector
+from proxymetric.core.step_detector import StepDetector, warn_about_untrained
 from proxymetric.core.step_encoder import StepEncoder
 from proxymetric.core.untraced import checked_labels, numbered
 from proxymetric.sources.row_table import RowTable
@@ -86,12 +86,15 @@ class Criterion(nn.Module):
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(objective, Objective):
+            wanted = "expected a Compare(loss, source) or a Sum of them"
+            raise ValueError(f"objective: got {type(objective).__name__}, {wanted}")
         self.objective = objective
         self.name = name or type(objective).__name__
         self.arguments = None if arguments is None else dict(arguments)
         self.needs = frozenset(needs)
         assert self.needs <= NEEDS.keys(), self.needs
-        if steps_per_epoch is not None and steps_per_epoch < 1:
+        if steps_per_epoch is not None and (steps_per_epoch < 1 or steps_per_epoch != int(steps_per_epoch)):
             raise ValueError(f"steps_per_epoch: got {steps_per_epoch}, expected a whole number of at least 1")
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
@@ -107,6 +110,7 @@ class Criterion(nn.Module):
         self._walk: _Walk | None = None
         """what a walk over the modules found; None: walk again"""
         self._warned = False
+        self._checked_optimizer = False
         self._grouped_parts: frozenset[str] | None = None
         """the parts that the last `param_groups` covered, for the check in `bind`; None: it was not called"""
 
@@ -233,6 +237,9 @@ class Criterion(nn.Module):
         given_rates = {"proxies": lr, "network": network_lr}
         tables = self._walked().tables
         rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
+        if optimizer is not None and not self._checked_optimizer:
+            self._checked_optimizer = True
+            warn_about_untrained(self, self.name, optimizer)
         for pending_commit in self._pending:
             pending_commit()
         for table, rate in zip(tables, rates, strict=True):

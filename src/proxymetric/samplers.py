@@ -65,6 +65,8 @@ class PerClass(Sampler[list[int]]):
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the batches of epoch `epoch`, from step `start` on, for the next iteration.
 
+        Without this call, each iteration is the next epoch, from 0.
+
         Args:
             epoch: number of the epoch, from 0.
             start: first step, to continue in the middle of an epoch.
@@ -83,6 +85,7 @@ class PerClass(Sampler[list[int]]):
         return len(self.batches) - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the image indices of this process for every step."""
-        for rows in self.batches.epoch(self.epoch, self.start):
-            yield rows.tolist()
+        """Give the image indices of this process for every step; the next iteration is that of the next epoch."""
+        batches = self.batches.epoch(self.epoch, self.start)
+        self.epoch, self.start = self.epoch + 1, 0
+        return (rows.tolist() for rows in batches)

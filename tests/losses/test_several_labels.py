@@ -73,6 +73,12 @@ def test_a_step_trains_and_commits() -> None:
         ("proxy-anchor", {}, MASK[:, :3], "expected a mask .7, 5. or whole numbers .7, L., padded with -1"),
         ("proxy-anchor", {}, MASK[:3], "expected a mask .7, 5."),
         ("proxy-anchor", {}, MASK.astype(float), "expected a mask .7, 5."),
+        (
+            "proxy-anchor",
+            {},
+            MASK.astype(int),
+            "of torch.int64 with only 0 and 1, expected a mask of bool",
+        ),
         ("proxy-anchor", {}, [[0, 1]] * 6 + [[2]], "labels: got rows of 1 to 2 labels, .* padded with -1"),
         ("proxy-anchor", {"touched": "batch"}, LABELS, "expected 7 whole numbers, one for each embedding"),
         ("mpa", {}, LABELS, "expected 7 whole numbers, one for each embedding"),

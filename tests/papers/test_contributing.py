@@ -119,6 +119,20 @@ def test_the_additions_keep_the_rules_of_style(copy: Path) -> None:
         assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+def test_a_loss_that_ignores_the_weights_is_no_base_of_proxy_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ignores(pm.losses.ProxyAnchor):
+        def __call__(self, queries, labels, refs, weight=None):
+            return super().__call__(queries, labels, refs, None)
+
+    def ignores(classes: int, dim: int) -> Compare:
+        """A method whose loss takes weights and ignores them."""
+        return Compare(Ignores(), pm.sources.LearnedProxies(classes, dim))
+
+    monkeypatch.setitem(CATALOGUE, "ignores", about(paper="You 2026, Nothing", choose="never")(ignores))
+    with pytest.raises(ValueError, match=r"base: got 'ignores', whose loss \(Ignores\) makes no use of the weights"):
+        pm.method("proxy-isa", classes=5, dim=4, base="ignores", steps_per_epoch=1)
+
+
 def test_a_method_without_sums_over_is_refused_by_the_plan_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(classes: int, dim: int) -> Compare:
         """A method whose row states nothing about its loss."""

@@ -8,6 +8,7 @@ import torch
 from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent
 from proxymetric.data import open_data, split
+from proxymetric.files import read_json
 from proxymetric.metrics import evaluate
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.mlrc import mlrc
@@ -82,6 +83,12 @@ def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
         mlrc("glyphs:40", out=out, **ARGUMENTS | {"watcher": StopInFold2()})
     again = mlrc("glyphs:40", out=out, resume=True, **ARGUMENTS)
     assert again["concatenated"] == study[1]["concatenated"]
+
+
+def test_a_setting_of_the_dimensions_wins(tmp_path):
+    arguments = ARGUMENTS | {"settings": SETTINGS | {"encoder.dim": 6}, "epochs": 1, "folds": 2}
+    mlrc("glyphs:40", out=tmp_path / "x", **arguments)
+    assert {read_json(file)["recipe"]["encoder"]["dim"] for file in (tmp_path / "x").glob("fold*/run.json")} == {6}
 
 
 def test_the_protocols_own_settings_are_refused(tmp_path):

@@ -142,6 +142,7 @@ def test_a_log_that_lost_its_end_is_not_filled_with_zeros(again: Path, few: Path
     ("settings", "sentence"),
     [
         ({"train__batch": 4}, r"got train.batch=4, expected 8, the value that .* began with"),
+        ({"data__cache": "device"}, r"got data.cache='device', expected '\w+', the value that .* began with"),
         ({"seed": 3}, r"got seed=3, expected 0, the value"),
         ({"loss__margin": 0.3}, r"got loss.margin=0.3, expected 0.1, the value"),
         ({"method": "triplet"}, r"began with"),

@@ -156,6 +156,9 @@ def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(t
         refused(proxymetric("study", file), *said)
         assert [each.name for each in tmp_path.iterdir()] == ["s.toml"]
 
+    told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\n'
+         'settings = {method = "proxy-isa", "loss.base" = {method = "mpa", perclass = 2}}',
+         "rows.a: perclass: got an unknown argument (2)", "did you mean 'per_class'?")  # fmt: skip
     told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\nsettings = {"loss.margn" = 1}',
          "rows.a.settings: loss.margn: got an unknown key", "did you mean 'margin'?")  # fmt: skip
     told('[data.g]\npath = "birds"\n[[rows]]\nname = "a"', "data.g.path: got 'birds', expected a path of images")

@@ -10,7 +10,8 @@ import torch
 from proxymetric.core.watcher import Silent
 from proxymetric.recipe import TrainOptions
 from proxymetric.training import advice
-from training_runs import run
+from proxymetric.training.advice import late_memory
+from training_runs import Notes, run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -27,6 +28,15 @@ def test_when_compiled_steps_would_be_faster(monkeypatch: pytest.MonkeyPatch) ->
     assert not advice.could_compile(TrainOptions(parallel="fsdp"), frozen=False, epoch=1, device=CUDA)
     monkeypatch.setattr(advice, "find_spec", lambda name: None)
     assert not advice.could_compile(plain, frozen=False, epoch=1, device=CUDA), "no triton"
+
+
+def test_a_memory_that_starts_after_the_end_is_named(photos: Path, tmp_path: Path) -> None:
+    said = Notes()
+    run(photos, tmp_path / "run", method="xbm", watcher=said)
+    assert sum(text.startswith("loss.start: the memory starts after 1000 steps, but the") for text in said.said) == 1
+    assert late_memory({"memory": 10, "memory_epoch": 1}, steps=9, epochs=1).startswith("loss.memory_epoch: the memory")
+    assert late_memory({"memory": 10, "memory_epoch": 1}, steps=9, epochs=2) == ""
+    assert late_memory({"start": 1000}, steps=9, epochs=2) == "", "a method without a memory"
 
 
 def test_a_run_says_it_once_and_can_be_resumed_compiled(

@@ -141,6 +141,11 @@ def as_label_masks(labels: Any, embeddings: Tensor, classes: int) -> Tensor:
                 f"labels: got {low if low < -1 else high}, expected 0 to {classes - 1} (classes={classes}), or -1 for "
                 "no label"
             )
+        if numbers.shape[1] == classes > 2 and low >= 0 and high <= 1:
+            raise ValueError(
+                f"labels: got shape {tuple(numbers.shape)} of {given.dtype} with only 0 and 1, expected a mask of bool "
+                "(labels.bool()), or whole numbers, padded with -1"
+            )
     mask = torch.zeros(len(numbers), classes + 1, dtype=torch.bool, device=numbers.device)
     return mask.scatter_(1, numbers.where(numbers >= 0, classes), True)[:, :classes]
 

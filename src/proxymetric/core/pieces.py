@@ -486,6 +486,12 @@ class Sum(Objective):
 
     def __init__(self, **parts: tuple[float, Objective]) -> None:
         super().__init__()
+        for name, given in parts.items():
+            if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Objective):
+                raise ValueError(
+                    f"{name}: got {type(given).__name__}, expected a weight and an objective: Sum({name}=(1.0, "
+                    "Compare(...)))"
+                )
         names = {part.normalise for _, part in parts.values()}
         if len(names) != 1:
             raise ValueError(

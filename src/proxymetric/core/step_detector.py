@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MAX_NODES = 256
 """nodes of an autograd graph that are searched for a parameter"""
@@ -95,3 +96,21 @@ def nearest_leaf(tensor: Tensor) -> Tensor | None:
             return variable
         queue.extend(function for function, _ in node.next_functions if function is not None)
     return None
+
+
+def warn_about_untrained(module: nn.Module, name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Warn if an optimiser does not hold a parameter of a module that needs a gradient.
+
+    Args:
+        module: the module.
+        name: how the warning calls it.
+        optimizer: the optimiser that should train its parameters.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    untrained = [key for key, each in module.named_parameters() if each.requires_grad and id(each) not in held]
+    if untrained:
+        warnings.warn(
+            f"{name}: the optimizer does not hold {untrained[0]}, so it does not train; expected an optimizer of the "
+            "network and of criterion.param_groups(lr=...)",
+            stacklevel=3,
+        )

@@ -80,7 +80,10 @@ def ccp(
     compare = base_objective(base, classes, dim, per_class=per_class)
     source = LearnedProxies(classes, dim, per_class) if compare.source.classes is None else compare.source
     if not source.seats:
-        raise ValueError(f"base: got {base!r}, whose proxies cannot be re-picked; expected touched='all'")
+        raise ValueError(
+            f"base: got {base!r}, whose proxies ({type(source).__name__}) cannot be re-picked; "
+            "expected touched='all', or another method with learned proxies"
+        )
     if in_batch or memory:
         check_compares_with_rows(compare.loss, dim)
     parts: dict[str, tuple[float, Objective]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
@@ -85,6 +86,13 @@ def proxy_isa(
         of_class=getattr(compare.loss, "of_class", Similarity("max")),
     )
     # A loss whose exponent cannot be weighted raises its error here, not at the first step.
-    vector, label = torch.zeros(1, dim), torch.zeros(1, dtype=torch.int64)
-    compare.loss(vector, label, References(vector, label, per_class=1), weighting.rule(filtering=True))
+    queries, labels = torch.eye(2), torch.arange(2)
+    references = References(torch.tensor([[0.6, 0.8], [0.8, 0.6]]), labels, per_class=1)
+    half = StepFunction(torch.zeros(2, 0), torch.full((2, 1), 0.5))
+    weighted = compare.loss(queries, labels, references, PairWeights(half, half))
+    if torch.equal(weighted, compare.loss(queries, labels, references)):
+        raise ValueError(
+            f"base: got {base!r}, whose loss ({type(compare.loss).__name__}) makes no use of the weights of pairs; "
+            "expected a loss that multiplies its exponents by `weight`"
+        )
     return Compare(compare.loss, compare.source, weighting, compare.regulariser, compare.normalise)

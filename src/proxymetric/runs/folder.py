@@ -58,7 +58,7 @@ MAY_CHANGE = {
     "data.cache",
 }
 """keys of the recipe that may change when a run is resumed; with any other change the run would be a different one. The
-path of the images may change, because their content is compared"""
+path of the images may change, because their content is compared; `data.cache` may not change from or to device"""
 
 
 def default_folder(raw: dict[str, Any]) -> Path:
@@ -457,7 +457,9 @@ def check_same_recipe(recipe: Recipe, description: dict[str, Any], folder: Path)
     defaults = check({"method": recipe.method}).as_dict()
     values, earlier = _flat(_plain(recipe.as_dict())), _flat(_plain(defaults)) | _flat(description["recipe"])
     for key in sorted(values.keys() | earlier.keys(), key=lambda key: ("." in key, key)):
-        if key not in MAY_CHANGE and values.get(key) != earlier.get(key):
+        # A GPU cuts and resizes the images of its cache in another way than the CPU: the numbers would differ.
+        may_change = key in MAY_CHANGE and not (key == "data.cache" and "device" in (values[key], earlier.get(key)))
+        if not may_change and values.get(key) != earlier.get(key):
             raise ValueError(
                 f"resume: got {key}={values.get(key)!r}, expected {earlier.get(key)!r}, the value that {folder} began "
                 "with, or a new run with --out"

@@ -45,7 +45,7 @@ def mlrc(
         data: as for `proxymetric.train`.
         out: folder with one run per fold (`fold1`, ...) and `result.json`.
         folds: number of blocks and of models.
-        dim: dimensions of each model.
+        dim: dimensions of each model; encoder.dim in `settings` wins.
         settings: as for `proxymetric.train`, without data.validation, train.monitor and protocol.
         resume: keep finished folds and continue the one that was interrupted.
         watcher: receives messages and progress; None means no output.
@@ -67,6 +67,7 @@ def mlrc(
     for key in FIXED_KEYS:
         if key in overrides:
             raise ValueError(f"settings: got {key}, which MLRC sets itself; expected none of {', '.join(FIXED_KEYS)}")
+    dim = overrides.get("encoder.dim", dim)  # a setting wins over the argument
     fixed = {"train.monitor": "MAP@R", "encoder.dim": dim, "protocol": "held-out"}
     check_output("out", folder / "result.json", "a result of MLRC", _is_result)
     _check_test_classes(data, overrides | fixed, options)

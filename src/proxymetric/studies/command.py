@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxymetric.core.clock import clock
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, missing_files
@@ -103,6 +104,10 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
     checked: set[str] = set()
     for task in tasks:
         recipe = flat_recipe(task, root)
+        loss = {key: value for key, value in recipe.items() if key == "method" or key.startswith("loss.")}
+        if (written := json.dumps(loss, sort_keys=True)) not in checked:
+            checked.add(written)
+            _check_loss(task, loss)
         for metric in study.metrics:
             if metric not in recipe["train.metrics"]:
                 raise ValueError(
@@ -116,6 +121,18 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
             except ValueError as error:
                 place = task.places.get("encoder.backbone", f"rows.{task.cell.row}")
                 raise ValueError(f"{place}: {error}") from None
+
+
+def _check_loss(task: Task, loss: dict[str, Any]) -> None:
+    """Refuse values of the table `[loss]` that the method does not take, also inside `loss.base`."""
+    from proxymetric import recipe as recipes
+    from proxymetric.runs.assemble import check_loss
+
+    try:
+        check_loss(recipes.check(recipes.merged(recipes.settings(loss))))
+    except ValueError as error:
+        place = task.places.get(f"loss.{str(error).partition(':')[0]}", f"rows.{task.cell.row}")
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:

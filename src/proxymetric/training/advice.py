@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -36,6 +38,34 @@ def waiting_advice(waited: float, seconds: float, advice: str) -> str:
     if not advice or seconds < MIN_SECONDS_BEFORE_ADVICE or waited < MIN_WAITING_SHARE * seconds:
         return ""
     return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
+
+
+def late_memory(loss: Mapping[str, Any], steps: int, epochs: int) -> str:
+    """Say that the memory of a method starts after the training ends, so that it is never used.
+
+    Args:
+        loss: the table `[loss]` of the recipe: `start` is a step, `memory_epoch` an epoch.
+        steps: number of steps of the training.
+        epochs: number of its epochs.
+
+    Returns:
+        A sentence; empty if the memory is used, or if the method has none.
+
+    Example:
+        >>> late_memory({"memory": 4096, "start": 1000}, steps=640, epochs=40)
+        'loss.start: the memory starts after 1000 steps, but the training has 640, so it is never used; try --set
+        loss.start=64'
+        >>> late_memory({"memory": 4096, "start": 1000}, steps=6400, epochs=40)
+        ''
+    """
+    for key, unit, end in (("start", "steps", steps), ("memory_epoch", "epochs", epochs)):
+        start = loss.get(key) if "memory" in loss else None
+        if isinstance(start, int) and start >= max(end, 1):
+            return (
+                f"loss.{key}: the memory starts after {start} {unit}, but the training has {end}, so it is never used; "
+                f"try --set loss.{key}={end // 10}"
+            )
+    return ""
 
 
 def could_compile(options: TrainOptions, frozen: bool, epoch: int, device: torch.device) -> bool:
