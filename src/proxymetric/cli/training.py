@@ -24,7 +24,8 @@ MethodOrAuto = Annotated[
     typer.Option(
         "--method",
         "-m",
-        help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best.",
+        help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best; "
+        "module:function is one of your own.",
     ),
 ]
 Backbone = Annotated[

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import os
 import random
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.core.own_code import find_function
 from proxymetric.data.decoding import as_rgb
-from proxymetric.signatures import did_you_mean
 
 GIVEN = "python:"
 """start of the names of transforms that were given from Python, not by module and function"""
@@ -81,17 +77,10 @@ def find_transform(name: str, size: int) -> Callable[[Any], Any]:
                 "proxymetric.train(..., transform=...)"
             )
         return _given[name]
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not module_name or not function_name:
-        raise ValueError(f"view.transform: got {name!r}, expected module:function, such as 'my_views:augment'")
-    module = _import(module_name, name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(
-            f"view.transform: got {name!r}, but {module_name} has no function {function_name!r}"
-            f"{did_you_mean(function_name, functions)}"
-        )
+    from proxymetric import _torchvision  # noqa: F401  the module may import torchvision
+
+    function = find_function("view.transform", name, "my_views:augment")
+    function_name = name.partition(":")[2]
     try:
         transform = function(size)
     except Exception as error:
@@ -105,30 +94,6 @@ def find_transform(name: str, size: int) -> Callable[[Any], Any]:
             "function that returns a transform of an image"
         )
     return transform
-
-
-def _import(module_name: str, name: str) -> Any:
-    """Import a module from the working directory or from what is installed."""
-    from proxymetric import _torchvision  # noqa: F401  the module may import torchvision
-
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
-            files = [file.stem for file in Path(folder).glob("*.py")]
-            raise ValueError(
-                f"view.transform: got {name!r}, but there is no module {module_name!r} in {folder} or among the "
-                f"installed ones{did_you_mean(module_name, files)}"
-            ) from None
-        raise ValueError(
-            f"view.transform: got {name!r}, but importing {module_name} failed with {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
 
 
 def apply_transform(transform: Callable[[Any], Any], image: Image.Image, size: int, seed: int) -> Tensor:

@@ -13,6 +13,7 @@ from proxymetric.criterion import Criterion
 from proxymetric.losses.nested import check_sizes, nest
 from proxymetric.papers.about import About, Method
 from proxymetric.papers.base import base_of
+from proxymetric.papers.own import own_method
 from proxymetric.registry import load_registry
 from proxymetric.signatures import did_you_mean, one_of
 
@@ -68,7 +69,7 @@ def lookup(name: str) -> Method:
     """The method of that name.
 
     Args:
-        name: one of `methods()`.
+        name: one of `methods()`, or "module:function" for a method of your own (`papers.own`).
 
     Returns:
         The function that builds the method. Its catalogue row is the attribute `about`.
@@ -80,6 +81,8 @@ def lookup(name: str) -> Method:
         >>> lookup("proxy-anchor").about.paper
         'Kim et al. 2020, Proxy Anchor Loss for Deep Metric Learning'
     """
+    if ":" in name:
+        return own_method(name)
     one_of("method", name, CATALOGUE)
     return CATALOGUE[name]
 
@@ -151,7 +154,7 @@ def method(
     `help(proxymetric.papers.lookup(NAME))` in Python.
 
     Args:
-        name: one of `methods()`.
+        name: one of `methods()`, or "module:function" for a method of your own (`papers.own`).
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         steps_per_epoch: optimiser steps in an epoch, for methods with a schedule that counts in epochs.

@@ -67,7 +67,8 @@ def default_folder(raw: dict[str, Any]) -> Path:
     source = str(table.get("path", "") if isinstance(table, dict) else "") or "run"
     data = Path(place_of(source) if is_hugging_face(source) else source).resolve()
     name = data.stem if data.suffix.lower() in (".csv", ".npz") else data.name
-    return Path("runs") / f"{name.lower()}-{raw.get('method', 'proxy-anchor')}"
+    method = str(raw.get("method", "proxy-anchor")).replace(":", "-")  # "module:function"
+    return Path("runs") / f"{name.lower()}-{method}"
 
 
 def read_description(folder: Path) -> dict[str, Any] | None:
