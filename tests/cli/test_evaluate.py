@@ -1,4 +1,4 @@
-"""`evaluate` compares the trained encoder with the untrained one: as a table, in words, and on a page."""
+"""`evaluate` compares the trained encoder with the untrained one, or two runs: as a table, in words, and on a page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import proxymetric as pm
 from proxymetric.files import read_json
 from terminal import bytes_of, proxymetric, refused, train
 
@@ -63,6 +64,26 @@ def test_the_untrained_encoder_can_be_left_out(run):
     assert answer.code == 0, answer
     assert "untrained" not in answer.out
     assert len(columns(answer.out)["R@1"]) == 1
+
+
+def test_two_runs_are_compared(photos, run, frozen, tmp_path):
+    page = tmp_path / "page.html"
+    words = ("--data", photos, "--split", "all", "--metrics", "R@1,MAP@R", "--report", page)
+    answer = proxymetric("evaluate", run, "--against", frozen, *words)
+    assert answer.code == 0, answer
+    assert "untrained" not in answer.out
+    old, new, difference = columns(answer.out)["R@1"]
+    images = pm.open_data(photos)
+    for name, shown in ((frozen, old), (run, new)):
+        score = pm.evaluate(pm.load(name).embed(images), images.labels, metrics=["R@1"])["R@1"]
+        assert shown == pytest.approx(100 * score, abs=0.06)
+    assert difference == pytest.approx(new - old, abs=0.11)
+    text = " ".join(answer.out.split())
+    assert re.search(rf"{re.escape(str(run))} is (not .*better|worse|better) than {re.escape(str(frozen))}: ", text)
+    assert f"{frozen}: 5 of these 10 classes were trained on" in text
+    assert str(frozen) in page.read_text()
+    refused(proxymetric("evaluate", run, "--against", run), "--against: got", "which is the run itself; expected")
+    refused(proxymetric("evaluate", run, "--against", frozen.with_name("frozn")), "did you mean", str(frozen))
 
 
 def test_weights_that_are_gone_leave_the_untrained_row_out(run, tmp_path):

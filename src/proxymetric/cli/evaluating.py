@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         "proxymetric evaluate runs/birds",
         "proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,NMI",
         "proxymetric evaluate runs/people --data people.csv --differs camera",
+        "proxymetric evaluate runs/new --against runs/old --data NEW_PHOTOS",
     ),
 )
 def evaluate(
@@ -62,6 +63,12 @@ def evaluate(
             help="Column of a CSV, such as camera: images with the value of a query are left out of its results.",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Another run or model to compare with, in the place of the untrained encoder."
+        ),
+    ] = None,
     untrained: Annotated[
         bool,
         typer.Option(
@@ -76,7 +83,7 @@ def evaluate(
     weights: SlimWeights = None,
     device: Device = None,
 ) -> None:
-    """Score a trained model and its untrained encoder on labelled images, and write a page.
+    """Score a trained model and its untrained encoder, or another run, on labelled images, and write a page.
 
     Each image is a query against all other images. A run that was trained with --nested is also scored with its vectors
     cut to each size. A benchmark with queries and a gallery (In-Shop) is scored queries
@@ -89,11 +96,12 @@ def evaluate(
     from proxymetric import metrics as scoring
     from proxymetric.cli.tables import comparison_table, score_table
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.cli.trained import load_model, unfinished
+    from proxymetric.cli.trained import embed_images, load_model, unfinished
     from proxymetric.models.load import is_run, read_run
     from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
+    from proxymetric.runs.result import TRAINED, UNTRAINED
     from proxymetric.runs.score import (
         EmbeddedSet,
         describe,
@@ -106,8 +114,12 @@ def evaluate(
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
     names = scoring.names(tuple(name.strip() for name in metrics.split(",")))
+    if against is not None and Path(against).resolve() == Path(run).resolve():
+        raise ValueError(f"--against: got {against}, which is the run itself; expected another run")
+    other = None if against is None else load_model(against, which, device, None)
     images, note = evaluation_set(run, data, layout, split, which)
-    page = report if report is not None else default_page(run, images.name)
+    on = images.name if against is None else f"{images.name} against {Path(against).name}"
+    page = report if report is not None else default_page(run, on)
     if report is not None or (not no_report and os.access(page.parent, os.W_OK)):
         check_target(page)  # without --report, a folder that cannot be written is no error: no page is written
     model = load_model(run, which, device, weights)
@@ -115,10 +127,15 @@ def evaluate(
     for opening_note in images.notes:
         terminal.say(opening_note)
     EmbeddedSet(images, torch.empty(len(images), 0), np.arange(len(images)), differs).sides()  # refuses a wrong column
+    titles = (UNTRAINED, TRAINED)
+    untrained = untrained and other is None
     trained, baseline, reason = _embed_both(run, model, images, untrained, device, terminal)
+    if other is not None and against is not None:
+        vectors, indices = embed_images(other, images, terminal, f"embedding by {against}", again=True)
+        baseline, titles = EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64)), (against, run)
     trained = trained._replace(differs=differs)
     baseline = None if baseline is None else baseline._replace(differs=differs)
-    comparison = compare(trained, baseline, names, distance)
+    comparison = compare(trained, baseline, names, distance, titles)
     description = f"{describe(trained)}{f' ({note})' if note else ''}"
     terminal.show(comparison_table(f"{description}, %", comparison))
     sizes = []
@@ -126,8 +143,10 @@ def evaluate(
         sizes = score_sizes(trained, model.nested, names, model.normalise, distance)
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
     notes = [] if "trained on" in note else class_notes(run, images, model.classes)
+    if other is not None and against is not None:
+        notes += [f"{against}: {each}" for each in class_notes(against, images, other.classes)]
     sentences = [*unfinished(run), *notes, *comparison.verdict()]
-    if not comparison.helped and is_run(run):
+    if not comparison.helped and is_run(run) and other is None:
         sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
     if untrained:
         sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")

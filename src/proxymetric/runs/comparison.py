@@ -1,4 +1,4 @@
-"""Compare the trained encoder with the untrained one: scores, intervals, and the difference in words."""
+"""Compare the trained encoder with the untrained one, or two runs: scores, intervals, the difference in words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST_METRICS = ("MAP@R", "R@1")
 
 
 class Difference(NamedTuple):
-    """Trained minus untrained, as a fraction, with its interval where there are enough classes.
+    """Trained minus untrained, or a run minus another, as a fraction, with its interval if there are enough classes.
 
     Example:
         >>> print(Difference(0.064, 0.041, 0.087))
@@ -54,6 +54,7 @@ class Comparison:
             a mean over queries nor an error rate of pairs, or with fewer than `MIN_CLASSES` classes.
         differences: by metric, trained minus untrained, paired by query or by class; empty with one encoder.
         classes: the number of classes.
+        titles: what the two rows are called, the one that is subtracted first.
     """
 
     metrics: tuple[str, ...]
@@ -61,6 +62,7 @@ class Comparison:
     intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
     classes: int = 0
+    titles: tuple[str, str] = (UNTRAINED, TRAINED)
 
     @property
     def has_intervals(self) -> bool:
@@ -68,10 +70,10 @@ class Comparison:
         return any(self.intervals.values())
 
     def verdict(self) -> list[str]:
-        """Sentences that say whether training helped; empty without the untrained encoder."""
+        """Sentences that say whether training helped, or which run is better; empty with one encoder."""
         names = [name for name in FIRST_METRICS if name in self.differences]
         names = names or [name for name in self.differences if not parse(name).whole or parse(name).of_pairs][:1]
-        sentences = [verdict(name, self.differences[name]) for name in names]
+        sentences = [verdict(name, self.differences[name], self.titles) for name in names]
         if sentences and not self.has_intervals:
             sentences.append(f"no intervals: {self.classes} classes are too few, expected at least {MIN_CLASSES}")
         return sentences
@@ -83,8 +85,8 @@ class Comparison:
         return first is None or (first.value > 0 and (first.low is None or first.low > 0))
 
 
-def verdict(metric: str, difference: Difference) -> str:
-    """Say whether training helped.
+def verdict(metric: str, difference: Difference, titles: tuple[str, str] = (UNTRAINED, TRAINED)) -> str:
+    """Say whether training helped, or which of two runs is better.
 
     Example:
         >>> verdict("R@1", Difference(0.064, 0.041, 0.087))
@@ -95,32 +97,41 @@ def verdict(metric: str, difference: Difference) -> str:
         'the trained encoder is worse than the untrained one: -3.0 R@1 (-5.0 to -1.0)'
         >>> verdict("EER", Difference(-0.03, -0.05, -0.01))
         'training lowered the error: -3.0 EER (-5.0 to -1.0)'
+        >>> verdict("R@1", Difference(0.004, -0.012, 0.02), ("runs/a", "runs/b"))
+        'runs/b is not clearly better than runs/a: +0.4 R@1 (-1.2 to 2.0)'
     """
     value, low, high = difference
     span = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
     amount = f"{100 * value:+.1f} {metric}{span}"
-    gained = "training gained"
+    trained = titles == (UNTRAINED, TRAINED)
+    first, second = ("the untrained one", "the trained encoder") if trained else titles
+    gained = "training gained" if trained else f"{second} is better than {first}:"
     if lower_is_better(metric):
-        gained, value = "training lowered the error:", -value
+        gained, value = "training lowered the error:" if trained else gained, -value
         low, high = (None, None) if low is None or high is None else (-high, -low)
     if value > 0 and (low is None or low > 0):
         return f"{gained} {amount}"
     if value < 0 and (high is None or high < 0):
-        return f"the trained encoder is worse than the untrained one: {amount}"
+        return f"{second} is worse than {first}: {amount}"
     clearly = "clearly " if value > 0 else ""
-    return f"the trained encoder is not {clearly}better than the untrained one: {amount}"
+    return f"{second} is not {clearly}better than {first}: {amount}"
 
 
 def compare(
-    trained: EmbeddedSet, untrained: EmbeddedSet | None, metrics: Sequence[str], distance: str = "cosine"
+    trained: EmbeddedSet,
+    untrained: EmbeddedSet | None,
+    metrics: Sequence[str],
+    distance: str = "cosine",
+    titles: tuple[str, str] = (UNTRAINED, TRAINED),
 ) -> Comparison:
     """Score a set as embedded by one or two encoders.
 
     Args:
         trained: the set, embedded by the trained encoder.
-        untrained: the same set, embedded by the untrained one; None leaves it out.
+        untrained: the same set, embedded by the untrained one, or by another run; None leaves it out.
         metrics: names, as for `metrics.evaluate`.
         distance: "cosine" or "euclidean".
+        titles: what `untrained` and `trained` are called.
 
     Returns:
         Scores, intervals and differences.
@@ -132,6 +143,7 @@ def compare(
         raise ValueError(
             "images: got files that changed while they were embedded, expected the same images for both encoders"
         )
+    first, second = titles
     means = [name for name in metrics if not parse(name).whole]
     set_metrics = [name for name in metrics if parse(name).whole]
     of_pairs = [parse(name) for name in metrics if parse(name).of_pairs]
@@ -141,7 +153,7 @@ def compare(
     queries: dict[str, dict[str, Tensor]] = {}
     intervals: dict[str, dict[str, tuple[float, float]]] = {}
     groups: Any = None
-    for name, embedded in ((UNTRAINED, untrained), (TRAINED, trained)):
+    for name, embedded in ((first, untrained), (second, trained)):
         if embedded is None:
             continue
         queries[name], groups = score_queries(embedded, means, distance)
@@ -158,14 +170,14 @@ def compare(
     differences = {}
     if untrained is not None:
         for metric in metrics:
-            value = rows[TRAINED][metric] - rows[UNTRAINED][metric]
+            value = rows[second][metric] - rows[first][metric]
             span: tuple[float, ...] = ()
             if metric in means and classes >= MIN_CLASSES:
-                span = interval(queries[TRAINED][metric] - queries[UNTRAINED][metric], groups)
+                span = interval(queries[second][metric] - queries[first][metric], groups)
             elif parse(metric).of_pairs and resamples:
-                span = ends(resamples[TRAINED].of(parse(metric)) - resamples[UNTRAINED].of(parse(metric)))
+                span = ends(resamples[second].of(parse(metric)) - resamples[first].of(parse(metric)))
             differences[metric] = Difference(value, *span)
-    return Comparison(tuple(metrics), rows, intervals, differences, classes)
+    return Comparison(tuple(metrics), rows, intervals, differences, classes, titles)
 
 
 def score_queries(

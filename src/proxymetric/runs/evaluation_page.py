@@ -10,6 +10,7 @@ from proxymetric.files import check_output
 from proxymetric.models.load import next_to
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
 from proxymetric.runs.report import draw_page
+from proxymetric.runs.result import UNTRAINED
 from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
 
 
@@ -64,7 +65,7 @@ def draw_evaluation(
     ]
     if comparison.differences:
         table.append({"name": "difference"} | {name: str(each) for name, each in comparison.differences.items()})
-    explanation = f" {UNTRAINED_MEANS}" if comparison.differences else ""
+    explanation = f" {UNTRAINED_MEANS}" if UNTRAINED in comparison.rows else ""
     return draw_page(
         page,
         embedded=embedded,
