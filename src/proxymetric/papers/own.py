@@ -29,8 +29,8 @@ def own_method(name: str) -> Method:
         ValueError: there is no such module or function, or the function does not take `classes` and `dim`.
 
     Example:
-        >>> own_method("proxymetric.papers.mpa:mpa").about.paper
-        'Saeki et al. 2023, Multi-Proxies Anchor Loss and nDCG@k'
+        >>> own_method("proxymetric.papers.proxy_anchor:proxy_anchor").about.paper
+        'Kim et al. 2020, Proxy Anchor Loss for Deep Metric Learning'
     """
     function = find_function("method", name, EXAMPLE)
     parameters = list(inspect.signature(function).parameters)
