@@ -31,7 +31,9 @@ def test_the_time_is_that_of_all_passes() -> None:
     # One epoch of forward passes, nine with backward passes, five evaluations, unseen images before and after.
     seconds = 100 + 9 * 300 + 5 * 40 + 2 * 60
     text = said({"train": train}, choosing=40, unseen=60)
-    assert text.startswith(f"on the CPU, 10 epochs take about {seconds // 60}m{seconds % 60:02d}s (1 images/s through")
+    assert text.startswith(
+        f"on the CPU, 10 epochs take about {seconds // 60}m{seconds % 60:02d}s (1.0 images/s through"
+    )
     assert text.endswith("on features that are computed once, in about 3m20s")
     linear = said({"train": train | {"epochs": 20}, "encoder": {"backbone": "small", "tuning": "linear"}})
     assert "take about 33m20s (" in linear

@@ -17,7 +17,7 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
 
 @about(
     paper=PAPER,
-    choose="when images of a class look very different; here level with proxy-anchor in R@1, on CUB below in MAP@R",
+    choose="when images of a class look very different; on CUB here level with proxy-anchor in R@1, below in MAP@R",
     sums_over="batch",
     grouped=True,
 )
@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="over mpa according to its paper; here level with it",
+    choose="over mpa according to its paper; on CUB here level with it",
     sums_over="classes",
     grouped=True,
 )

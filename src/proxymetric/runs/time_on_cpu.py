@@ -42,9 +42,10 @@ def slow_training(recipe: Recipe, encoder: Encoder, trained: int, choosing: int,
     seconds = seconds_per_image * (passes + 2 * unseen)
     if seconds < MIN_SECONDS:
         return ""
+    rate = 1 / seconds_per_image
     said = (
         f"on the CPU, {train.epochs} epochs take about {clock(seconds)} "
-        f"({1 / seconds_per_image:.0f} images/s through the network)"
+        f"({rate:.{0 if rate >= 10 else 1}f} images/s through the network)"
     )
     if not could_freeze(recipe):
         return f"{said}; a smaller --backbone, or fewer pixels (--size), take less time"
