@@ -54,6 +54,8 @@ def test_recipes_that_are_compared_differ_in_nothing_but_the_method(data, baseli
     def tables(name):
         checked = check(load(ROOT / "recipes" / data / f"{name}.toml")).as_dict()
         checked["train"].pop("proxy_lr")  # the Gaussians of vcpa and pair losses have none
+        if (data, baseline, name) == ("cars", "vit-s-160/vpt-bitfit-text", "vit-s-160/vpt-bitfit-released"):
+            checked["train"]["lr"] = 5e-4  # the readings have different ones on Cars: studies/cars-vptsp-rates.toml
         return {part: checked[part] for part in ("data", "view", "encoder", "train")}
 
     for name in COMPARED[baseline]:

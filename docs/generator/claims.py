@@ -83,7 +83,7 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
     """The claims about R@1 and MAP@R and the differences measured here as a PNG, a line for each method and data."""
     from matplotlib.figure import Figure
 
-    from proxymetric.studies.drawing import COLOURS, INK, style
+    from proxymetric.studies.drawing import COLOURS, INK, draw_claim, style
 
     lines = list(dict.fromkeys((each.title, each.data) for each in differences))
     figure = Figure(figsize=(9.6, 1.6 + 0.34 * len(lines)), layout="constrained")
@@ -101,13 +101,13 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
                 )  # fmt: skip
             else:
                 _draw_outside(axes, each.measured.value, place + shift, COLOURS[colour])
-            axes.plot(each.claim, place, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
+            draw_claim(axes, each.claim, place)
         axes.set_yticks(range(len(lines)), [f"{title}, {data.split('-')[0]}" for title, data in lines])
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.set_xlim(*LIMITS)
         style(axes, f"{metric}, points")
     marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     return picture.getvalue()

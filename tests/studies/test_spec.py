@@ -85,6 +85,10 @@ WRONG = {
     "seed as a setting": (small(settings={"seed": 1}), "settings.seed: got 1"),
     "paper": (small(rows=[{"name": "a", "paper": {"cub": {"R@1": 1}}}]), "rows.a.paper.cub: got an unknown key"),
     "figure": (small(rows=[{"name": "a", "paper": {"g": {"R@1": "69"}}}]), "expected a number in per cent"),
+    "claim": (
+        small(rows=[{"name": "a", "claim": {"g": {"R@1": "up"}}}]),
+        'got \'up\', expected a number in per cent or "higher" or "lower"',
+    ),
     "minutes": (small(rows=[{"name": "a", "minutes": 0}]), "rows.a.minutes: got 0, expected a number above 0"),
     "an open brace": (small(rows=[{"name": "a", "why": "x {rank"}]), "rows.a.why: got 'x {rank'", "expected figures"),
     "more than a name": (small(rows=[{"name": "a", "why": "{rank.real}"}]), "rows.a.why: got {rank.real}"),

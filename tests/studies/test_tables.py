@@ -259,6 +259,17 @@ def test_curves_are_means_over_epochs_that_all_seeds_have():
     assert all(half > 0 for half in halves)
 
 
+@pytest.mark.parametrize(("word", "same"), [("higher", "yes"), ("lower", "no")])
+def test_a_claim_without_a_figure_is_a_direction(tmp_path, word, same):
+    made = study(claim={"g": {"R@1": word}})
+    written = write_tables(made, results(made), tmp_path)
+    title = "Glyphs: epoch chosen on held-out training classes, differences, points"
+    said = dict(zip(*[cells(written[0].read_text(), title)[line] for line in (0, 2)]))
+    assert (said["paper's difference"], said["same sign"], said["in the interval"]) == (word, same, "")
+    assert said["seeds to detect the paper's difference"] == ""
+    assert any(path.name.startswith("differences") for path in written)
+
+
 def test_without_a_claim_of_a_paper_there_are_no_columns_for_it(tmp_path):
     rows = [{"name": "base"}, {"name": "new", "baseline": "base"}]
     made = replace(study(), rows=parse({"name": "s", "data": {"g": {"path": "glyphs:60"}}, "rows": rows}).rows)

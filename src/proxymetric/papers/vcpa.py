@@ -22,7 +22,7 @@ from proxymetric.sources import VariationalProxies
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="to know how certain the model is about each class; level with proxy-anchor on CUB here, below on Cars",
+    choose="with few images, or to know how certain each class is; else level with proxy-anchor on CUB, below on Cars",
     no_plan="has two vectors for each proxy and fits them in Newton steps; it needs more than proxy-anchor",
 )
 def vcpa(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,15 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
     return figure
 
 
+def draw_claim(axes: Any, claim: float, place: float) -> None:
+    """Mark the difference that a paper claims; one without a figure (inf or -inf) is a triangle beside zero."""
+    if math.isinf(claim):
+        marker, value, label = (">", 0.25, "paper: higher") if claim > 0 else ("<", -0.25, "paper: lower")
+    else:
+        marker, value, label = "D", claim, "paper"
+    axes.plot(value, place, marker, color=COLOURS[1], markersize=6, fillstyle="none", label=label)
+
+
 def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
     metrics = results.study.metrics
     paired = [cell for cell in cells if any(results.difference(cell, metric) for metric in metrics)]
@@ -142,7 +152,7 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
                     label=None if row else "measured, 95 % interval",
                 )  # fmt: skip
             if claim is not None:
-                axes.plot(claim, row, "D", color=COLOURS[1], markersize=6, fillstyle="none", label="paper")
+                draw_claim(axes, claim, row)
         rows = results.study.rows
         names = [f"{rows[cell.row].title}\nagainst {rows[rows[cell.row].baseline or ''].title}" for cell in paired]
         axes.set_yticks(range(len(paired)), names)

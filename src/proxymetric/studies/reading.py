@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from proxymetric.files import read_toml
@@ -20,6 +22,8 @@ ROW_KEYS = (
     "name", "title", "recipe", "settings", "baseline", "paper", "claim", "seeds", "protocols", "data", "backbones",
     "minutes", "why",
 )  # fmt: skip
+DIRECTIONS = {"higher": math.inf, "lower": -math.inf}
+"""claims without a figure"""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -224,7 +228,7 @@ def _row(
         name=name, title=_text(f"{where}.title", table.get("title", name)), recipe=table.get("recipe"),
         settings=_settings(f"{where}.settings", table.get("settings", {})), baseline=table.get("baseline"),
         paper=_figures(f"{where}.paper", table.get("paper", {}), data),
-        claim=_figures(f"{where}.claim", table.get("claim", {}), data),
+        claim=_figures(f"{where}.claim", table.get("claim", {}), data, DIRECTIONS),
         seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
         protocols=selections["protocols"], data=selections["data"], backbones=selections["backbones"],
         minutes=None if minutes is None else float(minutes), why=_why(f"{where}.why", table.get("why", "")),
@@ -244,8 +248,10 @@ def _why(where: str, value: Any) -> str:
     return text
 
 
-def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Checked scores in per cent by data set and metric, such as `{cub = {"R@1" = 69.7}}`."""
+def _figures(
+    where: str, value: Any, data: tuple[str, ...], words: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, dict[str, float]]:
+    """Checked scores in per cent by data set and metric, such as `{cub = {"R@1" = 69.7}}`; `words` stand for others."""
     from proxymetric.metrics import names
 
     _check_keys(where, value, data)
@@ -254,6 +260,12 @@ def _figures(where: str, value: Any, data: tuple[str, ...]) -> dict[str, dict[st
             raise ValueError(f'{where}.{key}: got {table!r}, expected a table such as {{"R@1" = 69.7}}')
         names(tuple(table))
         for metric, figure in table.items():
+            if isinstance(figure, str) and figure in words:
+                continue
             if isinstance(figure, bool) or not isinstance(figure, int | float) or not -100 <= figure <= 100:
-                raise ValueError(f"{where}.{key}.{metric}: got {figure!r}, expected a number in per cent")
-    return {key: {metric: float(figure) for metric, figure in table.items()} for key, table in value.items()}
+                others = "".join(f' or "{word}"' for word in words)
+                raise ValueError(f"{where}.{key}.{metric}: got {figure!r}, expected a number in per cent{others}")
+    return {
+        key: {metric: words[figure] if isinstance(figure, str) else float(figure) for metric, figure in table.items()}
+        for key, table in value.items()
+    }

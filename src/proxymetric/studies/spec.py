@@ -51,10 +51,10 @@ class Backbone:
 class Row:
     """One method of a study.
 
-    `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as
-    data set -> metric -> value in per cent. `why` says why the measured difference is as it is; `{name}` in it, or
-    `{name:.2f}`, is the mean of a figure that the method reports about itself, of "chosen epoch", or of "chosen epoch
-    of the baseline".
+    `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as data set -> metric
+    -> value in per cent. A claim of a paper that shows only a curve is "higher" or "lower" in the file and inf or -inf
+    here. `why` says why the measured difference is as it is; `{name}` in it, or `{name:.2f}`, is the mean of a figure
+    that the method reports about itself, of "chosen epoch", or of "chosen epoch of the baseline".
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -329,12 +330,16 @@ def claim_texts(measured: Mean, claim: float | None) -> list[str]:
     Example:
         >>> claim_texts(Mean(0.3, 0.2, 3, 0.1), 0.4), claim_texts(Mean(0.3, 0.5, 3, 0.2), 4.2)
         (['+0.4', 'yes', 'yes', '3'], ['+4.2', 'open', 'no', '2'])
+        >>> claim_texts(Mean(0.3, 0.2, 3, 0.1), math.inf)  # a curve without figures
+        ['higher', 'yes', '', '']
     """
     if claim is None:
         return [""] * len(CLAIM_COLUMNS)
     has_sign = measured.value * claim > 0
     open_sign = measured.half is None or abs(measured.value) <= measured.half
     sign = "" if claim == 0 else "open" if open_sign else "yes" if has_sign else "no"
+    if math.isinf(claim):
+        return ["higher" if claim > 0 else "lower", sign, "", ""]
     inside = "" if measured.half is None else "yes" if abs(claim - measured.value) <= measured.half else "no"
     return [_as_printed(claim, "+"), sign, inside, seeds_text(measured, claim)]
 
