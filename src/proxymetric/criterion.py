@@ -15,10 +15,10 @@ from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embedding
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import NORMALISATIONS
+from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
 from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
-from proxymetric.core.step_detector import StepDetector, warn_about_untrained
 from proxymetric.core.step_encoder import StepEncoder
 from proxymetric.core.untraced import checked_labels, numbered
 from proxymetric.sources.row_table import RowTable

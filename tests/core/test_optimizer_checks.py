@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxymetric.core.step_detector import MAX_NODES, StepDetector, nearest_leaf
+from proxymetric.core.optimizer_checks import MAX_NODES, StepDetector, nearest_leaf
 
 ONES = torch.ones(1, 2)
 

@@ -1,4 +1,4 @@
-"""Notices that an optimiser has stepped, from the version counters of parameters."""
+"""What a criterion notices about the optimiser: whether it has stepped, and which parameters it does not hold."""
 
 from __future__ import annotations
 
