@@ -7,7 +7,7 @@ import torch
 import proxymetric as pm
 from proxymetric.core.pieces import Compare
 from proxymetric.ops import using
-from proxymetric.weightings import ClassBalance, EmbeddingLengths
+from proxymetric.weightings import ClassBalance, EmbeddingLengths, InformativeSamples
 
 COUNTS = [100, 25, 4, 1]
 
@@ -85,3 +85,10 @@ def test_a_loss_that_makes_no_use_of_a_weighting_refuses_it() -> None:
     ):
         with pytest.raises(ValueError, match=f"weighting: got .* for MPA, which makes no use of it.*{asks}"):
             Compare(pm.losses.MPA(), source, weighting)
+
+
+@pytest.mark.parametrize("weighting", [ClassBalance(3, [1] * 3), InformativeSamples(3, 5, memory=8)])
+def test_a_weighting_of_another_number_of_classes_is_refused(weighting) -> None:
+    with pytest.raises(ValueError, match="with classes=3, expected classes=4, as LearnedProxies has"):
+        Compare(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(4, 5), weighting)
+    Compare(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(3, 5), weighting)

@@ -338,6 +338,8 @@ class Weighting(ShortRepr, nn.Module):
 
     asks: str | None = None
     """the attribute that a loss must have to make use of this weighting; None: any loss with weighted exponents"""
+    classes: int | None = None
+    """the number of classes that it remembers; None: any number"""
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         """The weights of this batch's pairs.
@@ -411,6 +413,11 @@ class Compare(Objective):
             raise ValueError(
                 f"weighting: got {type(weighting).__name__} for {type(loss).__name__}, which makes no use of it, "
                 f"expected a loss that states `{weighting.asks}`"
+            )
+        if weighting is not None and source.classes is not None and weighting.classes not in (None, source.classes):
+            raise ValueError(
+                f"weighting: got {type(weighting).__name__} with classes={weighting.classes}, expected classes="
+                f"{source.classes}, as {type(source).__name__} has"
             )
         self.loss = loss
         self.source = source

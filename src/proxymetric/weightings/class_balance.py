@@ -41,6 +41,7 @@ class ClassBalance(Weighting):
     """
 
     asks = "has_class_balance"
+    classes: int
     changed_by_commit = ()
     weights: Tensor | None
     margins: Tensor | None

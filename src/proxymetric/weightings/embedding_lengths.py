@@ -39,6 +39,7 @@ class EmbeddingLengths(Weighting):
     mean: Tensor
     deviation: Tensor
     asks = "has_length_scores"
+    classes: int
     changed_by_commit = ("mean", "deviation")
 
     def __init__(self, classes: int, h: float = 0.333, rate: float = 0.01) -> None:

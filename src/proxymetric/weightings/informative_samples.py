@@ -91,6 +91,7 @@ class InformativeSamples(Weighting):
             raise ValueError(f"volume: got {volume}, expected a number above 1")
         for name, penalty in (("positive", positive), ("negative", negative)):
             one_of(name, penalty, PENALTIES)
+        self.classes = classes
         self.volume, self.h, self.k, self.lam, self.tau = volume, h, k, lam, tau
         self.memory_epoch, self.filter_epoch = memory_epoch, filter_epoch
         self.positive, self.negative, self.of_class = positive, negative, of_class.check()
