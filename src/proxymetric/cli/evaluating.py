@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal
     from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
+    from proxymetric.runs.comparison import Comparison
     from proxymetric.runs.score import EmbeddedSet
 
 
@@ -97,19 +99,11 @@ def evaluate(
     from proxymetric.cli.tables import comparison_table, score_table
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import embed_images, load_model, unfinished
-    from proxymetric.models.load import is_run, read_run
-    from proxymetric.runs.comparison import UNTRAINED_MEANS, advice, compare
+    from proxymetric.runs.comparison import compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
     from proxymetric.runs.result import TRAINED, UNTRAINED
-    from proxymetric.runs.score import (
-        EmbeddedSet,
-        describe,
-        queries_left_out,
-        rates_below_one_pair,
-        score_sizes,
-        size_rows,
-    )
+    from proxymetric.runs.score import EmbeddedSet, describe, score_sizes, size_rows
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")
@@ -142,38 +136,58 @@ def evaluate(
     if model.nested is not None:
         sizes = score_sizes(trained, model.nested, names, model.normalise, distance)
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
-    notes = [] if "trained on" in note else class_notes(run, images, model.classes)
+    sentences = [*unfinished(run), *([] if "trained on" in note else class_notes(run, images, model.classes))]
     if other is not None and against is not None:
-        notes += [f"{against}: {each}" for each in class_notes(against, images, other.classes)]
-    sentences = [*unfinished(run), *notes, *comparison.verdict()]
-    if not comparison.helped and is_run(run) and other is None:
-        sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
-    if untrained:
-        sentences.append(UNTRAINED_MEANS if baseline is not None else f"no row for the untrained encoder: {reason}")
-    if left_out := queries_left_out(trained):
-        sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
-    sentences += rates_below_one_pair(trained, names)
+        sentences += [f"{against}: {each}" for each in class_notes(against, images, other.classes)]
+    sentences += comparison.verdict()
+    if other is None:
+        sentences += _about_training(run, model, comparison, untrained, reason)
+    sentences += _about_queries(trained, names)
     if thresholds := _add_missing_thresholds(run, which, model, trained, terminal):
         sentences.append(thresholds)
     for sentence in sentences:
         terminal.say(sentence)
-    if not no_report:
-        try:
-            draw_evaluation(
-                page,
-                run=str(run),
-                embedded=trained,
-                comparison=comparison,
-                note=note,
-                remarks=sentences,
-                sizes=sizes,
-            )
-        except OSError as error:
-            if report is not None:
-                raise
-            terminal.say(f"no page: {error}; --report PATH writes it elsewhere")
-        else:
-            terminal.say(f"report: {page}")
+    if no_report:
+        return
+    content: dict[str, Any] = {
+        "embedded": trained,
+        "comparison": comparison,
+        "note": note,
+        "remarks": sentences,
+        "sizes": sizes,
+    }
+    try:
+        draw_evaluation(page, run=str(run), **content)
+    except OSError as error:
+        if report is not None:
+            raise
+        terminal.say(f"no page: {error}; --report PATH writes it elsewhere")
+    else:
+        terminal.say(f"report: {page}")
+
+
+def _about_training(run: str, model: Model, comparison: Comparison, untrained: bool, reason: str) -> list[str]:
+    """What to do if training has not helped, and what the row of the untrained encoder means or why it is missing."""
+    from proxymetric.models.load import is_run, read_run
+    from proxymetric.runs.comparison import UNTRAINED_MEANS, advice
+
+    sentences = []
+    if not comparison.helped and is_run(run):
+        sentences.append(advice(read_run(run)["recipe"], len(model.classes)))
+    if untrained:
+        sentences.append(f"no row for the untrained encoder: {reason}" if reason else UNTRAINED_MEANS)
+    return sentences
+
+
+def _about_queries(embedded: EmbeddedSet, names: Sequence[str]) -> list[str]:
+    """Which images were no queries, and which rates of false matches are below one pair."""
+    from proxymetric.runs.score import queries_left_out, rates_below_one_pair
+
+    sentences = rates_below_one_pair(embedded, names)
+    if left_out := queries_left_out(embedded):
+        missing = f"images that were not used as queries, because no other image has their class: {left_out}"
+        sentences = [missing, *sentences]
+    return sentences
 
 
 def _add_missing_thresholds(
