@@ -106,6 +106,18 @@ def test_too_few_classes_for_an_interval(photos, run, tmp_path):
     assert " to " not in answer.out.split("R@1", 2)[1].splitlines()[0]
 
 
+def test_a_picture_with_two_labels_is_said(photos, run, tmp_path):
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    one, other = sorted(path for path in data.iterdir() if path.is_dir())[:2]
+    picture = sorted(one.iterdir())[0]
+    before = proxymetric("evaluate", run, "--data", data, "--no-report", "--no-untrained")
+    assert "exactly the vector" not in before.out
+    shutil.copy(picture, other / f"again{picture.suffix}")
+    answer = proxymetric("evaluate", run, "--data", data, "--no-report", "--no-untrained")
+    assert "images with exactly the vector of an image of another class: 2" in " ".join(answer.out.split())
+
+
 def test_classes_that_were_trained_on_are_said(photos, run, tmp_path):
     trained = set(read_json(run / "run.json")["classes"])
     other = tmp_path / "other"

@@ -180,14 +180,19 @@ def _about_training(run: str, model: Model, comparison: Comparison, untrained: b
 
 
 def _about_queries(embedded: EmbeddedSet, names: Sequence[str]) -> list[str]:
-    """Which images were no queries, and which rates of false matches are below one pair."""
-    from proxymetric.runs.score import queries_left_out, rates_below_one_pair
+    """Which images were no queries, which have equals in other classes, which rates are below one pair."""
+    from proxymetric.runs.score import equal_to_other_classes, queries_left_out, rates_below_one_pair
 
-    sentences = rates_below_one_pair(embedded, names)
+    sentences = []
     if left_out := queries_left_out(embedded):
-        missing = f"images that were not used as queries, because no other image has their class: {left_out}"
-        sentences = [missing, *sentences]
-    return sentences
+        sentences.append(f"images that were not used as queries, because no other image has their class: {left_out}")
+    if equal := equal_to_other_classes(embedded):
+        sentences.append(
+            f"images with exactly the vector of an image of another class: {equal}. Which of the two is found first, "
+            "and with it R@1, depends on the order of the images. Perhaps a picture has two labels: proxymetric "
+            "inspect lists copies"
+        )
+    return [*sentences, *rates_below_one_pair(embedded, names)]
 
 
 def _add_missing_thresholds(

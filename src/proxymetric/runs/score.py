@@ -197,6 +197,27 @@ def queries_left_out(embedded: EmbeddedSet) -> int:
     return left_out(sides["labels"], sides.get("gallery_labels"), sides.get("differs"), sides.get("gallery_differs"))
 
 
+def equal_to_other_classes(embedded: EmbeddedSet) -> int:
+    """Count the images whose vector is exactly that of an image of another class; their order decides what is nearest.
+
+    Example:
+        >>> from proxymetric.data import digits
+        >>> images = digits()
+        >>> images.labels[:4]
+        array([0, 1, 2, 3])
+        >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+        >>> equal_to_other_classes(EmbeddedSet(images, vectors, np.arange(4)))
+        2
+    """
+    vectors = np.ascontiguousarray(embedded.vectors.cpu().numpy())
+    as_bytes = vectors.view(np.dtype((np.void, vectors.itemsize * vectors.shape[1]))).reshape(-1)
+    groups = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
+    labels = embedded.labels.numpy()
+    pairs = np.unique(np.stack([groups, labels]), axis=1)
+    classes_of_group = np.bincount(pairs[0], minlength=groups.max(initial=-1) + 1)
+    return int((classes_of_group[groups] > 1).sum())
+
+
 def rates_below_one_pair(embedded: EmbeddedSet, metrics: Sequence[str]) -> list[str]:
     """A sentence for each FNMR@FMR=F whose rate F is below that of a single false match of the set.
 
