@@ -113,7 +113,8 @@ def identify(
 ) -> None:
     """Say which class of an index is on an image, or that it is none of these.
 
-    Each image is a line of file, class, score and runner-up, separated by tabs. The threshold is chosen so that images
+    Each image is a line of file, class, score and runner-up (or, if it is none of these, the closest class),
+    separated by tabs. The threshold is chosen so that images
     of classes that the index does not have are refused, all but the share --far; a message says by which images. An
     IMAGE that cannot be read is named, the others are answered, and the exit code is 1. An IMAGE that is in the index
     itself is left out of its own class.

@@ -15,7 +15,7 @@ from proxymetric.core.products import products_in_groups
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean distance among the K proxies of a class (Eq. 3 of the MPA paper, each pair once).
+    """Half the mean distance among the K proxies of a class (Eq. 3 of the MPA paper, which counts each pair once).
 
     ``tau sum_c sum_{s < t} sqrt(2 - 2 w_cs . w_ct) / (C K (K - 1))``, on a (C, K, K) Gram matrix.
 
