@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
-from proxymetric.core.class_shards import Shard
+from proxymetric.core.class_shards import Shard, check_own
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
 from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
@@ -320,8 +320,11 @@ class Criterion(nn.Module):
             This criterion.
 
         Raises:
-            ValueError: the proxies of this method cannot be divided.
+            ValueError: the proxies of this method cannot be divided, or this process has another rank.
         """
+        check_own(rank, size, group)
+        if self.sharded():
+            raise ValueError("shard: got proxies that are divided already, expected a criterion with all of them")
         self._walk = None
         for module in self.modules():
             if isinstance(module, Source) and (module.proxies or module.classes is not None):

@@ -126,6 +126,28 @@ def test_fewer_classes_than_processes() -> None:
         pm.method("proxy-anchor", classes=C, dim=D).shard(0, 12)
 
 
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_is_none_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank: got {rank} of 2 processes, expected 0 to 1"):
+        pm.method("proxy-anchor", classes=C, dim=D).shard(rank, 2)
+
+
+def test_proxies_are_divided_once() -> None:
+    criterion = pm.method("proxy-anchor", classes=C, dim=D).shard(0, 2)
+    with pytest.raises(ValueError, match="shard: got proxies that are divided already"):
+        criterion.shard(0, 2)
+
+
+def wrong_numbers(rank: int) -> None:
+    for given in ((0, 3), (1 - rank, 2)):
+        with pytest.raises(ValueError, match=f"this is process {rank} of 2 in its group; expected shard.{rank}, 2"):
+            pm.method("proxy-anchor", classes=C, dim=D).shard(*given)
+
+
+def test_numbers_of_another_process_are_refused() -> None:
+    together(2, wrong_numbers)
+
+
 def test_a_loss_that_wants_all_references_at_once_is_told() -> None:
     criterion = pm.method("ccp", classes=C, dim=D, base="proxy-anchor").shard(0, 2)
     with pytest.raises(ValueError, match="cannot be re-picked"):

@@ -296,6 +296,15 @@ def test_the_map_keeps_its_points_when_little_is_new(index, vectors):
     assert index.manifest.map == {"method": "pca", "placed": 0}, "made anew"
 
 
+def test_arrays_of_numpy_are_vectors_too(tmp_path, vectors):
+    index = Index.create(tmp_path / "a", dim=6)
+    index.add(IDS, vectors.numpy())
+    other = Index.create(tmp_path / "b", dim=6)
+    other.add(IDS, vectors)
+    assert torch.equal(torch.as_tensor(index.vectors[:]), torch.as_tensor(other.vectors[:]))
+    assert index.search(vectors.numpy()[:3], k=4) == other.search(vectors[:3], k=4)
+
+
 @pytest.mark.slow
 def test_a_map_by_tsne_and_none(tmp_path, vectors):
     index = Index.create(tmp_path / "t", dim=6, map="tsne")

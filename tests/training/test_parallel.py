@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from groups import all_end, free_port, place
 from proxymetric.checkpoint import Checkpoint
+from proxymetric.files import read_json
 from proxymetric.training.process_group import ProcessGroup
 from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 
@@ -27,11 +28,12 @@ STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "tr
 
 
 class Pair:
-    """Both processes of a group, as `torchrun` would start them."""
+    """Both processes of a group, as `torchrun` would start them; `other`: the words of the second, if they differ."""
 
-    def __init__(self, words: list[str], texts: Path) -> None:
+    def __init__(self, words: list[str], texts: Path, other: list[str] | None = None) -> None:
         port, texts = free_port(), texts.with_name("text")
-        self.ranks = [Process(words, texts.with_suffix(f".{rank}"), **place(rank, 2, port)) for rank in (0, 1)]
+        both = (words, words if other is None else other)
+        self.ranks = [Process(both[rank], texts.with_suffix(f".{rank}"), **place(rank, 2, port)) for rank in (0, 1)]
 
     def running(self) -> bool:
         return all(rank.running() for rank in self.ranks)
@@ -55,6 +57,49 @@ def close(two: Path, one: Path) -> None:
     assert [r["epoch"] for r in records(two)] == [r["epoch"] for r in records(one)], "only one of them writes"
     losses = [[record["loss"] for record in state(folder)["curve"][1:]] for folder in (two, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("recipe", "train.lr: got 0.5 in process 1 and 0.0001 in process 0, expected the same command"),
+        ("images", "whose files differ; only one of them has the class "),
+        ("folder", "which process 1 does not share with process 0; expected a folder on a disk"),
+    ],
+)
+def test_processes_that_were_not_started_alike_are_refused(photos, tmp_path, changed, sentence) -> None:
+    data, out, settings = photos, tmp_path / "run", dict(STILL)
+    if changed == "recipe":
+        settings["train__lr"] = 0.5
+    elif changed == "images":
+        data = tmp_path / "photos"
+        shutil.copytree(photos, data)
+        one = min(path for path in data.iterdir() if path.is_dir())
+        one.rename(one.with_name("zzz"))
+    else:
+        out = tmp_path / "elsewhere"
+        out.mkdir()
+    pair = Pair(command(photos, tmp_path / "run", **STILL), tmp_path / "run", command(data, out, **settings))
+    for rank, code in zip(pair.ranks, [each.finish() for each in pair.ranks], strict=True):
+        text = " ".join(rank.text().split())
+        assert code == 1, text
+        assert sentence in text
+        assert "Traceback" not in text
+    assert not list((tmp_path / "run").rglob(".shared*"))
+
+
+def test_images_that_only_the_second_process_could_not_read_are_reported(photos, tmp_path) -> None:
+    damaged = tmp_path / "photos"
+    shutil.copytree(photos, damaged)
+    broken = sorted(path for path in damaged.rglob("*") if path.is_file())
+    for path in broken:
+        path.write_bytes(b"\0" * path.stat().st_size)
+    settings = STILL | {"data__validation": 0.0}
+    out = tmp_path / "run"
+    Pair(command(photos, out, **settings), out, command(damaged, out, **settings)).finish()
+    result = read_json(out / "result.json")
+    assert result["bad_images"], "half of the images were junk for the second process"
+    assert result["machine"]["processes"] == 2
 
 
 @pytest.mark.slow

@@ -46,6 +46,28 @@ class Shard(NamedTuple):
         return Shard(rank * classes // size, (rank + 1) * classes // size, classes, group)
 
 
+def check_own(rank: int, size: int, group: Any = None) -> None:
+    """Refuse numbers that are not those of this process.
+
+    Args:
+        rank: number of this process, from 0.
+        size: number of processes.
+        group: process group of torch.distributed; None: all processes.
+
+    Raises:
+        ValueError: the rank is not one of `size` processes, or torch.distributed has other numbers.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(f"rank: got {rank} of {size} processes, expected 0 to {size - 1}")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        own = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        if own != (rank, size):
+            raise ValueError(
+                f"rank, size: got {rank} and {size}, but this is process {own[0]} of {own[1]} in its group; expected "
+                f"shard({own[0]}, {own[1]})"
+            )
+
+
 def all_reduce_sum(part: Tensor, shard: Shard) -> Tensor:
     """The sum of `part` over all processes; each process gets the gradient of its own part."""
     return _AllReduceSum.apply(part, shard.group)

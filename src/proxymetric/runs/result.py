@@ -45,7 +45,7 @@ class Result:
         data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
             without images that could not be read, and of the `training_classes` among the last two if there are any.
         versions: of Python and of the packages that influence results.
-        machine: `system`, `processor`, `cores`, and `gpu` where there is one.
+        machine: `system`, `processor`, `cores`, `gpu` where there is one, and `processes` where there are several.
         finished: time of the end, UTC.
         rates: first learning rate of each parameter group.
         training_seconds: time of the training steps.
@@ -223,11 +223,13 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """The machine that a run computes on."""
+def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """The machine that a run computes on, and the number of processes if there are several."""
     facts: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
+    if processes > 1:
+        facts["processes"] = processes
     return facts
 
 

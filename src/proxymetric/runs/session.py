@@ -50,6 +50,7 @@ from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
+from proxymetric.runs.same_everywhere import check_images
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
 from proxymetric.runs.thresholds import store_thresholds
 from proxymetric.runs.time_on_cpu import slow_training
@@ -142,6 +143,7 @@ class RunSession:
         check_loss(recipe)
         self._check_encoder()
         images, parts = open_split(recipe, self.watcher)
+        check_images(world, images)
         self.context.bad.update(images.unlisted)
         if self.earlier_run is not None:
             folders.check_same_data(images, recipe.data.path, self.earlier_run, self.folder)
@@ -175,6 +177,9 @@ class RunSession:
             best.tensors = training.trainer.sharded.local_part(best.tensors)
             best.load_into(learner.encoder, "encoder.", what="this run's encoder")
             best.load_into(learner.criterion, "criterion.", what="this run's method")
+        for bad_images in world.gather(dict(self.context.bad))[1:]:
+            for title, reason in bad_images.items():
+                self.context.on_bad(title, reason)
         with parallel.gathered_parameters(learner.encoder):
             result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen, last_scores))
         return Run(self.folder, result)
@@ -401,7 +406,9 @@ class RunSession:
         return {
             "training_seconds": round(trainer.seconds, 1),
             "waiting_seconds": round(trainer.waited, 1),
-            "images_per_second": round(trainer.images / trainer.seconds, 1) if trainer.seconds else None,
+            "images_per_second": round(trainer.images * trainer.world.size / trainer.seconds, 1)
+            if trainer.seconds
+            else None,
             "memory": memory,
             "parameters": results.count_parameters(trainer.learner, trainer.trained, rows, trainer.sharded.remote),
             "steps": trainer.step,
@@ -425,7 +432,7 @@ class RunSession:
             weights=training.facts.weights,
             data=data,
             versions=results.versions(),
-            machine=results.machine(self.context.device),
+            machine=results.machine(self.context.device, trainer.world.size),
             finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
             **self._cost(training),

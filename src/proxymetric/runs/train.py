@@ -15,6 +15,7 @@ from proxymetric.data.own_transforms import name_of
 from proxymetric.data.views import TrainView
 from proxymetric.files import printable
 from proxymetric.runs import folder as folders
+from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
 from proxymetric.runs.session import Run, RunSession
@@ -158,11 +159,13 @@ def train(
             said = {key: value for key, value in raw.items() if key != "method" or not chooses}
             raw = recipes.merged(earlier_run["said"], said)
         checked = recipes.check(raw)
+        same_everywhere.check_recipe(world, checked)
         _try_view(train_view(checked))
         if earlier_run is not None:
             folders.check_same_recipe(checked, earlier_run, folder)
         listener = (watcher or _terminal()) if world.first else Silent()
         earlier_run = world.from_first(lambda: folders.hold(locks, folder, resume, overwrite, listener))
+        same_everywhere.check_folder(world, folder)
         if resume and earlier_run is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:

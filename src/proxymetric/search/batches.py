@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 def new_items(
     dim: int,
     ids: Sequence[str],
-    vectors: Tensor,
+    vectors: Tensor | np.ndarray,
     labels: Sequence[str | None] | None,
     metadata: Sequence[Mapping[str, Any]] | None,
     thumbnails: Sequence[bytes | None] | None,
@@ -38,7 +38,7 @@ def new_items(
     Raises:
         ValueError: an argument is wrong.
     """
-    ids = list(ids)
+    ids, vectors = list(ids), torch.as_tensor(vectors)
     for item in ids:
         if not isinstance(item, str) or not item or not item.isprintable():
             raise ValueError(f"ids: got {item!r}, expected text of printable characters")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -313,7 +314,7 @@ class Index:
 
     def search(
         self,
-        queries: Tensor,
+        queries: Tensor | np.ndarray,
         k: int = 10,
         where: Mapping[str, str] | None = None,
         without: Sequence[str | None] | None = None,
@@ -337,7 +338,7 @@ class Index:
         """
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
-        self._check_queries(queries)
+        queries = self._checked_queries(queries)
         self._check_without(queries, without)
         check_columns(where or {}, self.manifest.columns)
         check_columns(differs or {}, self.manifest.columns, "differs")
@@ -370,7 +371,9 @@ class Index:
         check_columns({column: ""}, self.manifest.columns, "column")
         return self._generation.rows.value_of(self._number(item), column)
 
-    def identify(self, queries: Tensor, far: float = 0.01, without: Sequence[str | None] | None = None) -> list[Answer]:
+    def identify(
+        self, queries: Tensor | np.ndarray, far: float = 0.01, without: Sequence[str | None] | None = None
+    ) -> list[Answer]:
         """Say for each query which class of the index it is, or none of them.
 
         Args:
@@ -384,7 +387,7 @@ class Index:
         Raises:
             ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
         """
-        self._check_queries(queries)
+        queries = self._checked_queries(queries)
         self._check_without(queries, without)
         if self._identifier is None or self._identifier.generation != self.manifest.generation:
             self._identifier = Identifier(self)
@@ -397,7 +400,7 @@ class Index:
     def add(
         self,
         ids: Sequence[str],
-        vectors: Tensor,
+        vectors: Tensor | np.ndarray,
         *,
         labels: Sequence[str | None] | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
@@ -426,7 +429,7 @@ class Index:
     def update(
         self,
         ids: Sequence[str],
-        vectors: Tensor | None = None,
+        vectors: Tensor | np.ndarray | None = None,
         *,
         labels: Sequence[str | None] | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
@@ -523,7 +526,8 @@ class Index:
                 "files as they were; `proxymetric index --rebuild` makes them anew"
             )
 
-    def _check_queries(self, queries: Tensor) -> None:
+    def _checked_queries(self, given: Tensor | np.ndarray) -> Tensor:
+        queries = torch.as_tensor(given)
         if queries.ndim != 2 or queries.shape[1] != self.dim:
             raise ValueError(
                 f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.dim}) as in the index, "
@@ -531,6 +535,7 @@ class Index:
             )
         if not queries.isfinite().all():
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
+        return queries
 
     def _check_without(self, queries: Tensor, without: Sequence[str | None] | None) -> None:
         if without is not None and len(without) != len(queries):

@@ -85,6 +85,14 @@ class ProcessGroup(NamedTuple):
             raise value_and_error[1]
         return value_and_error[0]
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, in the order of their ranks. All processes must call this method."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process. All processes must call this method."""
         if self.size == 1:
