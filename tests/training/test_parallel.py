@@ -102,6 +102,15 @@ def test_images_that_only_the_second_process_could_not_read_are_reported(photos,
     assert result["machine"]["processes"] == 2
 
 
+def test_the_images_that_batch_norm_sees_are_said(photos, tmp_path) -> None:
+    out, settings = tmp_path / "run", STILL | {"data__validation": 0.0}
+    pair = Pair(command(photos, out, **settings | {"encoder__freeze_bn": False}), out).finish()
+    assert "BatchNorm normalises the" in pair.ranks[0].text()
+    assert "BatchNorm normalises the" not in pair.ranks[1].text(), "only one of them writes"
+    still = Pair(command(photos, tmp_path / "still", **settings), out).finish()
+    assert "BatchNorm normalises the" not in still.ranks[0].text()
+
+
 @pytest.mark.slow
 def test_torchrun_equals_one_process(photos: Path, tmp_path: Path) -> None:
     # Without held-out classes there is no evaluation, and no report to wait for.
@@ -151,6 +160,16 @@ def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> No
     one = run(broken, tmp_path / "one", **settings)
     assert len(one.result.bad_images) == 10
     close(tmp_path / "two", one.folder)
+
+
+def test_a_process_that_is_lost_is_said(photos: Path, tmp_path: Path) -> None:
+    out, settings = tmp_path / "two", {"train__epochs": 3, "train__warmup": 0, "train__save_every": 1}
+    pair = kill_in_epoch(lambda: Pair(command(photos, out, **settings), tmp_path), out, signal.SIGKILL, epoch=0)
+    assert pair.ranks[0].finish() == 1
+    said = " ".join(pair.ranks[0].text().split())
+    assert "proxymetric: processes: another process of the group has gone" in said
+    assert "--resume continues a run from its last checkpoint" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

@@ -18,6 +18,13 @@ SHARED_MEMORY_SIGNS = (
     "Bus error",
 )
 DESCRIPTOR_SIGNS = ("Too many open files", "ancdata", "unable to open shared memory object")
+LOST_PROCESS_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL communicator was aborted",
+)
+"""what gloo and NCCL say when a process of the group has gone"""
 KILLED_WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (is killed by signal: \w+|exited unexpectedly)"
 )
@@ -37,6 +44,8 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
         >>> sentence(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "train")
         'memory: got too little for this run, expected a smaller --batch or --size; --resume continues a run from its
         last checkpoint'
+        >>> sentence(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:4242"))
+        'processes: another process of the group has gone, so that this one cannot go on'
         >>> sentence(RuntimeError("shapes do not fit")) is None
         True
     """
@@ -53,6 +62,8 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
             "shared memory (/dev/shm): got too little for the processes that read images, expected more, or none of "
             f"these processes: --set data.workers=0{resume}"
         )
+    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PROCESS_SIGNS):
+        return f"processes: another process of the group has gone, so that this one cannot go on{resume}"
     if match := KILLED_WORKER.search(text):
         return (
             f"workers: process {match[1].strip()}, which reads images, was killed or ended, most likely because memory "

@@ -57,7 +57,7 @@ from proxymetric.runs.time_on_cpu import slow_training
 from proxymetric.runs.training_part import Training
 from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
 from proxymetric.training import parallel
-from proxymetric.training.advice import late_memory
+from proxymetric.training.advice import late_memory, own_batch_norm
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type, first_rates, warmup_message
 from proxymetric.training.process_group import ProcessGroup
@@ -290,6 +290,9 @@ class RunSession:
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
             self.watcher.say(message)
         if message := late_memory(recipe.loss, trainer.steps, trainer.epochs):
+            self.watcher.say(message)
+        message = own_batch_norm(encoder, recipe.train.batch, context.world.size)
+        if message and not recipe.train.frozen:
             self.watcher.say(message)
         # Nothing is written until all is built and the images can be read: an error must not cost an earlier run.
         if context.world.first:

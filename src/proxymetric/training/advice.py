@@ -1,4 +1,4 @@
-"""What a training run says about its own speed: what the steps wait for, and what would make them faster."""
+"""What a training run says about itself: what its steps wait for, what would be faster, what has no effect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 
 from proxymetric.recipe import TrainOptions
 
@@ -38,6 +39,38 @@ def waiting_advice(waited: float, seconds: float, advice: str) -> str:
     if not advice or seconds < MIN_SECONDS_BEFORE_ADVICE or waited < MIN_WAITING_SHARE * seconds:
         return ""
     return f"the steps wait for images {100 * waited / seconds:.0f} % of the time: {advice}"
+
+
+def own_batch_norm(encoder: nn.Module, batch: int, processes: int) -> str:
+    """Say that BatchNorm sees only the images of each process.
+
+    Args:
+        encoder: the encoder; its mode does not change.
+        batch: images of a step in all processes together.
+        processes: their number.
+
+    Returns:
+        A sentence; empty with a single process, or if training does not change the averages of BatchNorm.
+
+    Example:
+        >>> from proxymetric.encoders import build
+        >>> own_batch_norm(build("small", dim=8), 128, processes=8)
+        'BatchNorm normalises the 16 images of each process by themselves; encoder.freeze_bn=true keeps its averages'
+        >>> own_batch_norm(build("small", dim=8, freeze_bn=True), 128, processes=8)
+        ''
+    """
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    if processes == 1:
+        return ""
+    mode = encoder.training
+    is_trained = any(isinstance(layer, kinds) and layer.training for layer in encoder.train().modules())
+    encoder.train(mode)
+    if not is_trained:
+        return ""
+    return (
+        f"BatchNorm normalises the {batch // processes} images of each process by themselves; encoder.freeze_bn=true "
+        "keeps its averages"
+    )
 
 
 def late_memory(loss: Mapping[str, Any], steps: int, epochs: int) -> str:
