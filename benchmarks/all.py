@@ -60,7 +60,7 @@ JOBS = {
         "start-up": Job("start_up", (), "start-up.json", 120),
     },
     "cpu": {
-        "start-up": Job("start_up", (), "start-up.json", 300),
+        "start-up": Job("start_up", ("--demo", "1"), "start-up.json", 600),
         "losses": Job("losses", ("--parts", "pairs"), "losses-cpu.json", 1800),
         "metrics": Job("metrics", ("--size", "small"), "metrics-cpu.json", 600),
         "step": Job("step", (), "step-cpu.json", 900),

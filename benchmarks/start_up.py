@@ -1,13 +1,16 @@
-"""Measures how long the package takes to start: its import, the help of every verb, and the first criterion.
+"""Measures how long the package takes to start: its import, the help of every verb, the first criterion, and the demo.
 
     python benchmarks/start_up.py                    median of 7 fresh processes each; about a minute
-    python benchmarks/start_up.py --rounds 21
+    python benchmarks/start_up.py --demo 3           and three demos, each one to three minutes
 
 Each measurement is a fresh process with warm file caches and compiled bytecode: one round before the others is not
 counted. The commands take turns, round by round. Recorded are the wall-clock time and the CPU time; on a busy machine
 only the CPU time can be compared. For commands above the target, the JSON lists the packages whose modules take most
 of the time (`python -X importtime`). "python" and "import torch" are the parts that the package cannot influence. The
 results are written to results/start-up.json.
+
+The times of a demo are those that its run records: the steps of its training, and everything from opening the images to
+the scores (drawing the characters, scoring raw pixels and the untrained encoder, evaluations), without the report.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -28,6 +32,8 @@ from common import RESULTS, about, spread, write
 
 TARGET = 0.3
 """seconds"""
+DEMO_TARGET = 60
+"""seconds of the training steps of the demo, on two idle cores"""
 HEAVY = ("timm", "torchvision", "matplotlib", "sklearn", "pandas")
 """packages that the first criterion must not import"""
 NEEDS_TORCH = "pm.method"
@@ -73,9 +79,27 @@ def heavy_modules() -> list[str]:
     return json.loads(done.stdout.replace("'", '"'))
 
 
+def demos(rounds: int) -> dict[str, Any]:
+    """Train the demo several times; return the spread of its seconds, and the scores of its encoder."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            command = [sys.executable, "-m", "proxymetric", "demo", "--out", folder + "/demo", "--device", "cpu"]
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+            found.append(json.loads(Path(folder, "demo", "result.json").read_text()))
+            print(f"demo: {found[-1]['training_seconds']} s of training, {found[-1]['seconds']} s in all", flush=True)
+    return {
+        "rounds": rounds,
+        "steps": spread([run["training_seconds"] for run in found]),
+        "all without the report": spread([run["seconds"] for run in found]),
+        "scores": {name: value for name, value in found[-1]["rows"]["trained encoder"].items() if name != "P@R"},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--demo", type=int, default=0, metavar="ROUNDS", help="also train the demo this many times")
     parser.add_argument("--only", nargs="+", default=None, help="names of some measurements, such as 'train --help'")
     parser.add_argument("--out", type=Path, default=RESULTS / "start-up.json", help="JSON file to write")
     options = parser.parse_args()
@@ -99,6 +123,9 @@ def main() -> None:
     missed = [name for name in ours if name != NEEDS_TORCH and record["seconds"][name]["wall"]["median"] > TARGET]
     record["targets"] = {"at most": TARGET, "missed": missed, "imported by pm.method": heavy_modules()}
     record["imports"] = {name: imports(chosen[name]) for name in ours if name in missed or name == NEEDS_TORCH}
+    if options.demo:
+        record["demo"] = demos(options.demo)
+        record["targets"]["seconds of the demo's steps"] = DEMO_TARGET
     write(options.out, record)
     print(json.dumps(record["targets"]), json.dumps(record["imports"], indent=1), sep="\n")
 

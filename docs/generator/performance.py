@@ -193,4 +193,15 @@ def start_up_table() -> str:
     ]
     facts = study["machine"]
     text = f"{facts['processor']}, Python {facts['versions']['python']}, torch {facts['versions']['torch']}."
-    return f"{text}\n\n{table(['fresh process', 'time', 'CPU time'], rows)}"
+    parts = [text, table(["fresh process", "time", "CPU time"], rows)]
+    if demo := study.get("demo"):
+        steps, everything = demo["steps"], demo["all without the report"]
+        low, high = steps["lowest and highest"]
+        parts.append(
+            paragraph(
+                f"The demo, {demo['rounds']} times: its training steps take {steps['median']:.0f} s "
+                f"({low:.0f} to {high:.0f}), everything but the report {everything['median']:.0f} s: "
+                "it draws the characters, scores raw pixels and the untrained encoder, and evaluates while it trains."
+            )
+        )
+    return "\n\n".join(parts)

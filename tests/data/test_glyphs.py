@@ -1,12 +1,15 @@
 """The embedded characters: distinct, never empty, the same every time."""
 
+import textwrap
 import time
 import unicodedata
 
 import numpy as np
 import pytest
 
+from distinct_characters import distinct_characters
 from proxymetric.data import glyphs, open_data, split
+from proxymetric.data.glyphs import _CHARACTERS as CHARACTERS
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,10 @@ def test_class_names_are_the_characters(default):
         code, character = name.split(" ")
         assert code == f"U+{ord(character):04X}"
         assert unicodedata.category(character) in {"Lu", "Ll", "Lt", "Lo", "Nd", "Sc"}
+
+
+def test_the_stored_characters_are_those_that_differ_in_every_face():
+    assert CHARACTERS.read_text("utf-8").split() == textwrap.wrap("".join(map(chr, distinct_characters())), 60)
 
 
 def test_look_alikes_are_not_both_there(default):

@@ -8,13 +8,13 @@ DejaVu (Sans, Sans Mono, Serif; plain and bold; upright and slanted). Matplotlib
 bracket pieces and fallback glyphs are not used, because they have other glyphs at the code points of letters. The
 Computer Modern faces use TeX's encoding, so they are used only for A-Z, a-z and 0-9, where that encoding agrees with
 Unicode. If several characters look the same in some face (Latin A, Greek Alpha and Cyrillic A; also C and c, because
-drawings are scaled to the frame), only the one with the lowest code point is used.
+drawings are scaled to the frame), only the one with the lowest code point is used. This choice takes seconds, so that
+`characters.txt` holds it; a test makes it again from the faces.
 """
 
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,13 +34,7 @@ _DEJAVU = tuple(
 )
 _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
-_CATEGORIES = ("Lu", "Ll", "Lt", "Lo", "Nd", "Sc")
-_MAX_COSINE = 0.96  # above this cosine similarity, a person cannot distinguish two drawings of 32 x 32 pixels
-# the same limit for upper and lower case of a letter: x and X differ in size, which scaling to the frame removes
-_MAX_CASE_COSINE = 0.85
-_MIN_INK = 0.4  # fraction of the font size; smaller glyphs (such as apostrophe-like letters) blur when enlarged
-_COMPARED_PIXELS = 24  # font size and frame of the drawings that are compared
-_EMPTY_DRAWING = np.zeros(_COMPARED_PIXELS * _COMPARED_PIXELS, dtype=np.float32)
+_CHARACTERS = Path(__file__).with_name("characters.txt")
 _FONT_PIXELS = 48
 
 
@@ -65,7 +59,7 @@ def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int =
         >>> len(images), images.arrays.shape, len(images.test_classes)
         (12, (12, 32, 32), 2)
     """
-    pool = distinct_characters()
+    pool = [ord(character) for line in _CHARACTERS.read_text("utf-8").splitlines() for character in line]
     if not 4 <= characters <= len(pool):
         raise ValueError(f"characters: got {characters}, expected 4 to {len(pool)}, the number of distinct characters")
     for argument, value, minimum in (("size", size, 8), ("drawings", drawings, 1), ("seed", seed, 0)):
@@ -90,43 +84,6 @@ def glyphs(characters: int = 400, size: int = 32, seed: int = 0, drawings: int =
         arrays=arrays.reshape(-1, size, size),
         test_classes=tuple(i for i, code in enumerate(codes) if code in held_out),
     )
-
-
-@lru_cache(maxsize=1)
-def distinct_characters() -> tuple[int, ...]:
-    """Return the code points, ascending, that exist in the twelve DejaVu faces and do not look like any lower one."""
-    maps = _glyph_numbers()
-    codes = [
-        code
-        for code in sorted(maps[_DEJAVU[0]])
-        if unicodedata.category(chr(code)) in _CATEGORIES
-        and len(unicodedata.normalize("NFD", chr(code))) <= 2
-        and all(_has_glyph(maps, face, code) for face in _DEJAVU)
-    ]
-    similarity = np.zeros((len(codes), len(codes)), dtype=np.float32)
-    has_ink = np.ones(len(codes), dtype=bool)
-    for face, font in _fonts(_COMPARED_PIXELS).items():
-        if face in _COMPUTER_MODERN:
-            continue
-        in_face = np.array([_has_glyph(maps, face, c) for c in codes])
-        vectors = np.stack(
-            [_fitted_vector(font, chr(c)) if exists else _EMPTY_DRAWING for c, exists in zip(codes, in_face)]
-        )
-        norms = np.linalg.norm(vectors, axis=1)
-        has_ink &= (norms > 0) | ~in_face
-        vectors /= np.maximum(norms, 1e-6)[:, None]
-        np.maximum(similarity, vectors @ vectors.T, out=similarity)
-    index_of = {chr(code): i for i, code in enumerate(codes)}
-    distinct: list[int] = []
-    for i in np.flatnonzero(has_ink).tolist():
-        other_case = index_of.get(chr(codes[i]).swapcase(), i)
-        # Relative to its letter, an accent is larger on a lower-case letter, so accents are removed here.
-        bases = [index_of.get(unicodedata.normalize("NFD", chr(codes[k]))[0], k) for k in (i, other_case)]
-        same_letter = other_case < i and similarity[bases[0], bases[1]] > _MAX_CASE_COSINE
-        # Each character is compared with all lower code points, including those that were themselves left out.
-        if not same_letter and not (similarity[i, :i] > _MAX_COSINE).any():
-            distinct.append(i)
-    return tuple(codes[i] for i in distinct)
 
 
 @lru_cache(maxsize=1)
@@ -164,18 +121,6 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
     mask = font.getmask(character, "L")
     ink = Image.frombytes("L", mask.size, bytes(mask)) if 0 not in mask.size else Image.new("L", (1, 1))
     return ink.crop(ink.getbbox() or (0, 0, 1, 1))
-
-
-def _fitted_vector(font: ImageFont.FreeTypeFont, character: str, side: int = _COMPARED_PIXELS) -> np.ndarray:
-    """Return the character scaled to the frame and centred, as a vector (side * side,), for comparison with others."""
-    ink = _ink(font, character)
-    if max(ink.size) < _MIN_INK * side:
-        return _EMPTY_DRAWING
-    zoom = (side - 2) / max(ink.size)
-    scaled = ink.resize((max(1, round(ink.width * zoom)), max(1, round(ink.height * zoom))), Image.Resampling.BILINEAR)
-    frame = Image.new("L", (side, side))
-    frame.paste(scaled, ((side - scaled.width) // 2, (side - scaled.height) // 2))
-    return np.asarray(frame, dtype=np.float32).reshape(-1)
 
 
 def _draw_varied(font: ImageFont.FreeTypeFont, character: str, size: int, random: np.random.Generator) -> np.ndarray:
