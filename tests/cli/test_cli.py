@@ -144,6 +144,18 @@ def test_an_unknown_method_is_refused():
     refused(proxymetric("methods", "mpa-a"), "method: got 'mpa-a'", "did you mean 'mpa-ap'?")
 
 
+def test_the_recipes_are_listed_with_their_first_sentence():
+    lines = proxymetric("methods", "--recipes").out.splitlines()
+    named = {line.split()[0]: line for line in lines if "/" in line.split(" ")[0]}
+    assert named.keys() == set(recipe.names())
+    assert all(len(line.split("  ")) > 2 and "et al" not in line for line in named.values())
+    of_ccp = proxymetric("methods", "ccp", "--recipes").out.splitlines()
+    assert {line.split()[0] for line in of_ccp if "/" in line.split(" ")[0]} == {
+        name for name in recipe.names() if recipe.load(name)["method"] == "ccp"
+    }
+    refused(proxymetric("methods", "cpp", "--recipes"), "method: got 'cpp'", "did you mean 'ccp'?")
+
+
 def test_training_says_what_it_does(run, told, photos):
     answer = told[0]
     assert not answer.err
