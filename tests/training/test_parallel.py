@@ -201,6 +201,25 @@ def _agrees_to_stop(world: ProcessGroup) -> None:
     raise InterruptedError(model)  # which keeps the model alive until the group is left
 
 
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        ("two", "WORLD_SIZE: got 'two' in the environment"),
+        ("0", "got '0'"),
+        ("4", "got 4 in the environment, without RANK"),
+    ],
+)
+def test_half_of_the_variables_of_torchrun_is_refused(
+    monkeypatch: pytest.MonkeyPatch, size: str, sentence: str
+) -> None:
+    """Some schedulers set WORLD_SIZE alone."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ValueError, match=sentence), ProcessGroup.joined():
+        pass
+
+
 def test_who_leaves_does_not_wait_for_a_thread_that_waits_for_him() -> None:
     ports = [free_port() for _ in range(12)]
     all_end([forks.Process(target=_comes_and_goes, args=(rank, ports)) for rank in (0, 1)])

@@ -21,6 +21,20 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def _size_from_torchrun() -> int:
+    """The number of processes that `torchrun` started; 1 without it. Refuse half of its variables."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"WORLD_SIZE: got {text!r} in the environment, expected the number of processes")
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if int(text) > 1 and missing and not torch.distributed.is_initialized():
+        raise ValueError(
+            f"WORLD_SIZE: got {text} in the environment, without {' and '.join(missing)}; expected all of them from "
+            "torchrun (torchrun --nproc-per-node 2 -m proxymetric train ...), or none for a single process"
+        )
+    return int(text)
+
+
 class ProcessGroup(NamedTuple):
     """The processes that `torchrun` started, or a single process without `torchrun`.
 
@@ -45,7 +59,7 @@ class ProcessGroup(NamedTuple):
     @contextlib.contextmanager
     def joined() -> Iterator[ProcessGroup]:
         """Join the group that the environment describes and leave it at the end; an existing group is not left."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+        size = _size_from_torchrun()
         if size == 1:
             yield ProcessGroup()
             return
