@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import proxymetric as pm
 from proxymetric.core.watcher import Silent
+from proxymetric.encoders import build
 from proxymetric.files import read_json
+from proxymetric.runs.auto_method import CANDIDATES
 from proxymetric.studies import load_study
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
@@ -361,6 +363,40 @@ def test_files_are_read_by_processes_of_a_worker(cache, photos, tmp_path):
     code, text = study(file, "--out", tmp_path / "out", "--data-root", photos.parent)
     assert code == 0, text
     assert text.count("finished  a-photos-small-held-out-seed") == 2
+
+
+def test_a_study_of_the_choice_of_a_method(tmp_path):
+    """`method = "auto"` from the first run to the tables: what was chosen, and its regret."""
+    torch.manual_seed(3)
+    save_file(build("small", size=16).backbone.state_dict(), tmp_path / "small.safetensors")
+    file, out, results = tmp_path / "choice.toml", tmp_path / "out", tmp_path / "results"
+    rows = "".join(
+        f'[[rows]]\nname = "{name}"\nsettings = {{ method = "{name}" }}\n' for name in ("proxy-anchor", "vcpa", "auto")
+    )
+    file.write_text(
+        'metrics = ["MAP@R"]\nembeddings = []\n[settings]\n"view.size" = 16\n"view.resize" = 16\n"encoder.dim" = 8\n'
+        '"data.validation" = 0.34\n"train.frozen" = true\n"train.epochs" = 1\n"train.warmup" = 0\n'
+        f'[data.glyphs]\npath = "glyphs:60"\n[backbones.small]\nweights = "small.safetensors"\n{rows}'
+    )
+    words = [file, "--out", out, "--data-root", tmp_path]
+    code, text = study(*words)
+    assert code == 0, text
+    name = "auto-glyphs-small-held-out-seed0"
+    choice = read_json(out / "runs" / name / "result.json")["auto"]
+    assert len(choice["trials"]) == len(CANDIDATES)
+    assert proxymetric("study", *words, "--dry-run").out.splitlines()[-1] == "all runs are done"
+    collected = proxymetric("study", file, "--collect", out, "--results", results, "--tables", tmp_path / "tables")
+    assert "3 results are new" in collected.out, collected
+    stored = read_json(results / f"{name}.json")
+    assert stored["recipe"]["method"] == stored["auto"]["method"] == choice["method"]
+    scores = {
+        row: 100 * read_json(results / f"{row}-glyphs-small-held-out-seed0.json")["rows"]["trained encoder"]["MAP@R"]
+        for row in ("proxy-anchor", "vcpa", "auto")
+    }
+    best = max(("proxy-anchor", "vcpa"), key=scores.__getitem__)
+    regret = scores[best] - scores["auto"]
+    line = f"| auto | 0 | {choice['method']} | {scores['auto']:.1f} | {best}, {scores[best]:.1f} | {regret:+.2f} |"
+    assert line in (tmp_path / "tables" / "tables.md").read_text()
 
 
 def state_of(checkpoint: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxymetric.studies import Study, load_study, narrowed, parse
-from proxymetric.studies.folder import flat_recipe, local_settings
+from proxymetric.studies.folder import difference_to, flat_recipe, local_settings
 from terminal import proxymetric, refused
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -126,6 +126,23 @@ def test_the_glyphs_study_is_whole():
     assert {flat_recipe(task, None)["method"] for task in study.tasks()} == {"proxy-anchor", "proxy-nca++"}
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)
+def test_every_shipped_study_can_be_listed(file, tmp_path):
+    answer = proxymetric("study", file, "--dry-run", "--out", tmp_path / "out")
+    assert answer.code == 0, answer
+    assert f"{len(load_study(file).tasks())} runs" in answer.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_is_chosen_is_compared_as_such():
+    (task,) = parse(small(seeds=[0], rows=[{"name": "a", "settings": {"method": "auto"}, "data": ["g"]}])).tasks()
+    assert flat_recipe(task, None)["method"] == "auto"
+    result = {"recipe": {"method": "vcpa", "seed": 0}, "auto": {"method": "vcpa"}}
+    assert difference_to(task, result) is None
+    assert difference_to(task, result | {"auto": None}) == "method is 'vcpa', which was named, not chosen by 'auto'"
+    assert difference_to(task, result | {"recipe": {"method": "vcpa", "seed": 1}}) == "seed is 1, not 0"
+
+
 BAD_COMMANDS = {
     "no file": (["nowhere.toml"], "study: got 'nowhere.toml', which does not exist; expected a TOML file"),
     "folder": (["."], "study: got '.', which is a folder; expected a TOML file"),
@@ -165,6 +182,8 @@ def test_what_recipes_data_and_folders_lack_is_said_before_anything_is_written(t
          "rows.a: perclass: got an unknown argument (2)", "did you mean 'per_class'?")  # fmt: skip
     told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\nsettings = {"loss.margn" = 1}',
          "rows.a.settings: loss.margn: got an unknown key", "did you mean 'margin'?")  # fmt: skip
+    told('[data.g]\npath = "glyphs:60"\n[[rows]]\nname = "a"\nsettings = {method = "auto", "loss.margin" = 1}',
+         "rows.a.settings: loss.margin: got a setting of one method together with method 'auto'")  # fmt: skip
     told('[data.g]\npath = "birds"\n[[rows]]\nname = "a"', "data.g.path: got 'birds', expected a path of images")
     told('[data.g]\npath = "glyphs:60"\n[backbones.small]\nweights = "w"\n[[rows]]\nname = "a"',
          "backbones.small.weights: got 'w', expected a file (--data-root")  # fmt: skip

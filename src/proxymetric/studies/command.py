@@ -104,7 +104,8 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
     checked: set[str] = set()
     for task in tasks:
         recipe = flat_recipe(task, root)
-        loss = {key: value for key, value in recipe.items() if key == "method" or key.startswith("loss.")}
+        # The sizes of nested vectors must fit the dimensions.
+        loss = {key: recipe[key] for key in recipe if key in ("method", "encoder.dim") or key.startswith("loss.")}
         if (written := json.dumps(loss, sort_keys=True)) not in checked:
             checked.add(written)
             _check_loss(task, loss)
@@ -127,7 +128,10 @@ def _check_loss(task: Task, loss: dict[str, Any]) -> None:
     """Refuse values of the table `[loss]` that the method does not take, also inside `loss.base`."""
     from proxymetric import recipe as recipes
     from proxymetric.runs.assemble import check_loss
+    from proxymetric.runs.auto_method import AUTO, DEFAULT_METHOD
 
+    if loss["method"] == AUTO:  # the recipe has the defaults of this method
+        loss = loss | {"method": DEFAULT_METHOD}
     try:
         check_loss(recipes.check(recipes.merged(recipes.settings(loss))))
     except ValueError as error:

@@ -78,7 +78,7 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
 
     raw = {} if task.recipe is None else recipes.load(task.recipe)
     try:
-        tables = recipes.check(recipes.merged(raw, recipes.settings(local_settings(task, root)))).as_dict()
+        tables = _checked(recipes.merged(raw, recipes.settings(local_settings(task, root))))
     except ValueError as error:
         place = task.places.get(str(error).partition(":")[0], f"rows.{task.cell.row}")
         raise ValueError(f"{place}: {error}") from None
@@ -103,14 +103,37 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
     settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
     raw = recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
     stated, stored = _flat(raw), _flat(result.get("recipe", {}))
-    for key, value in _flat(recipes.check(raw).as_dict()).items():
+    for key, value in _flat(_checked(raw)).items():
         if key not in stated or key not in stored or key in NOT_COMPARED:
             continue
-        if key == "method" and value == "auto":  # the result has the method that the run has chosen
-            continue
+        if key == "method" and _chooses(raw):
+            if result.get("auto") is None:
+                return f"method is {stored[key]!r}, which was named, not chosen by {value!r}"
+            continue  # the result has the method that the run has chosen
         if not _equal(_plain(value), stored[key]):
             return f"{key} is {stored[key]!r}, not {_plain(value)!r}"
     return None
+
+
+def _chooses(raw: Mapping[str, Any]) -> bool:
+    """Whether unchecked tables leave the choice of the method to the run."""
+    from proxymetric.runs.auto_method import AUTO
+
+    return bool(raw.get("method") == AUTO)
+
+
+def _checked(raw: dict[str, Any]) -> dict[str, Any]:
+    """Checked tables with their defaults; the method "auto" stays, with the defaults of the method that it begins with.
+
+    Raises:
+        ValueError: a setting is wrong.
+    """
+    from proxymetric import recipe as recipes
+    from proxymetric.runs.auto_method import without_auto
+
+    if not _chooses(raw):
+        return recipes.check(raw).as_dict()
+    return recipes.check(without_auto(raw)).as_dict() | {"method": raw["method"]}
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
