@@ -231,7 +231,7 @@ def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
     refused(proxymetric("index", other, photos, "--out", copy), "were made by the model", "--rebuild")
     refused(proxymetric("search", copy, photos / "class0" / "0.png", "--run", other), "were made by the model")
     answer = proxymetric("index", other, photos, "--out", copy, "--rebuild")
-    assert "80 added" in answer.out
+    assert "0 added, 80 updated, 0 deleted" in answer.out
     first, *_ = lines(proxymetric("search", copy, photos / "class0" / "0.png", "-k", 1))
     assert first[1] == "1"
 
@@ -369,3 +369,18 @@ def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
     again = proxymetric("index", run, photos, "--out", copy)
     assert "0 deleted" in again.out, "the class that was added stays"
     assert len(Index(copy)) == 82
+
+
+def test_a_class_that_was_added_stays_in_a_rebuild(run, photos, index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4, 1.0), 30).convert("RGB").save(tmp_path / "new.png")
+    assert proxymetric("add-class", copy, "shape", tmp_path / "new.png").code == 0
+    words = ("index", run, photos, "--out", copy)
+    assert "0 added, 80 updated, 0 deleted, 1 unchanged" in proxymetric(*words, "--rebuild").out
+    assert Index(copy).classes["shape"] == 1
+    refused(proxymetric(*words, "--drop-added"), "--drop-added: got it without --rebuild", "proxymetric remove")
+    words = ("index", finished_run(photos, tmp_path / "other", "--seed", 3), photos, "--out", copy, "--rebuild")
+    before = bytes_of(copy)
+    refused(proxymetric(*words), "1 item without a file, such as 'shape/new.png' of the class 'shape'", "--drop-added")
+    assert bytes_of(copy) == before
+    assert "0 added, 80 updated, 1 deleted, 0 unchanged" in proxymetric(*words, "--drop-added").out

@@ -18,7 +18,7 @@ from proxymetric.search import Index, folder_sync
 from proxymetric.search.folder_sync import open_to_rebuild, sync
 from proxymetric.search.manifest import Manifest
 from proxymetric.search.metadata_file import read_metadata
-from terminal import finished_run, proxymetric
+from terminal import bytes_of, finished_run, proxymetric
 from training_runs import forks
 
 
@@ -134,7 +134,7 @@ def test_another_model_is_refused_until_the_index_is_rebuilt(index, folder, othe
     other = pm.load(other_run, device="cpu")
     with pytest.raises(ValueError, match="were made by the model"):
         sync(index, other, folder)
-    assert counts(sync(index, other, folder, rebuild=True)) == (80, 0, 0, 0)
+    assert counts(sync(index, other, folder, rebuild=True)) == (0, 80, 0, 0)
     assert (index.dim, index.model) == (6, other.fingerprint())
 
 
@@ -154,6 +154,104 @@ def test_an_index_that_cannot_be_opened_can_be_rebuilt(index, model, folder):
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(ValueError, match="a later version of proxymetric wrote it"):
         open_to_rebuild(index.folder)
+
+
+def add_by_hand(index):
+    """Two items that are no files of the folder."""
+    index.add(
+        ["wren/1.jpg", "z"],
+        torch.eye(index.dim)[:2] + 0.1,
+        labels=["wren", None],
+        metadata=[{"shop": "Ulm"}, {}],
+        thumbnails=[b"jpeg", None],
+    )
+    return [(index[item]._replace(row=0), index.thumbnail(item), index.vector(item)) for item in ("wren/1.jpg", "z")]
+
+
+def assert_there(index, added):
+    for item, thumbnail, vector in added:
+        assert (index[item.id]._replace(row=0), index.thumbnail(item.id)) == (item, thumbnail)
+        torch.testing.assert_close(index.vector(item.id), vector, atol=0, rtol=0)
+        assert index.search(vector[None], k=1)[0][0].id == item.id
+    index.verify()
+
+
+def test_a_rebuild_keeps_what_is_no_file(index, model, folder, tmp_path):
+    added = add_by_hand(index)
+    (folder / "class0" / "0.png").unlink()
+    assert counts(sync(index, model, folder, rebuild=True)) == (0, 79, 1, 2)
+    assert_there(Index.open(index.folder), added)
+    # A table that does not name them leaves them their metadata, in a rebuild and without one.
+    for rebuild in (False, True):
+        sync(index, model, folder, rebuild=rebuild, metadata={"class0/1.png": {"shop": "Bonn"}})
+        assert_there(index, added)
+        assert index["class0/1.png"].metadata == {"shop": "Bonn"}
+    changed = sync(index, model, folder, rebuild=True, metadata={"wren/1.jpg": {"shop": "Kiel"}})
+    assert counts(changed) == (0, 80, 0, 1)
+    assert index["wren/1.jpg"].metadata == {"shop": "Kiel"}
+    assert counts(sync(index, model, folder, rebuild=True, drop_added=True)) == (0, 79, 2, 0)
+
+
+def test_a_rebuild_with_larger_numbers_keeps_what_is_no_file(index, model, folder):
+    index.change([], vectors={"kind": "int8"})
+    added = add_by_hand(index)
+    sync(index, model, folder, rebuild=True, facts={"vectors": {"kind": "float32"}})
+    assert_there(index, added)
+
+
+def test_a_photo_that_was_added_from_the_folder_is_embedded_again(index, folder, other_run):
+    """Its id is its path, so that another model can make its vector too."""
+    index.delete(["class0/0.png"])
+    index.add(["class0/0.png"], torch.ones(1, index.dim), labels=["wren"])
+    other = pm.load(other_run, device="cpu")
+    assert counts(sync(index, other, folder, rebuild=True)) == (0, 80, 0, 0)
+    torch.testing.assert_close(
+        index.vector("class0/0.png"), other.embed([folder / "class0" / "0.png"])[0], atol=1e-5, rtol=0
+    )
+
+
+def test_another_model_does_not_drop_what_is_no_file_unless_told(index, folder, other_run):
+    add_by_hand(index)
+    before, other = bytes_of(index.folder), pm.load(other_run, device="cpu")
+    said = r"has 2 items without a file, such as 'wren/1.jpg' of the class 'wren', that .*; expected .* --drop-added"
+    with pytest.raises(ValueError, match=said):
+        sync(index, other, folder, rebuild=True)
+    assert bytes_of(index.folder) == before
+    assert counts(sync(index, other, folder, rebuild=True, drop_added=True)) == (0, 80, 2, 0)
+    assert index.dim == 6
+
+
+def test_damaged_vectors_of_what_is_no_file_are_not_kept(index, model, folder):
+    """A changed bit, which only the checksum notices."""
+    add_by_hand(index)
+    file = next(index.folder.rglob("vectors.npy"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    before = bytes_of(index.folder)
+    with pytest.raises(ValueError, match=r"vectors\.npy is damaged .* 2 items without a file, such as 'wren/1\.jpg'"):
+        sync(index, model, folder, rebuild=True)
+    assert bytes_of(index.folder) == before
+    assert counts(sync(index, model, folder, rebuild=True, drop_added=True)) == (0, 80, 2, 0)
+
+
+def test_an_index_that_cannot_be_opened_keeps_what_is_no_file(model, folder, tmp_path):
+    index = Index.create(tmp_path / "a.index", model.dim, model, map="pca")
+    sync(index, model, folder)
+    added = add_by_hand(index)
+    points = next(index.folder.rglob("map.npy"))
+    points.write_bytes(points.read_bytes()[:-1])
+    opened = open_to_rebuild(index.folder)
+    assert_there(opened, added)
+    assert counts(sync(opened, model, folder, rebuild=True)) == (80, 0, 0, 2)
+    assert_there(opened, added)
+    vectors = next(index.folder.rglob("vectors.npy"))
+    vectors.write_bytes(vectors.read_bytes()[:-1])
+    before = bytes_of(index.folder)
+    with pytest.raises(ValueError, match=r"vectors\.npy is damaged or missing, .* 2 items without .* --drop-added"):
+        open_to_rebuild(index.folder)
+    assert bytes_of(index.folder) == before
+    assert len(open_to_rebuild(index.folder, drop_added=True)) == 0
 
 
 def test_what_was_embedded_is_saved_every_few_seconds(model, folder, tmp_path, monkeypatch):

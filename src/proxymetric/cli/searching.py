@@ -76,7 +76,14 @@ def index(
         typer.Option(help="Also write ids, classes, metadata and vectors to this Parquet file (extra `parquet`)."),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Embed all images again, such as after the model changed.")
+        bool, typer.Option("--rebuild", help="Embed all images of PHOTOS again, such as after the model changed.")
+    ] = False,
+    drop_added: Annotated[
+        bool,
+        typer.Option(
+            "--drop-added",
+            help="With --rebuild: drop the images that `add-class` or Python code added, which are no files of PHOTOS.",
+        ),
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="PHOTOS takes the place of the folder that the index was made of.")
@@ -90,6 +97,9 @@ def index(
     The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
     out. Another folder for the same index is refused if images would be deleted, unless --replace says so. A command
     that was killed is continued by the same command. The class is the folder directly under PHOTOS.
+
+    Images that `add-class` added stay, also with --rebuild. Another model cannot embed them again, so that --rebuild by
+    another model is refused if there are any, unless --drop-added says that they drop out.
     """
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, load_model, unfinished
@@ -112,6 +122,10 @@ def index(
         missing = "is a file" if folder.exists() else "does not exist"
         hint = "" if folder.exists() else neighbour(folder, lambda each: each.is_dir() and not is_index(each))
         raise ValueError(f"PHOTOS: got {folder}, which {missing}; expected a folder of images{hint}")
+    if drop_added and not rebuild:
+        raise ValueError(
+            "--drop-added: got it without --rebuild; expected both, or `proxymetric remove` to remove some images"
+        )
     check_place(target, "--out")
     chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
@@ -126,7 +140,7 @@ def index(
         terminal.say(sentence)
     existing = None
     if is_index(target):
-        existing = open_to_rebuild(target, chosen_engine) if rebuild else Index(target)
+        existing = open_to_rebuild(target, chosen_engine, drop_added=drop_added) if rebuild else Index(target)
         dim = _earlier_dim(existing, model) if dim is None else dim
     if columns:
         _check_metadata(columns, metadata, folder, files, () if existing is None else existing)
@@ -167,6 +181,7 @@ def index(
         folder,
         metadata=columns,
         rebuild=rebuild or not existing.manifest.count,
+        drop_added=drop_added,
         on_start=lambda number, total: terminal.say(f"to embed: {number:,} of {total:,} images"),
         progress=lambda done, total: terminal.work("embedding", done, total),
         on_unlisted=lambda name, reason: terminal.say(f"left out, cannot be listed: {name} ({reason})"),

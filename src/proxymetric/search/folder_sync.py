@@ -20,8 +20,9 @@ from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import image_files
 from proxymetric.files import printable
 from proxymetric.lock import locked
+from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
-from proxymetric.search.generation import empty
+from proxymetric.search.generation import commit
 from proxymetric.search.index import Index
 from proxymetric.search.manifest import Manifest
 from proxymetric.search.rows import as_metadata
@@ -85,15 +86,19 @@ class Changed:
     """ids of files that cannot be read, with the reason"""
 
 
-def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None) -> Index:
+def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None, *, drop_added: bool = False) -> Index:
     """Open an index that will be rebuilt; one that cannot be opened because files are damaged or gone is emptied.
+
+    Items that are no files stay in it, because no folder has them.
 
     Args:
         folder: the folder of the index.
         engine: the engine of the index that is emptied; None: the one that it has.
+        drop_added: items that are no files do not stay.
 
     Raises:
-        ValueError: the folder is not an index, or what its engine needs is not there.
+        ValueError: the folder is not an index, what its engine needs is not there, or items that are no files cannot
+            be read.
     """
     folder = Path(folder)
     try:
@@ -101,7 +106,9 @@ def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None)
     except (ValueError, OSError):
         with locked(folder):
             manifest = Manifest.read(folder)
-            empty(folder, manifest if engine is None else replace(manifest, engine=dict(engine)))
+            batches = [] if drop_added else rescue_added(folder, manifest)
+            new = manifest if engine is None else replace(manifest, engine=dict(engine))
+            commit(folder, new, None, batches, {})
         return Index(folder)
 
 
@@ -112,6 +119,7 @@ def sync(
     *,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rebuild: bool = False,
+    drop_added: bool = False,
     batch: int | None = None,
     on_start: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -128,8 +136,10 @@ def sync(
         index: the index.
         model: the model that made its vectors; with `rebuild`, the model that makes the new ones.
         photos: the folder.
-        metadata: the metadata of files, by their path in the folder; None keeps what the index has.
-        rebuild: embed all images again, for instance because the model changed.
+        metadata: the metadata of files, by their path in the folder; None keeps what the index has. Items that are no
+            files keep theirs, unless it names them.
+        rebuild: embed all images of the folder again, for instance because the model changed.
+        drop_added: with `rebuild`, items that are no files do not stay.
         batch: number of images in a forward pass; None: `GPU_BATCH` or `CPU_BATCH`.
         on_start: called with the number of images that are to be embedded and the number of images of the folder.
         progress: called with the number of images that are embedded and the number that are to be embedded.
@@ -140,7 +150,8 @@ def sync(
         The numbers of images, and the files that cannot be read.
 
     Raises:
-        ValueError: no image can be read, or another model made the vectors of the index.
+        ValueError: no image can be read, another model made the vectors of the index, or with `rebuild` items that
+            are no files cannot stay: another model made their vectors, or they are damaged.
     """
     photos, fingerprint = Path(photos), model.fingerprint()
     with index.writing():
@@ -151,8 +162,14 @@ def sync(
         for name, reason in unlisted.items():
             if on_unlisted is not None:
                 on_unlisted(name, reason)
-        known = {} if rebuild else index.stamps()
-        new = [photo for photo in found if known.get(photo.id) != photo.stamp]
+        known = index.stamps()
+        # Items without a stamp are no files of the folder: `add-class` or Python code added them.
+        added = {item for item, stamp in known.items() if not stamp}
+        if rebuild and drop_added:
+            added = set()
+        elif rebuild:
+            check_added(index, fingerprint, sorted(added - {photo.id for photo in found}))
+        new = [photo for photo in found if rebuild or known.get(photo.id) != photo.stamp]
         staging, result = Staging(index.folder, fingerprint), Changed()
         staged = {version for part in staging.batches for version in zip(part.ids, part.stamps, strict=True)}
         todo = [photo for photo in new if (photo.id, photo.stamp) not in staged]
@@ -169,17 +186,23 @@ def sync(
         batches = _current(staging.batches, {(photo.id, photo.stamp) for photo in new})
         written = {item for part in batches for item in part.ids}
         # A changed file that cannot be read any more drops out: its old vector belongs to the old image.
-        # Items without a stamp are no files of the folder: `add-class` or Python code added them.
-        added_by_hand = {item for item, stamp in known.items() if not stamp}
-        kept = (known.keys() & {photo.id for photo in found} - result.bad.keys()) | added_by_hand
+        if rebuild and fingerprint != index.model:
+            added = set()  # what is left of them are files that cannot be read
+        kept = added if rebuild else (known.keys() & {photo.id for photo in found} - result.bad.keys()) | added
         if metadata is not None:
             batches = [_with_metadata(part, metadata) for part in batches]
         else:
             batches = [_with_metadata(part, index.metadata(part.ids)) for part in batches]
-        edits = {} if metadata is None else _edits(index, sorted(kept - written), metadata)
-        result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept)
+        named = [item for item in sorted(kept - written) if metadata is not None and (item in metadata or known[item])]
+        edits = {} if metadata is None else _edits(index, named, metadata)
+        result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept - written)
         result.updated = len(written & known.keys()) + len(edits)
         result.unchanged = len(kept - written) - len(edits)
+        if rebuild:
+            # Everything is written anew, so that the numbers of the vectors may get another kind.
+            if staying := sorted(kept - written):
+                batches.append(_edited(index.batch(staying), edits))
+            kept, edits = set(), {}
         facts = {**(facts or {}), "model": fingerprint, "dim": model.dim, "photos": str(photos.resolve())}
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
         if rebuild or written or edits or result.deleted or differing:
@@ -337,3 +360,9 @@ def _edits(
         if as_metadata(earlier.metadata) != content:
             edits[item] = (earlier.label, content)
     return edits
+
+
+def _edited(part: Batch, edits: Mapping[str, tuple[str | None, str]]) -> Batch:
+    """Items with their new metadata."""
+    pairs = zip(part.ids, part.metadata, strict=True)
+    return part._replace(metadata=[edits[item][1] if item in edits else content for item, content in pairs])

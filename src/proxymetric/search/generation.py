@@ -69,6 +69,19 @@ class Generation:
             return None
         return bytes(self._packs[row.pack][row.start : row.start + row.length])
 
+    def batch(self, ids: Sequence[str]) -> Batch:
+        """Return those items of `ids` that there are, to write them again to a state that is made anew."""
+        numbers = [number for item in ids if (number := self.rows.number_of(item)) is not None]
+        rows = self.rows.at(numbers)
+        return Batch(
+            [row.id for row in rows],
+            self.stored[np.array(numbers, dtype=np.int64)],
+            [row.label for row in rows],
+            [row.metadata for row in rows],
+            [row.stamp for row in rows],
+            [self.thumbnail(row) for row in rows],
+        )
+
 
 def empty(folder: Path, manifest: Manifest) -> None:
     """Write the first generation of an index, which has no items."""
@@ -196,6 +209,22 @@ def damaged_files(folder: Path, manifest: Manifest) -> list[str]:
         for file, facts in _files(folder, manifest)
         if not file.is_file() or facts_of(file) != facts
     ]
+
+
+def damaged_items(folder: Path, manifest: Manifest) -> list[str]:
+    """Return the files of vectors, items and thumbnails that are missing or damaged; engine and map do not count."""
+    return damaged_files(folder, _without_engine(manifest))
+
+
+def open_without_engine(folder: Path, manifest: Manifest) -> Generation:
+    """Open the vectors, items and thumbnails of an index whose engine or map cannot be opened."""
+    return Generation(folder, _without_engine(manifest))
+
+
+def _without_engine(manifest: Manifest) -> Manifest:
+    needed = (*FILES[manifest.vectors["kind"]], ITEMS)
+    files = {name: facts for name, facts in manifest.files.items() if name in needed}
+    return replace(manifest, engine={"name": "exact"}, files=files)
 
 
 def generation_folder(folder: Path, number: int) -> Path:

@@ -303,6 +303,10 @@ class Index:
         """
         return self._generation.thumbnail(self._row(item))
 
+    def batch(self, ids: Sequence[str]) -> Batch:
+        """Return those items of `ids` that the index has, to write them again with `change`."""
+        return self._generation.batch(ids)
+
     def _number(self, item: str) -> int:
         number = self._generation.rows.number_of(item)
         if number is None:

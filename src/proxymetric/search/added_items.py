@@ -1,0 +1,78 @@
+"""Items of an index that are no files of its folder: `add-class` or Python code added them, and no folder has them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxymetric.search.batches import Batch
+from proxymetric.search.generation import ITEMS, damaged_items, generation_folder, open_without_engine
+from proxymetric.search.manifest import Manifest
+from proxymetric.search.rows import Rows
+
+if TYPE_CHECKING:
+    from proxymetric.search.index import Index
+
+
+def check_added(index: Index, model: str, ids: Sequence[str]) -> None:
+    """Refuse to rebuild an index whose added items cannot stay.
+
+    Args:
+        index: the index.
+        model: fingerprint of the model that makes the new vectors.
+        ids: the items that are no files; none of them can be embedded again.
+
+    Raises:
+        ValueError: another model made their vectors, or these are damaged.
+    """
+    if not ids:
+        return
+    if model != index.model:
+        label = index[ids[0]].label
+        such = f"{ids[0]!r}" if label is None else f"{ids[0]!r} of the class {label!r}"
+        raise ValueError(
+            f"model: got the model {model[:12]}, but another one made the vectors of {index.folder}, which has "
+            f"{_counted(ids)} without a file, such as {such}, that cannot be embedded again; expected the model of the "
+            "index, or --drop-added to drop them (`proxymetric add-class` adds photos again)"
+        )
+    if damaged := damaged_items(index.folder, index.manifest):
+        raise ValueError(_damaged(index.folder, damaged, ids))
+
+
+def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
+    """Read the added items of an index that cannot be opened.
+
+    Args:
+        folder: the folder of the index.
+        manifest: its manifest.
+
+    Returns:
+        One batch with them; nothing if there are none, or if the list of the items itself cannot be read.
+
+    Raises:
+        ValueError: there are such items, but files that hold them are damaged or missing.
+    """
+    try:
+        stamps = Rows(generation_folder(folder, manifest.generation) / ITEMS).stamps()
+    except (ValueError, OSError, sqlite3.Error):
+        return []
+    ids = sorted(item for item, (_, stamp) in stamps.items() if not stamp)
+    if not ids:
+        return []
+    if damaged := damaged_items(folder, manifest):
+        raise ValueError(_damaged(folder, damaged, ids))
+    return [open_without_engine(folder, manifest).batch(ids)]
+
+
+def _damaged(folder: Path, damaged: Sequence[str], ids: Sequence[str]) -> str:
+    return (
+        f"index: got {folder}, where {', '.join(damaged)} is damaged or missing, and which has {_counted(ids)} without "
+        f"a file, such as {ids[0]!r}, that cannot be embedded again; expected the files as they were, or --drop-added "
+        "to drop these items (`proxymetric add-class` adds photos again)"
+    )
+
+
+def _counted(ids: Sequence[str]) -> str:
+    return f"{len(ids):,} item{'' if len(ids) == 1 else 's'}"
