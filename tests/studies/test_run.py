@@ -288,11 +288,17 @@ def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
     listed = proxymetric("study", changed, "--out", out, "--dry-run")
     assert listed.out.count("changed") == 4
     before = {name: (out / "runs" / name / "result.json").read_bytes() for name in RUNS}
+    # The archive must not have vectors of the earlier recipe beside the new result.
+    vectors = out / "embeddings" / f"{RUNS[3]}.safetensors"
+    for file in vectors.parent.glob("proxy-anchor-*"):
+        file.replace(vectors)
+    assert load_file(vectors)["vectors"].shape[1] == 32
     code, said = study(changed, "--out", out, "--overwrite", "--only", "proxy-anchor", "--seeds", 1)
     assert code == 0, said
     after = {name: (out / "runs" / name / "result.json").read_bytes() for name in RUNS}
     assert {name for name in RUNS if before[name] != after[name]} == {"proxy-anchor-glyphs-small-held-out-seed1"}
     assert read_json(out / "runs" / RUNS[3] / "result.json")["recipe"]["encoder"]["dim"] == 16
+    assert load_file(vectors)["vectors"].shape[1] == 16
 
 
 def long_study(tmp_path: Path) -> Path:

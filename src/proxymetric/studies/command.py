@@ -140,7 +140,7 @@ def _check_loss(task: Task, loss: dict[str, Any]) -> None:
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
-    data_identities = identities(book.study, tasks, options.data_root)
+    data_identities = identities(tasks, options.data_root)
     with book.locked() as lock:
         return _run_locked(options, book, tasks, data_identities, lock, reporter)
 

@@ -164,8 +164,8 @@ def _plain(value: Any) -> Any:
 class StudyFolder:
     """The files of a study.
 
-    Each run has a folder `runs/NAME/`, its output in `logs/NAME.log` and its recipe in `plans/NAME.json`. `study.json`
-    holds the status of all runs.
+    Each run has a folder `runs/NAME/`, its output in `logs/NAME.log` and its recipe in `plans/NAME.json`; the best run
+    of each row has its vectors in `embeddings/NAME.safetensors`. `study.json` holds the status of all runs.
 
     Args:
         study: the study.
@@ -192,6 +192,10 @@ class StudyFolder:
     def plan(self, task: Task) -> Path:
         """The file with the recipe and the data with which a run was started."""
         return self.folder / "plans" / f"{task.name}.json"
+
+    def vectors(self, task: Task) -> Path:
+        """The file with the test embeddings of a run, if it is the best of its row."""
+        return self.folder / "embeddings" / f"{task.name}.safetensors"
 
     def read(self) -> None:
         """Read `study.json`, if there is one.
@@ -263,6 +267,7 @@ class StudyFolder:
         """
         if restart:
             shutil.rmtree(self.run(task), ignore_errors=True)
+            self.vectors(task).unlink(missing_ok=True)
             self.state["runs"].pop(task.name, None)
         write_json(self.plan(task), {"recipe": flat_recipe(task, self.root), "identity": identity})
 
@@ -354,7 +359,7 @@ def read_result(file: Path) -> Result | None:
     return result if result.scores else None
 
 
-def identities(study: Study, tasks: list[Task], root: Path | None) -> dict[str, str]:
+def identities(tasks: list[Task], root: Path | None) -> dict[str, str]:
     """Open each data set that the runs use, and return the hash of its content by name.
 
     Raises:

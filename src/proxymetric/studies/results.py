@@ -128,7 +128,7 @@ def write_archive(book: StudyFolder, statuses: dict[str, RunStatus], file: Path)
             log = tail(book.log(task), LOG_LINES)
             if log:
                 add(f"logs/{task.name}.log", (log + "\n").encode())
-            vectors = book.folder / "embeddings" / f"{task.name}.safetensors"
+            vectors = book.vectors(task)
             if vectors.is_file() and result is not None and best_run(study, task.cell, statuses) == task:
                 add(f"embeddings/{task.name}.safetensors", vectors.read_bytes())
                 chosen.append(_choice(task, result))

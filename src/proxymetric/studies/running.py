@@ -164,8 +164,8 @@ class Session:
     def _give(self, worker: Worker) -> None:
         if self.embeds:
             task = self.embeds.pop(0)
-            file = self.book.folder / "embeddings" / f"{task.name}.safetensors"
-            worker.give("embed", task, {"out": str(self.book.run(task)), "file": str(file), "log": self._log(task)})
+            file = str(self.book.vectors(task))
+            worker.give("embed", task, {"out": str(self.book.run(task)), "file": file, "log": self._log(task)})
             return
         chosen = self._next(worker)
         if chosen is None:
@@ -272,7 +272,7 @@ class Session:
         best = best_run(self.study, task.cell, self.statuses)
         for other in self.study.tasks():
             if best is not None and other.cell == task.cell and other.name != best.name:
-                (self.book.folder / "embeddings" / f"{other.name}.safetensors").unlink(missing_ok=True)
+                self.book.vectors(other).unlink(missing_ok=True)
         self._update_archive()
 
     def _on_not_embedded(self, worker: Worker, event: dict[str, Any]) -> None:
@@ -308,10 +308,9 @@ class Session:
         """The best run of each row of the tables, where the study asks for embeddings and they are not written yet."""
         cells = [cell for cell in self.study.cells() if cell.protocol in self.study.embeddings]
         best = [best_run(self.study, cell, self.statuses) for cell in cells]
-        folder = self.book.folder / "embeddings"
         return [
             task for task in best
-            if task is not None and not (folder / f"{task.name}.safetensors").is_file()
+            if task is not None and not self.book.vectors(task).is_file()
             and (self.book.run(task) / "last.safetensors").is_file()
         ]  # fmt: skip
 
