@@ -57,6 +57,17 @@ def test_a_search_without_results_names_all_conditions(photos, index):
     assert "matches --where shop=Ulm --differs shop" in answer.err
 
 
+def test_a_search_in_which_nothing_differs_says_so(run, photos, tmp_path):
+    shutil.copytree(photos / "class0", tmp_path / "photos" / "class0")
+    answer = proxymetric("index", run, tmp_path / "photos", "--out", tmp_path / "a.index", "--map", "none")
+    assert answer.code == 0, answer
+    image = tmp_path / "photos" / "class0" / "1.png"
+    for differs in ("class", "class=class0"):
+        answer = proxymetric("search", tmp_path / "a.index", image, "--differs", differs)
+        assert (answer.code, answer.out) == (0, "")
+        assert f"no other image of {tmp_path / 'a.index'} matches --differs {differs}" in answer.err
+
+
 def test_search_of_an_image_from_elsewhere(photos, index, tmp_path):
     copy = tmp_path / "copy.png"
     shutil.copy(photos / "class5" / "3.png", copy)

@@ -303,7 +303,7 @@ def search(
         (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id), hit.metadata) for hit in hits])
         for file, hits in zip(queries.files, found, strict=True)
     ]
-    if conditions and not any(hits for _, hits in results):
+    if (where or differs) and not any(hits for _, hits in results):
         words = " ".join(
             [*(f"--where {visible(text)}" for text in where or []), *(f"--differs {visible(t)}" for t in differs or [])]
         )
