@@ -22,7 +22,7 @@ from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
 from proxymetric.files import read_json
 from proxymetric.runs.auto_method import CANDIDATES
-from proxymetric.studies import load_study
+from proxymetric.studies import load_study, worker
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
 from proxymetric.studies.running import Session
@@ -322,8 +322,8 @@ def test_failures_kills_and_stops(tmp_path):
     first.until(last.is_file)
     busy = proxymetric("study", file, "--out", out)
     refused(busy, f"in use by process {first.process.pid}")
-    worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
-    os.kill(worker, signal.SIGKILL)
+    process = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
+    os.kill(process, signal.SIGKILL)
     code, text = first.finish()
     assert code == 1
     assert "failed    bad-g-held-out-seed0: " in text
@@ -335,7 +335,7 @@ def test_failures_kills_and_stops(tmp_path):
     listed = proxymetric("study", file, "--out", out, "--dry-run").out
     assert [line.split()[1] for line in listed.splitlines()[:3]] == ["failed", "done", "failed"]
     # At Ctrl-C the study saves, says how to continue, and leaves no process behind.
-    step = json.loads(state_of(last))["step"]
+    step, images = json.loads(state_of(last))["step"], worker.trained_images(last.parent)
     second = Running(file, "--out", out, "--only", "long")
     second.until(lambda: json.loads(state_of(last))["step"] > step)
     second.process.send_signal(signal.SIGINT)
@@ -344,9 +344,11 @@ def test_failures_kills_and_stops(tmp_path):
     assert "started   long-g-held-out-seed0 (resumed)" in text
     assert "stopped   long-g-held-out-seed0: saved" in text
     assert "1 runs are not finished, such as long-g-held-out-seed0; the same command continues the study" in text
-    worker = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
+    process = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
+        os.kill(process, 0)
+    session = read_json(out / "study.json")["sessions"][-1]
+    assert session["images"] == worker.trained_images(last.parent) - images > 0
     # The end of the time is not a failure, and the archive is written.
     code, text = study(file, "--out", out, "--only", "long", "--minutes", 0.15, "--archive", tmp_path / "a.tar.gz")
     assert code == 0, text
@@ -405,6 +407,24 @@ def test_a_study_of_the_choice_of_a_method(tmp_path):
     assert line in (tmp_path / "tables" / "tables.md").read_text()
 
 
+def test_a_session_counts_the_images_of_its_own_steps(tmp_path):
+    """Neither the steps of earlier sessions, nor a batch that is larger than the data."""
+    settings = {
+        "data.path": "glyphs:60", "encoder.backbone": "small", "encoder.dim": 8, "view.size": 16, "view.resize": 16,
+        "train.warmup": 0, "train.batch": 4000,
+    }  # fmt: skip
+    finished = []
+
+    def send(**event: object) -> None:
+        finished.extend([event] if event["event"] == "finished" else [])
+
+    for epochs in (1, 2):
+        job = {"recipe": None, "settings": settings | {"train.epochs": epochs}, "out": str(tmp_path / "run")}
+        worker.train_and_report(job, send)
+    count = read_json(tmp_path / "run" / "result.json")["data"]["train"]["images"]
+    assert [event["images"] for event in finished] == [count, count]
+
+
 def state_of(checkpoint: Path) -> str:
     from proxymetric.checkpoint import Checkpoint
 
@@ -445,10 +465,16 @@ def test_an_estimate_is_a_rows_minutes_until_a_run_is_done(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_an_estimate_is_for_the_runs_that_a_gpu_does_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    words = ["study", GLYPHS, "--out", tmp_path / "new", "--dry-run"]
+    assert proxymetric(*words).out.splitlines()[-1] == "4 runs, 4 to do: about 6s with 4 at the same time"
+    assert proxymetric(*words, "--jobs", 1).out.splitlines()[-1].endswith("about 24s with 1 at the same time")
+
+
 def test_work_before_training_is_shown_and_logged(monkeypatch, capsys):
     from proxymetric.cli.studying import running_table
     from proxymetric.cli.tables import plain_lines
-    from proxymetric.studies import worker
 
     now, sent = [100.0], []
     monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])

@@ -71,7 +71,8 @@ def execute(options: Options, reporter: Reporter) -> int:
     book = StudyFolder(study, out, options.data_root)
     if options.dry_run:
         statuses = {task.name: book.status(task) for task in study.tasks()}
-        _list(book, tasks, statuses, options.jobs or 1, reporter)
+        jobs = _jobs(options, [task for task in tasks if statuses[task.name].status != "done"])
+        _list(book, tasks, statuses, jobs, reporter)
         for sentence in missing_files(tasks, options.data_root):
             reporter.say(f"not there yet: {sentence}")
         return 0
@@ -165,14 +166,13 @@ def _run_locked(
             "both"
         )
     todo = [task for task in tasks if statuses[task.name].status != "done"]
-    on_gpu = _on_gpu(todo)
-    jobs = options.jobs or (GPU_JOBS if on_gpu else 1)
+    jobs = _jobs(options, todo)
     book.record_finished(statuses)
     book.save()
     reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
     session = Session(
-        book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter, on_gpu,
-        options.archive,
+        book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter,
+        _on_gpu(todo), options.archive,
     )  # fmt: skip
     outcome = session.run(lock)
     if options.archive is not None:
@@ -189,6 +189,11 @@ def _run_locked(
     if outcome.interrupted:
         return 130
     return 1 if outcome.failed else 0
+
+
+def _jobs(options: Options, todo: list[Task]) -> int:
+    """The number of runs at the same time."""
+    return options.jobs or (GPU_JOBS if _on_gpu(todo) else 1)
 
 
 def _on_gpu(tasks: list[Task]) -> bool:

@@ -256,6 +256,7 @@ class Session:
 
     def _on_failed(self, worker: Worker, event: dict[str, Any]) -> None:
         task, worker.task = worker.task, None
+        self.record["images"] += event["images"]
         self._failed(task, event["error"], event["seconds"])
 
     def _on_stopped(self, worker: Worker, event: dict[str, Any]) -> None:
@@ -263,6 +264,7 @@ class Session:
         if task is None or worker.kind == "embed":
             return
         self.record["busy_minutes"] += event["seconds"] / 60
+        self.record["images"] += event["images"]
         self.book.note(task, status="stopped", spent=round(self.book.seconds_spent(task) + event["seconds"], 1))
         self.outcome.unfinished.append(task)
         self.reporter.say(f"stopped   {task.name}: saved, can be resumed")

@@ -131,28 +131,29 @@ def train_and_report(job: dict[str, Any], send: Callable[..., None]) -> bool:
     """
     from proxymetric.training import Interrupted
 
-    start = time.perf_counter()
+    start, earlier_images = time.perf_counter(), trained_images(Path(job["out"]))
 
-    def seconds() -> float:
-        return round(time.perf_counter() - start, 2)
+    def spent() -> dict[str, Any]:
+        """The time and the training images of this process."""
+        images = max(0, trained_images(Path(job["out"])) - earlier_images)
+        return {"seconds": round(time.perf_counter() - start, 2), "images": images}
 
     try:
         result = train(job, _EventWatcher(send))
         send(
-            event="finished", seconds=seconds(), scores=result.scores,
-            images_per_second=result.images_per_second, whole_seconds=result.seconds,
-            gpu=result.machine.get("gpu"), images=_images(result),
+            event="finished", **spent(), scores=result.scores, images_per_second=result.images_per_second,
+            whole_seconds=result.seconds, gpu=result.machine.get("gpu"),
         )  # fmt: skip
     except (Interrupted, _Stopped, KeyboardInterrupt):
-        send(event="stopped", seconds=seconds())
+        send(event="stopped", **spent())
         return False
     except (ValueError, OSError) as error:  # the message is enough; no traceback
         print(error, flush=True)
-        send(event="failed", seconds=seconds(), error=str(error))
+        send(event="failed", **spent(), error=str(error))
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        send(event="failed", seconds=seconds(), error=f"{type(error).__name__}: {error}")
+        send(event="failed", **spent(), error=f"{type(error).__name__}: {error}")
     finally:
         _tidy()
     return True
@@ -168,7 +169,7 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
         write_embeddings(Path(job["out"]), Path(job["file"]))
         send(event="embedded")
     except (_Stopped, KeyboardInterrupt):
-        send(event="stopped", seconds=0.0)
+        send(event="stopped", seconds=0.0, images=0)
         return False
     except Exception as error:
         traceback.print_exc()
@@ -179,10 +180,15 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
     return True
 
 
-def _images(result: Result) -> int:
-    """The number of training images that were read: steps x batch x accumulation."""
-    options = result.recipe["train"]
-    return int(result.steps * options["batch"] * options["accumulate"])
+def trained_images(folder: Path) -> int:
+    """The number of images that a run was trained on until its last checkpoint, those of its refit included."""
+    from proxymetric.tensor_files import read_header
+
+    headers = [read_header(each / "last.safetensors") for each in (folder, folder / "refit")]
+    try:
+        return sum(int(json.loads(header["state"])["images"]) for header in headers if "state" in header)
+    except (ValueError, TypeError, KeyError):
+        return 0  # a damaged checkpoint, which the run refuses with a sentence
 
 
 def _tidy() -> None:
@@ -250,7 +256,7 @@ def main() -> None:
                 if not (train_and_report if job["kind"] == "train" else embed)(job, send):
                     break
     except _Stopped:
-        send(event="stopped", seconds=0.0)
+        send(event="stopped", seconds=0.0, images=0)
     answers.flush()
     os._exit(0)  # threads of libraries must not keep the process alive
 
