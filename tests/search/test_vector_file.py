@@ -1,4 +1,4 @@
-"""The index: exact order, save and load, and the errors for bad input."""
+"""A file of vectors: exact order, save and load, and the errors for bad input."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def foreign(kind, folder):
     "kind", ["missing", "text", "other tensors", "no names", "fewer names", "names are no list", "cut short"]
 )
 def test_a_foreign_file_is_refused(kind, tmp_path):
-    with pytest.raises(ValueError, match=r"foreign.safetensors, expected a file that `proxymetric embed` wrote"):
+    said = r"file of vectors: got .*foreign.safetensors, expected a file that `proxymetric embed` wrote"
+    with pytest.raises(ValueError, match=said):
         VectorFile.load(foreign(kind, tmp_path))
 
 

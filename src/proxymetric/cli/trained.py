@@ -70,11 +70,11 @@ def embed(
             f"--out: got {target}, which holds vectors of a model other than {run} ({which}); expected a new file, or "
             "--overwrite"
         )
-    index = _index(model, folder, terminal)
-    index.kind = vectors or "float32"
-    index.save(file)
-    size = f"{stored_bytes(index.kind, index.dim):,} bytes each ({index.kind})"
-    terminal.say(f"{len(index)} vectors of {index.dim} dimensions in {target}: {size}")
+    embedded = _embed_folder(model, folder, terminal)
+    embedded.kind = vectors or "float32"
+    embedded.save(file)
+    size = f"{stored_bytes(embedded.kind, embedded.dim):,} bytes each ({embedded.kind})"
+    terminal.say(f"{len(embedded)} vectors of {embedded.dim} dimensions in {target}: {size}")
 
 
 @app.command(
@@ -124,11 +124,11 @@ def query(
     for sentence in unfinished(run):
         terminal.say(sentence)
     if folder.is_file():
-        index = VectorFile.load(folder)
-        if index.dim < model.dim:
+        stored = VectorFile.load(folder)
+        if stored.dim < model.dim:
             with contextlib.suppress(ValueError):  # the vectors are those of another model
-                model = model.cut_to(index.dim, warn=False)
-        if index.model != model.fingerprint():
+                model = model.cut_to(stored.dim, warn=False)
+        if stored.model != model.fingerprint():
             raise ValueError(
                 f"DIR: got {folder}, which holds vectors of a model other than {run} ({which}); expected a file that "
                 "`proxymetric embed` wrote with this model"
@@ -136,9 +136,9 @@ def query(
         queries = Queries.embed(model, image)
     else:
         queries = Queries.embed(model, image)  # first, so that a bad image costs no embedding of the folder
-        index = _index(model, folder, terminal)
-    class_of = dict(zip(index.names, index.classes, strict=True))
-    found = index.search(queries.vectors, k, own=[str(path) for path in queries.files])
+        stored = _embed_folder(model, folder, terminal)
+    class_of = dict(zip(stored.names, stored.classes, strict=True))
+    found = stored.search(queries.vectors, k, own=[str(path) for path in queries.files])
     results = [
         (file, [Found(name, class_of[name], score, partial(_image, name)) for name, score in hits])
         for file, hits in zip(queries.files, found, strict=True)
@@ -260,8 +260,8 @@ def unfinished(run: str) -> list[str]:
     return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 
 
-def _index(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
-    """Embed all images of a folder."""
+def _embed_folder(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
+    """Embed all images of a folder that can be read: what a file of vectors holds."""
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.search import VectorFile
 

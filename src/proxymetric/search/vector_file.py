@@ -71,11 +71,11 @@ class VectorFile:
 
         Args:
             queries: (Q, D).
-            k: results for each query, at least 1; fewer come back if the index holds fewer.
+            k: results for each query, at least 1; fewer come back if there are fewer vectors.
             own: Q file names, one for each query; the results of a query leave out its own file.
 
         Returns:
-            For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the index.
+            For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the vectors.
 
         Raises:
             ValueError: an argument is wrong.
@@ -89,8 +89,8 @@ class VectorFile:
             raise ValueError(f"k: got {k}, expected at least 1")
         if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
             raise ValueError(
-                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as in "
-                "the index, embedded by the same model"
+                f"queries: got a tensor of shape {tuple(queries.shape)}, expected (Q, {self.vectors.shape[1]}) as the "
+                "stored vectors, embedded by the same model"
             )
         if not queries.isfinite().all():
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
@@ -115,7 +115,7 @@ class VectorFile:
 
     @staticmethod
     def model_of(file: str | Path) -> str | None:
-        """The fingerprint of the model that made the vectors of a file; None if the file is not an index."""
+        """The fingerprint of the model that made the vectors of a file; None if it is no file of vectors."""
         header = read_header(file)
         return header.get("model", "") if "names" in header else None
 
@@ -137,10 +137,10 @@ class VectorFile:
 
     @classmethod
     def load(cls, file: str | Path) -> VectorFile:
-        """Load an index that `save` or `proxymetric embed` wrote.
+        """Load a file of vectors that `save` or `proxymetric embed` wrote.
 
         Raises:
-            ValueError: the file is not an index.
+            ValueError: it is no file of vectors.
         """
         try:
             tensors, header = read_tensors(file)
@@ -149,7 +149,9 @@ class VectorFile:
             vectors = tensors["vectors"] if kind == "float32" else from_int8(tensors["codes"])
             return cls(vectors, json.loads(header["names"]), header.get("model", ""), classes, kind)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"index: got {file}, expected a file that `proxymetric embed` wrote: {error}") from None
+            raise ValueError(
+                f"file of vectors: got {file}, expected a file that `proxymetric embed` wrote: {error}"
+            ) from None
 
 
 def _folders(names: Sequence[str]) -> list[str]:
