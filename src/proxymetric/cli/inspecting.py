@@ -9,6 +9,7 @@ import typer
 
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
+from proxymetric.cli.unreadable import unreadable_lines
 
 if TYPE_CHECKING:
     from proxymetric.data import ImageSet
@@ -109,14 +110,8 @@ def report_lines(found: Inspection) -> list[str]:
         f"lonely images: {len(found.lonely.listed)}",
         f"files that cannot be read: {len(contents.unreadable)}",
     ]
-    for row in found.tables()["unreadable"][:MAX_UNREADABLE_NAMED]:
-        lines.append(f"cannot be read: {row['file']} ({row['reason']})")
-    if len(contents.unreadable) > MAX_UNREADABLE_NAMED:
-        lines.append(f"... and {len(contents.unreadable) - MAX_UNREADABLE_NAMED} more")
-    return lines
-
-
-MAX_UNREADABLE_NAMED = 10
+    unreadable = [f"{row['file']} ({row['reason']})" for row in found.tables()["unreadable"]]
+    return [*lines, *unreadable_lines(unreadable, "cannot be read")]
 
 
 def _trained_on(run: str, images: ImageSet) -> list[str]:

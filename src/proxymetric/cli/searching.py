@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 MAX_EXACT = 200_000
 """images from which another engine is recommended"""
-CLASS = "class"
-"""the column of --where that stands for the class"""
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `index` wrote.")]
 OtherRun = Annotated[
     str | None,
@@ -102,7 +100,8 @@ def index(
     another model is refused if there are any, unless --drop-added says that they drop out.
     """
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.cli.trained import MAX_BAD_IMAGES_NAMED, load_model, unfinished
+    from proxymetric.cli.trained import load_model, unfinished
+    from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
     from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.models.hub_client import is_address
@@ -188,13 +187,11 @@ def index(
         facts=facts,
     )
     bad = [f"{visible(str(folder / name))} ({reason})" for name, reason in changed.bad.items()]
-    for image in bad[:MAX_BAD_IMAGES_NAMED]:
-        terminal.say(f"left out, cannot be read: {image}")
-    if len(bad) > MAX_BAD_IMAGES_NAMED:
-        terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
+    for line in unreadable_lines(bad):
+        terminal.say(line)
     if columns and (absent := [name for name in columns if name not in existing]):
-        more = ", ..." if len(absent) > MAX_BAD_IMAGES_NAMED else ""
-        named = ", ".join(map(visible, absent[:MAX_BAD_IMAGES_NAMED])) + more
+        more = ", ..." if len(absent) > MAX_IMAGES_NAMED else ""
+        named = ", ".join(map(visible, absent[:MAX_IMAGES_NAMED])) + more
         terminal.say(f"{len(absent)} of the {len(columns)} files of {metadata} are not in the index: {named}")
     if changed.continued:
         terminal.say(f"continued: {changed.continued} images were embedded before")
@@ -286,6 +283,7 @@ def search(
     from proxymetric.cli.results import Queries, print_results
     from proxymetric.search import Index
     from proxymetric.search.result_page import Found
+    from proxymetric.search.rows import CLASS_COLUMN
     from proxymetric.serve.searcher import model_of
 
     opened = Index(folder)
@@ -293,8 +291,8 @@ def search(
         raise ValueError(f"INDEX: got {folder}, which has no images yet; expected an index that `index` has finished")
     check_images(image)
     conditions = conditions_of(where or [])
-    if CLASS in conditions:
-        one_of("--where class", conditions[CLASS], opened.classes)
+    if CLASS_COLUMN in conditions:
+        one_of("--where class", conditions[CLASS_COLUMN], opened.classes)
     queries = Queries.embed(model_of(opened, run, device), image)
     own = [own_id(opened, file) for file in queries.files]
     others = differs_of(opened, differs or [], own)

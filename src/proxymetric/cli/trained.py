@@ -11,6 +11,7 @@ import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
+from proxymetric.cli.unreadable import unreadable_lines
 from proxymetric.core.visible import visible
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
     from proxymetric.search import VectorFile
-
-MAX_BAD_IMAGES_NAMED = 10
 
 
 @app.command(
@@ -292,11 +291,8 @@ def embed_images(
         progress=lambda done, total: terminal.work(what, done, total),
         on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
     )
-    bad = [] if again else bad
-    for image in bad[:MAX_BAD_IMAGES_NAMED]:
-        terminal.say(f"left out, cannot be read: {image}")
-    if len(bad) > MAX_BAD_IMAGES_NAMED:
-        terminal.say(f"... and {len(bad) - MAX_BAD_IMAGES_NAMED} more")
+    for line in unreadable_lines([] if again else bad):
+        terminal.say(line)
     if not indices:
         raise ValueError(
             f"images: got {len(images)} images, none of which can be read; expected images that can be decoded"

@@ -1,0 +1,36 @@
+"""Images that cannot be read: every verb names the first ten and counts the others."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
+from terminal import finished_run, proxymetric
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.mark.parametrize("verb", ["index", "embed", "inspect"])
+def test_a_verb_names_the_first_ones(verb, run, photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    bad = [folder / "class0" / f"bad{number:02}.png" for number in range(MAX_IMAGES_NAMED + 2)]
+    for file in bad:
+        file.write_text("no image")
+    out = tmp_path / {"index": "a.index", "embed": "a.safetensors", "inspect": "inspected"}[verb]
+    answer = proxymetric(verb, run, folder, "--out", out)
+    assert answer.code == 0, answer
+    lines = answer.out.splitlines()
+    named = [line for line in lines if "cannot be read: " in line and "(the image format is not recognised" in line]
+    assert [any(str(file) in line for line in named) for file in bad] == [True] * MAX_IMAGES_NAMED + [False] * 2
+    assert lines[lines.index(named[-1]) + 1] == "... and 2 more"
+
+
+def test_nothing_is_counted_that_was_named():
+    images = [f"{number}.jpg (no image)" for number in range(MAX_IMAGES_NAMED)]
+    assert unreadable_lines(images, "gone") == [f"gone: {image}" for image in images]
+    assert unreadable_lines([]) == []
