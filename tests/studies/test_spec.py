@@ -70,6 +70,7 @@ def test_recipes_are_found_from_the_studys_folder_and_by_data(tmp_path):
 WRONG = {
     "sedes": (small(sedes=[0]), "sedes: got an unknown key", "did you mean 'seeds'?"),
     "a row's key": (small(rows=[{"name": "a", "recpie": "x"}]), "rows[0].recpie: got an unknown", "mean 'recipe'?"),
+    "capitals": (small(SEEDS=[0]), "SEEDS: got an unknown key", "did you mean 'seeds'?"),
     "a data key": (small(data={"g": {"pat": "x"}}), "data.g.pat", "did you mean 'path'?"),
     "no path": (small(data={"g": {}}), "data.g.path: got None, expected text"),
     "no data": (small(data={}), "data: got no data set"),
@@ -115,6 +116,8 @@ def test_narrowing():
     assert [task.name for task in narrowed(study, ["b"], [1])] == ["b-g-held-out-seed1"]
     with pytest.raises(ValueError, match=r"--only: got 'bb', expected rows of the study \(a, b\); did you mean 'b'\?"):
         narrowed(study, ["bb"])
+    with pytest.raises(ValueError, match=r"--only: got 'B', .*did you mean 'b'\?"):
+        narrowed(study, ["B"])
     with pytest.raises(ValueError, match="--seeds: got 7, expected one of 1, 3"):
         narrowed(study, (), [7])
 

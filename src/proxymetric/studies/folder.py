@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, write_json
-from proxymetric.studies.spec import Study, Task, nearest
+from proxymetric.signatures import did_you_mean
+from proxymetric.studies.spec import Study, Task
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
@@ -402,4 +403,4 @@ def _below(root: Path | None) -> str:
 def _nearest_path(path: str) -> str:
     """The name in the same folder that is most similar to a missing path, as the end of an error."""
     folder = Path(path).parent
-    return nearest(Path(path).name, [file.name for file in folder.iterdir()]) if folder.is_dir() else ""
+    return did_you_mean(Path(path).name, [file.name for file in folder.iterdir()]) if folder.is_dir() else ""

@@ -12,7 +12,8 @@ from typing import Any
 
 from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
-from proxymetric.studies.spec import Backbone, Data, Row, Study, nearest
+from proxymetric.signatures import did_you_mean, one_of
+from proxymetric.studies.spec import Backbone, Data, Row, Study
 
 METRICS = ("R@1", "MAP@R")
 STUDY_KEYS = ("name", "title", "seeds", "protocols", "metrics", "embeddings", "settings", "data", "backbones", "rows")
@@ -48,7 +49,7 @@ def load_study(path: str | Path) -> Study:
     path = Path(path)
     if not path.is_file():
         folder = path.parent
-        hint = nearest(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
+        hint = did_you_mean(path.name, [file.name for file in folder.glob("*.toml")]) if folder.is_dir() else ""
         state = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"study: got {str(path)!r}, which {state}; expected a TOML file{hint}")
     content = read_toml(path, "study")
@@ -93,9 +94,8 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
     for row in rows.values():
         if row.baseline is not None and (row.baseline not in rows or row.baseline == row.name):
             others = [other for other in rows if other != row.name]
-            raise ValueError(
-                f"rows.{row.name}.baseline: got {row.baseline!r}, expected another row{nearest(row.baseline, others)}"
-            )
+            hint = did_you_mean(row.baseline, others)
+            raise ValueError(f"rows.{row.name}.baseline: got {row.baseline!r}, expected another row{hint}")
     study = Study(
         name=name,
         title=_text("title", content.get("title", name)),
@@ -119,7 +119,7 @@ def _check_keys(where: str, table: Any, keys: Iterable[str]) -> None:
     for key in table:
         if key not in keys:
             place = f"{where}.{key}" if where else key
-            raise ValueError(f"{place}: got an unknown key, expected one of {', '.join(keys)}{nearest(key, keys)}")
+            raise ValueError(f"{place}: got an unknown key, expected one of {', '.join(keys)}{did_you_mean(key, keys)}")
 
 
 def _tables(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,7 @@ def _choice(where: str, value: Any, known: Iterable[str], empty: bool = False) -
     if not isinstance(value, list) or (not value and not empty):
         raise ValueError(f"{where}: got {value!r}, expected a list of {', '.join(known)}")
     for name in value:
-        if name not in known:
-            raise ValueError(f"{where}: got {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
+        one_of(where, name, known)
     return tuple(dict.fromkeys(value))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.signatures import did_you_mean
 
 LABELS = {
     "held-out": "epoch chosen on held-out training classes",
@@ -199,19 +199,9 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) 
     for row in only:
         if row not in study.rows:
             rows = ", ".join(study.rows)
-            raise ValueError(f"--only: got {row!r}, expected rows of the study ({rows}){nearest(row, study.rows)}")
+            raise ValueError(f"--only: got {row!r}, expected rows of the study ({rows}){did_you_mean(row, study.rows)}")
     known = sorted({task.seed for task in tasks})
     for seed in seeds:
         if seed not in known:
             raise ValueError(f"--seeds: got {seed}, expected one of {', '.join(map(str, known))}")
     return [t for t in tasks if (not only or t.cell.row in only) and (not seeds or t.seed in seeds)]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is most similar to a wrong one, as the end of an error message.
-
-    >>> nearest("proxi", ["proxy-anchor", "proxy"])
-    "; did you mean 'proxy'?"
-    """
-    matches = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
