@@ -1,11 +1,13 @@
 """Proxy-ISA, VCPA, CCP and MoCo assembled by hand: missing inputs are named, and several passes are one step."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import proxymetric as pm
-from proxymetric.core.pieces import Boundary, Compare
+from proxymetric.core.pieces import Boundary, Compare, Sum
 from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor
 from proxymetric.schemes import AlternatingProjections, MomentumQueue
@@ -126,3 +128,66 @@ def test_a_loss_that_is_not_a_scalar_is_refused():
     objective = pm.Criterion(Compare(per_sample, LearnedProxies(3, 4)))
     with pytest.raises(ValueError, match=r"loss: got a tensor of shape \(6,\) from function, expected a scalar"):
         objective(torch.randn(6, 4, requires_grad=True), torch.arange(6) % 3)
+
+
+def test_proxies_of_an_isa_take_one_label_a_query():
+    criterion = pm.method("proxy-isa", classes=3, dim=4)
+    with pytest.raises(ValueError, match="labels: got shape"):
+        criterion(torch.randn(6, 4), torch.tensor([[True, False, True]] * 6))
+    balanced = pm.method("proxy-anchor", classes=3, dim=4, weights=[1.0, 2.0, 3.0])
+    assert balanced(torch.randn(6, 4), torch.tensor([[True, False, True]] * 6)).isfinite()
+
+
+def test_the_parts_of_a_sum_have_the_same_classes_and_width():
+    def part(classes, dim):
+        return 1.0, Compare(ProxyAnchor(), LearnedProxies(classes, dim))
+
+    for other in (part(3, 4), part(5, 8)):
+        with pytest.raises(ValueError, match="expected the same number in all parts"):
+            Sum(a=part(5, 4), b=other)
+    assert Sum(a=part(5, 4), b=part(5, 4)).classes == 5
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("vcpa", {"prior_lag": 3}), ("moco", {"memory": 8})])
+def test_a_step_after_earlier_state_is_loaded_is_the_step_that_it_was(name, arguments):
+    """Also if its number is that of the last step of the module."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    criterion = pm.method(name, classes=3, dim=4, **arguments).bind(encoder)
+    labels, images = torch.tensor([0, 1, 2, 0, 1, 2]), torch.rand(6, 3, 2, 2)
+
+    def step():
+        torch.manual_seed(1)
+        criterion(encoder(images), labels, images=images).backward()
+        criterion.commit()
+        return {key: value.clone() for key, value in criterion.state_dict().items() if torch.is_tensor(value)}
+
+    step()
+    encoder[1].weight.data.add_(1.0)  # the momentum encoder has somewhere to go
+    before = copy.deepcopy(criterion.state_dict())
+    once = step()
+    criterion.load_state_dict(before)
+    again = step()
+    assert all(torch.equal(once[key], again[key]) for key in once), [
+        k for k in once if not torch.equal(once[k], again[k])
+    ]
+    assert any(not torch.equal(once[key], before[key]) for key in once), "the step changes something"
+
+
+def test_the_momentum_encoder_has_the_precision_of_the_step():
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.types = nn.Linear(12, 4), []
+
+        def forward(self, images):
+            embeddings = self.linear(images.flatten(1))
+            self.types.append(embeddings.dtype)
+            return embeddings
+
+    encoder, images = Watched(), torch.rand(6, 3, 2, 2)
+    criterion = pm.method("moco", classes=3, dim=4).bind(encoder)
+    with torch.autocast("cpu", torch.bfloat16):
+        criterion(encoder(images), torch.tensor([0, 1, 2, 0, 1, 2]), images=images)
+    (momentum_encoder,) = (module for module in criterion.modules() if isinstance(module, Watched))
+    assert momentum_encoder.types[-1] == torch.bfloat16

@@ -135,3 +135,12 @@ def test_batch_larger_than_the_set_is_one_batch_of_everything():
 def test_batches_that_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Batches(LABELS, **options)
+
+
+@pytest.mark.parametrize("test", ["none", 0.5])
+def test_a_split_of_ones_own_ignores_what_comes_with_the_data(test):
+    labels = np.repeat(np.arange(10), 4)
+    parts = {"test_images": labels >= 5, "gallery": labels % 2 == 0, "distractors": np.arange(40) % 4 == 3}
+    images = ImageSet("dots", labels, [f"c{c}" for c in range(10)], arrays=np.zeros((40, 8, 8), np.uint8), **parts)
+    for part in split(images, 0.2, test):
+        assert part is None or (part.gallery is None and part.distractors is None and part.test_images is None)

@@ -97,3 +97,12 @@ def test_what_is_no_method_is_refused(name: str, sentence: str, photos: Path, tm
 def test_an_unknown_argument_is_refused(folder: Path, photos: Path) -> None:
     words = command(photos, folder / "run", method="my_losses:mine", loss__scal=3)
     refused(proxymetric(*words), "loss.scal: got an unknown key", "did you mean 'scale'?")
+
+
+def test_a_missing_module_that_is_the_beginning_of_the_name_is_the_missing_one(tmp_path, monkeypatch):
+    (tmp_path / "foozle_losses.py").write_text("import foozle\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match="importing foozle_losses failed with ModuleNotFoundError: No module named 'foozle'"
+    ):
+        pm.method("foozle_losses:mine", classes=3, dim=4)

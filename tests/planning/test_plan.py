@@ -149,6 +149,9 @@ def test_the_batchs_classes_alone():
     assert replace(work, classes=100).compared == 200
     assert replace(work, touched=0.1).compared == 2 * (128 + 100_000)
     assert replace(work, touched=0.999_999).compared == work.rows
+    for wrong in ("bath", "a number above 0 and below 1", 1.0):
+        with pytest.raises(ValueError, match="touched: got"):
+            replace(work, touched=wrong)
 
 
 def test_what_devices_send_each_other():

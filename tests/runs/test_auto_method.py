@@ -105,3 +105,22 @@ def test_a_method_must_be_better_with_its_whole_interval() -> None:
     unsure, sure = Trial("mpa-ap", 0.6, 0.1, -0.01, 0.2, 1.0), Trial("vcpa", 0.52, 0.02, 0.01, 0.03, 1.0)
     assert decide([unsure, plain])[0] == DEFAULT_METHOD
     assert decide([unsure, sure, plain])[0] == "vcpa"
+
+
+@pytest.mark.usefixtures("few_classes")
+def test_trials_are_never_scored_on_classes_that_they_train_on(
+    photos: Path, tmp_path: Path, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the run itself holds nothing out."""
+    embedded: dict[str, set[str]] = {}
+
+    def embed(context: Any, encoder: Any, images: Any, what: str) -> Any:
+        embedded[what] = {images.classes[label] for label in images.labels}
+        return features(context, encoder, images, what)
+
+    features = auto_method.embed_features
+    monkeypatch.setattr(auto_method, "embed_features", embed)
+    run(photos, tmp_path / "run", method="auto", protocol="last", **weights)
+    assert embedded["training images"]
+    assert embedded["held-out images"]
+    assert not embedded["training images"] & embedded["held-out images"]

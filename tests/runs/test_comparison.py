@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -90,3 +92,23 @@ def test_a_run_that_chose_epoch_0_says_that_nothing_was_trained(photos, tmp_path
     sentences = remarks(result)
     assert sentences[0].startswith("epoch 0 was chosen: no epoch scored higher than the model before training")
     assert "untrained backbone with a new, random head" in sentences[0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "distractors", "differs"])
+def test_an_error_rate_lies_in_its_interval(kind: str) -> None:
+    """The interval is that of the pairs that are compared, whatever the set leaves out."""
+    found = embedded(2.0, classes=30, images=3)
+    count = len(found.kept)
+    pictures = replace(found.images, columns={"camera": np.array([str(i % 3 % 2) for i in range(count)])})
+    vectors = found.vectors
+    if kind == "distractors":
+        pictures = replace(pictures, distractors=np.arange(count) % 3 == 2)
+    if kind == "differs":  # one camera sees everything displaced: pairs of one camera are much more alike
+        vectors = vectors + 3 * torch.from_numpy(pictures.columns["camera"] == "0")[:, None]
+    given = EmbeddedSet(pictures, vectors, found.kept, "camera" if kind == "differs" else None)
+    comparison = compare(given, None, ["EER"])
+    low, high = comparison.intervals["trained encoder"]["EER"]
+    assert low < comparison.rows["trained encoder"]["EER"] < high
+    if kind == "distractors":  # all pairs are compared, as without distractors
+        plain = compare(found, None, ["EER"])
+        assert (low, high) == plain.intervals["trained encoder"]["EER"]

@@ -176,6 +176,8 @@ def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, 
     settings = TINY | {"train.batch": 128, "train.epochs": 1}
     train(photos, method="triplet", out=tmp_path / "run", settings=settings, watcher=Notes())
     assert "batch size 32: triplet needs 4 images of each class" in said
+    train(photos, method="moco", out=tmp_path / "moco", settings=settings | {"loss.base": "triplet"}, watcher=Notes())
+    assert "batch size 32: moco needs 4 images of each class" in said, "as its base"
     with pytest.raises(ValueError, match=r"--set train.per_class"):
         train(
             photos, method="triplet", out=tmp_path / "no", settings=settings | {"train.per_class": 4}, watcher=Silent()

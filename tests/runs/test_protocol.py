@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from proxymetric import recipe as recipes
 from proxymetric.cli import app
-from proxymetric.data import ImageSet
+from proxymetric.data import ImageSet, open_data, split
 from proxymetric.data.splits import altered
-from proxymetric.runs.evaluation_set import evaluation_set
+from proxymetric.runs.evaluation_set import evaluation_set, seen_set
 from training_runs import LEARNING, run
 
 LEARN = {**LEARNING, "data__test": 0.3, "train__epochs": 4}
@@ -115,3 +115,13 @@ def test_a_share_of_each_class_and_wrong_labels_are_drawn_by_the_seed():
     assert (altered(images, wrong_labels=0.2, seed=3).labels == wrong.labels).all()
     assert (altered(images, wrong_labels=0.2, seed=4).labels != wrong.labels).any()
     assert altered(images) is images
+
+
+def test_the_images_that_a_run_was_trained_on_are_those_that_it_saw(photos: Path, tmp_path: Path) -> None:
+    done = run(photos, tmp_path / "run", data__fraction=0.5, data__wrong_labels=0.2)
+    trained_on, note = evaluation_set(done.folder, part="train")
+    assert len(trained_on) == len(seen_set(done.folder)) == done.result.data["train"]["images"]
+    parts = split(open_data(photos), done.result.recipe["data"]["validation"], done.result.recipe["data"]["test"])
+    assert len(trained_on) < len(parts.train)
+    assert np.array_equal(trained_on.labels, seen_set(done.folder).labels)
+    assert note == "all of them trained on"

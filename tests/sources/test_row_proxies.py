@@ -175,3 +175,9 @@ def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, t
     assert torchrun.returncode == 0, said.read_text()
     Pair(command(photos, tmp_path / "whole", **settings), tmp_path).finish()
     same_run(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("others", [-0.1, 1.0, 7.0])
+def test_a_share_of_classes_that_is_none_is_refused(others: float) -> None:
+    with pytest.raises(ValueError, match="others: got"):
+        RowProxies(3, 4, others=others)

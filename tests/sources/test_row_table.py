@@ -280,3 +280,19 @@ def test_rows_follow_the_schedule_and_the_clip_of_the_run(photos: Path, tmp_path
     clipped = run(photos, tmp_path / "clipped", loss__touched="batch", train__clip_value=1e-4, train__epochs=1)
     average = Checkpoint.read(clipped.folder / "last.safetensors").tensors[table + "average"]
     assert 0 < average.abs().max() < 1.001e-4
+
+
+def test_the_state_of_another_optimiser_is_dropped() -> None:
+    table = RowTable(torch.zeros(2, 2), optimizer="sgd")
+    for _ in range(50):
+        table.take(torch.tensor([0])).sum().backward()
+        table.step(0.01)
+    before = table.values.clone()
+    table.follow("adamw", (0.9, 0.999), 0.0, 0.9)
+    table.take(torch.tensor([0])).sum().backward()
+    table.step(0.01)
+    torch.testing.assert_close((table.values - before)[0], torch.full((2,), -0.01))
+    average = table.average.clone()
+    table.follow("adam", (0.9, 0.999), 0.0, 0.9)  # the same state
+    assert torch.equal(table.average, average)
+    assert table.steps.tolist() == [1, 0]

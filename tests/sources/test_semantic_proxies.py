@@ -401,7 +401,7 @@ def test_proxies_from_the_encoder_itself_with_and_without_gradient(kind: str) ->
         ("vptsp-g", {"prompts": 0}, "prompts: got 0, expected a whole number of at least 1"),
         ("vptsp-g", {"depth": 0}, "depth: got 0, expected a whole number of at least 1"),
         ("vptsp-g", {"depth": 3}, "depth: got 3, expected at most 2, the blocks of this encoder"),
-        ("vptsp-g", {"step": -1}, "step: got -1, expected a number of at least 0"),
+        ("vptsp-g", {"step": -1}, "step: got -1, expected a whole number of at least 0"),
         ("vptsp-g", {"source": "x"}, "source: got 'x', expected one of prompts, sample, encoder, fixed_encoder"),
         ("vptsp-g", {"class_prompts": "x"}, "class_prompts: got 'x', expected one of only, with_shared"),
         ("vptsp-g", {"normalise_every": "x"}, "normalise_every: got 'x', expected one of step, batch"),

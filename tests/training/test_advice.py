@@ -36,6 +36,7 @@ def test_a_memory_that_starts_after_the_end_is_named(photos: Path, tmp_path: Pat
     assert sum(text.startswith("loss.start: the memory starts after 1000 steps, but the") for text in said.said) == 1
     assert late_memory({"memory": 10, "memory_epoch": 1}, steps=9, epochs=1).startswith("loss.memory_epoch: the memory")
     assert late_memory({"memory": 10, "memory_epoch": 1}, steps=9, epochs=2) == ""
+    assert late_memory({"memory": 10, "memory_epoch": 7.0}, steps=9, epochs=2).startswith("loss.memory_epoch: the")
     assert late_memory({"start": 1000}, steps=9, epochs=2) == "", "a method without a memory"
 
 

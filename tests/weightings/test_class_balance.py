@@ -5,7 +5,10 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.core.pieces import Compare
+from proxymetric import losses, sources
+from proxymetric.core.pair_weights import PairWeights, StepFunction
+from proxymetric.core.pieces import Compare, References
+from proxymetric.criterion import Criterion
 from proxymetric.ops import using
 from proxymetric.weightings import ClassBalance, EmbeddingLengths, InformativeSamples
 
@@ -92,3 +95,31 @@ def test_a_weighting_of_another_number_of_classes_is_refused(weighting) -> None:
     with pytest.raises(ValueError, match="with classes=3, expected classes=4, as LearnedProxies has"):
         Compare(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(4, 5), weighting)
     Compare(pm.losses.ProxyAnchor(), pm.sources.LearnedProxies(3, 5), weighting)
+
+
+@pytest.mark.parametrize("name", ["arcface", "cosface", "proxy-anchor"])
+def test_margins_of_classes_have_the_range_of_the_margin(name: str) -> None:
+    for nested in (None, [2, 4]):
+        with pytest.raises(ValueError, match="margins: got 9 for a class; margin: got 9"):
+            pm.method(name, classes=3, dim=4, margins=[0.1, 9.0, 0.1], nested=nested)
+
+
+def test_nested_takes_what_its_loss_takes() -> None:
+    weighting = ClassBalance(3, weights=[1.0, 2.0, 3.0])
+    objective = Compare(losses.Nested(losses.CosFace(), (2, 4)), sources.LearnedProxies(3, 4), weighting)
+    assert Criterion(objective)(torch.randn(2, 4), torch.tensor([0, 2])).isfinite()
+    with pytest.raises(ValueError, match="which makes no use of it"):
+        Compare(losses.Nested(losses.Circle(), (2, 4)), sources.LearnedProxies(3, 4), weighting)
+
+
+def test_weights_of_pairs_beside_numbers_of_classes_are_used_or_refused() -> None:
+    torch.manual_seed(0)
+    refs = References(torch.randn(3, 4), torch.arange(3), per_class=1, normalise="l2")
+    queries, labels = torch.nn.functional.normalize(torch.randn(5, 4)), torch.tensor([0, 1, 2, 0, 1])
+    one = torch.ones(3, 1)
+    pairs = PairWeights(StepFunction(one[:, :0], 3 * one), StepFunction(one[:, :0], 2 * one))
+    both = pairs._replace(class_weights=torch.ones(3))
+    loss = losses.CosFace(scale=4.0, margin=0.0)
+    assert loss(queries, labels, refs, both) == loss(queries, labels, refs, pairs) != loss(queries, labels, refs)
+    with pytest.raises(ValueError, match="expected only one of them"):
+        losses.ProxyAnchor()(queries, labels, refs, both)

@@ -51,7 +51,7 @@ def _import(argument: str, module_name: str, name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             files = [file.stem for file in Path(folder).glob("*.py")]
             raise ValueError(
                 f"{argument}: got {name!r}, but there is no module {module_name!r} in {folder} or among the installed "

@@ -56,12 +56,13 @@ class PairWeights(NamedTuple):
     """(C,) how much each class counts in the mean; None: all the same"""
     class_margins: Tensor | None = None
     """(C,) the margin of each class, in place of that of the loss; None: that of the loss"""
+    are_equal: bool = False
+    """whether both functions are `equal_pairs`"""
 
     @property
     def of_pairs(self) -> PairWeights | None:
-        """These weights; None if they tell about queries or classes only, and all pairs count the same."""
-        facts = (self.length_scores, self.class_weights, self.class_margins)
-        return self if all(each is None for each in facts) else None
+        """These weights; None if all pairs count the same, and only the numbers of queries or classes matter."""
+        return None if self.are_equal else self
 
 
 def equal_pairs(classes: int, like: Tensor) -> StepFunction:

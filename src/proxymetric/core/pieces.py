@@ -340,6 +340,15 @@ class Weighting(ShortRepr, nn.Module):
     """the attribute that a loss must have to make use of this weighting; None: any loss with weighted exponents"""
     classes: int | None = None
     """the number of classes that it remembers; None: any number"""
+    takes_several_labels: bool = False
+    """whether a query may have several labels: a mask (B, C) instead of labels (B,)"""
+
+    def check_loss(self, loss: Loss) -> None:
+        """Refuse a loss that does not fit the numbers of this weighting.
+
+        Args:
+            loss: the loss that it weights.
+        """
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         """The weights of this batch's pairs.
@@ -419,6 +428,8 @@ class Compare(Objective):
                 f"weighting: got {type(weighting).__name__} with classes={weighting.classes}, expected classes="
                 f"{source.classes}, as {type(source).__name__} has"
             )
+        if weighting is not None:
+            weighting.check_loss(loss)
         self.loss = loss
         self.source = source
         self.weighting = weighting
@@ -426,7 +437,9 @@ class Compare(Objective):
         self.normalise = normalise
         self.classes = source.classes
         self.dim = source.dim
-        self.several_labels = getattr(loss, "has_several_labels", False) and source.takes_several_labels
+        parts = (source,) if weighting is None else (source, weighting)
+        takes_several = all(part.takes_several_labels for part in parts)
+        self.several_labels = getattr(loss, "has_several_labels", False) and takes_several
         # Some of a class's K references can be out of use only if the loss reduces them to one similarity per class.
         reduces_classes = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
         self.use = ProxyUse(source.classes or 0, source.per_class or 1) if reduces_classes else None
@@ -506,8 +519,12 @@ class Sum(Objective):
                 "the same normalisation in all parts"
             )
         self.normalise = names.pop()
-        self.classes = next((part.classes for _, part in parts.values() if part.classes is not None), None)
-        self.dim = next((part.dim for _, part in parts.values() if part.dim is not None), None)
+        for attribute in ("classes", "dim"):
+            values = {name: getattr(part, attribute) for name, (_, part) in parts.items()}
+            known = {value for value in values.values() if value is not None}
+            if len(known) > 1:
+                raise ValueError(f"{attribute}: got {values} in a Sum, expected the same number in all parts")
+            setattr(self, attribute, next(iter(known), None))
         self.weights = {name: weight for name, (weight, _) in parts.items()}
         self.parts = nn.ModuleDict({name: part for name, (_, part) in parts.items()})
 

@@ -40,8 +40,8 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
             MNIST the official test images, which have the training classes; your own data has a test if it has a
             folder test/ or a column `split`. A fraction in (0, 1) takes that part of the classes, at least two, the
             same ones for any seed. "none" keeps all classes for training. With a fraction or "none", the validation
-            images, test images and gallery that come with the data are ignored, and all images of a class stay
-            together.
+            images, test images, gallery and distractors that come with the data are ignored, and all images of a
+            class stay together.
         seed: seed of the validation classes, at least 0.
 
     Raises:
@@ -56,7 +56,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
     if test != "auto" or isinstance(validation, str) or not validation:
         images = replace(images, validation_images=None)
     if test != "auto":
-        images = replace(images, test_images=None, gallery=None)
+        images = replace(images, test_images=None, gallery=None, distractors=None)
     has_given_split = images.test_images is not None or images.validation_images is not None
     classes = images.classes
     total = len(classes)

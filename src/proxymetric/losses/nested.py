@@ -57,6 +57,12 @@ class Nested:
         ]
         return torch.stack([*parts, self.loss(queries, labels, refs, weight)]).mean()
 
+    def __getattr__(self, name: str) -> Any:
+        """What the inner loss states of itself (`has_several_labels` and others) is true of this loss, too."""
+        if name.startswith("has_"):
+            return getattr(self.loss, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
     @property
     def of_class(self) -> Any:
         """How the inner loss combines the K references of a class; missing if the inner loss does not combine them."""

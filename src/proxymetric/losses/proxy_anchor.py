@@ -79,7 +79,10 @@ class ProxyAnchor:
     def _on_all_pairs(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None) -> Tensor:
         """The loss with numbers for each class, or for several labels a query: (B, C) bool."""
         if weight is not None and weight.of_pairs is not None:
-            raise ValueError("weighting: got weights of pairs for queries with several labels, expected none")
+            raise ValueError(
+                "weighting: got weights of pairs beside several labels of a query or numbers of classes, expected only "
+                "one of them"
+            )
         queries = queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries
         s = queries @ refs.normalised(queries).T
         positive, negative = refs.positives(labels) if labels.ndim == 1 else _several(labels, refs)

@@ -120,8 +120,8 @@ def using(impl: str | None = None, *, budget: int | None = None, rows: int | Non
         one_of("impl", impl, (*IMPLS, "auto"))
     if impl == "triton" and not installed():
         raise ValueError(
-            "impl: got 'triton', expected one of plain, chunked, auto: triton is not installed "
-            "(pip install 'proxymetric[triton]')"
+            f"impl: got 'triton', expected one of {', '.join(name for name in (*IMPLS, 'auto') if name != 'triton')}: "
+            "triton is not installed (pip install 'proxymetric[triton]')"
         )
     for name, value, minimum in (("budget", budget, 0), ("rows", rows, 1)):
         if value is not None and (not isinstance(value, int) or value < minimum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxymetric.checks import whole_number
-from proxymetric.signatures import one_of
+from proxymetric.signatures import did_you_mean, one_of
 
 
 class Kind(NamedTuple):
@@ -114,10 +114,12 @@ class Workload:
         one_of("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
         if self.implementation == "auto":
             object.__setattr__(self, "implementation", "chunked" if self.on_cpu else "triton")
-        if isinstance(self.touched, str):
-            one_of("touched", self.touched, (*TOUCHED, "a number above 0 and below 1"))
-        elif not 0 < self.touched < 1:
-            raise ValueError(f"touched: got {self.touched}, expected 'all', 'batch' or a number above 0 and below 1")
+        is_known = self.touched in TOUCHED if isinstance(self.touched, str) else 0 < self.touched < 1
+        if not is_known:
+            raise ValueError(
+                f"touched: got {self.touched!r}, expected 'all', 'batch' or a number above 0 and below 1"
+                f"{did_you_mean(str(self.touched), TOUCHED)}"
+            )
         if self.touched != "all" and self.devices > 1:
             raise ValueError(
                 f"devices: got {self.devices} with touched={self.touched}, expected 1, or touched=all: "

@@ -21,7 +21,7 @@ from proxymetric.data.open import check_source
 from proxymetric.data.splits import altered
 from proxymetric.data.views import named_view
 from proxymetric.encoders import Encoder, build, cached_features
-from proxymetric.papers import lookup
+from proxymetric.papers import rows
 from proxymetric.papers import method as make_method
 from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts
 from proxymetric.recipe import Recipe
@@ -201,7 +201,8 @@ def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
         ValueError: the recipe asks for batches that these labels do not allow.
     """
     options, world = context.recipe.train, context.world
-    recommendation = lookup(context.recipe.method).about.samples_per_class
+    methods = rows(context.recipe.method, context.recipe.loss)
+    recommendation = next((row.samples_per_class for row in methods if row.samples_per_class), None)
     per_class, batch = options.per_class or None, options.batch
     if options.per_class is None and recommendation:
         per_class, unit = recommendation, math.lcm(recommendation, world.size)

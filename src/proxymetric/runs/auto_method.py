@@ -175,15 +175,16 @@ def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | 
     recipe = context.recipe
     if not recipe.encoder["weights"] and not _is_pretrained(recipe):
         return Choice(DEFAULT_METHOD, "no trials: the backbone has no pre-trained weights, and its features say little")
+    tried = training
     if held_out is None:
-        held_out = split(training, HELD_OUT_SHARE, "none", recipe.seed).validation
+        tried, held_out, _ = split(training, HELD_OUT_SHARE, "none", recipe.seed)
     if held_out is None or len(held_out.classes) < MIN_HELD_OUT_CLASSES:
         return Choice(DEFAULT_METHOD, _too_few(recipe, training, held_out))
     torch.manual_seed(recipe.seed)
     encoder = make_encoder(recipe).to(context.device)
-    training = training.subset(some_classes(training.labels, MAX_TRAINING_IMAGES, recipe.seed))
+    tried = tried.subset(some_classes(tried.labels, MAX_TRAINING_IMAGES, recipe.seed))
     held_out = held_out.subset(some_classes(held_out.labels, MAX_HELD_OUT_IMAGES, recipe.seed))
-    features = embed_features(context, encoder, training, "training images")
+    features = embed_features(context, encoder, tried, "training images")
     queries = embed_features(context, encoder, held_out, "held-out images")
     context.watcher.say(f"trying {len(CANDIDATES)} methods on the features of {len(features.kept)} training images")
     untrained_head = {name: value.clone() for name, value in encoder.head.state_dict().items()}

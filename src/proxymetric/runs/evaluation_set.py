@@ -10,7 +10,7 @@ import numpy as np
 
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.data.splits import Split
+from proxymetric.data.splits import Split, altered
 from proxymetric.models.load import is_refitted, is_run, load, read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.score import EmbeddedSet
@@ -101,10 +101,12 @@ def _part(
         raise ValueError(f"split: got {part!r}, but {images.name} has no {part} classes; expected --split all")
     if not same_data:
         return chosen, ""
+    if part == "train":
+        return _altered(chosen, description), "all of them trained on"
     if part == "test" and description["recipe"].get("protocol") == "papers":
         return chosen, f"none of them trained on, but the {CHOSEN_ON_TEST}"
     known = known_classes(chosen, parts.train)
-    if part == "train" or (part == "validation" and refitted):
+    if part == "validation" and refitted:
         return chosen, "all of them trained on"
     if known:
         return chosen, f"images not trained on; {known} of their {len(chosen.classes)} classes are training classes"
@@ -178,7 +180,14 @@ def seen_set(run: str | Path) -> ImageSet:
     options = description["recipe"]["data"]
     validation = 0.0 if is_refitted(run) else options["validation"]
     images = open_data(options["path"], options["layout"])
-    return split(images, validation, options["test"], description["recipe"]["seed"]).train
+    return _altered(split(images, validation, options["test"], description["recipe"]["seed"]).train, description)
+
+
+def _altered(training: ImageSet, description: dict[str, Any]) -> ImageSet:
+    """The training images as the run saw them: a part of them, or some with wrong labels."""
+    recipe = description["recipe"]
+    options = recipe["data"]
+    return altered(training, options.get("fraction", 1.0), options.get("wrong_labels", 0.0), recipe["seed"])
 
 
 def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:

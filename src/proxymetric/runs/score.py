@@ -78,10 +78,9 @@ class EmbeddedSet(NamedTuple):
 
     def sides(self) -> dict[str, Any]:
         """The arguments of `metrics.evaluate`, `rank` and `breakdown` that say what is compared with what."""
-        numbers = self._numbers()
         if self.gallery is None and self.distractors is None:
-            alone = {"embeddings": self.vectors, "labels": self.labels}
-            return alone if self.differs is None else {**alone, "differs": numbers}
+            return self.whole()
+        numbers = self._numbers()
         queries, items, device = self.query_rows, self.item_rows, self.vectors.device
         sides = {
             "embeddings": self.vectors[queries.to(device)],
@@ -92,6 +91,11 @@ class EmbeddedSet(NamedTuple):
         if self.differs is None and self.gallery is not None:
             return sides
         return {**sides, "differs": numbers[queries], "gallery_differs": numbers[items]}
+
+    def whole(self) -> dict[str, Any]:
+        """Arguments of `metrics.evaluate` that compare every embedding with all others, distractors too."""
+        differs = {} if self.differs is None else {"differs": self._numbers()}
+        return {"embeddings": self.vectors, "labels": self.labels, **differs}
 
     def _numbers(self) -> Tensor:
         """(N,) equal numbers for embeddings that may not find each other: themselves, and those of one value.
@@ -137,7 +141,7 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
     of_queries = [name for name in metrics if name not in whole]
     found = evaluate(**embedded.sides(), metrics=of_queries, distance=distance) if of_queries else {}
     if whole:
-        found |= evaluate(embedded.vectors, embedded.labels, metrics=whole, distance=distance)
+        found |= evaluate(**embedded.whole(), metrics=whole, distance=distance)
     return {name: found[name] for name in metrics}
 
 
@@ -185,10 +189,9 @@ def size_rows(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
 
 def search_task(embedded: EmbeddedSet) -> Search:
     """What is compared with what in an embedded set, for metrics of pairs."""
-    sides = embedded.sides()
-    return search(
-        sides["embeddings"], sides["labels"], sides.get("gallery"), sides.get("gallery_labels"), "cosine", None, None
-    )
+    sides = embedded.sides() if embedded.distractors is None else embedded.whole()
+    given = {"gallery": None, "gallery_labels": None, **sides}
+    return search(**given, distance="cosine", block=None, device=None)
 
 
 def queries_left_out(embedded: EmbeddedSet) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from proxymetric.checks import at_least_zero
 from proxymetric.core.pieces import Batch, Boundary, Context, Objective, Outcome
+from proxymetric.core.step_encoder import StepEncoder
 from proxymetric.sources.queue import Queue
 
 
@@ -67,7 +69,8 @@ class MomentumQueue(Objective):
                 "images: got None, expected criterion(embeddings, labels, images=...) for the momentum encoder"
             )
         with torch.no_grad():
-            keys: Tensor = self.encoder(batch.images)
+            precision = ctx.encode.precision if isinstance(ctx.encode, StepEncoder) else None
+            keys = StepEncoder(self.encoder, precision)(batch.images)
 
         @torch.no_grad()
         def commit() -> None:
@@ -84,6 +87,10 @@ class MomentumQueue(Objective):
                     slow.copy_(fast)
 
         return outcome._replace(commit=commit)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._last_step = -1  # the next step is a new one, even if it has the number of the last one
 
     def boundary(self, run: Boundary) -> None:
         self.objective.boundary(run)

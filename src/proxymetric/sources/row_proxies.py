@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from proxymetric.checks import at_least_zero
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.sources.learned_proxies import initial
@@ -38,6 +39,9 @@ class RowProxies(Source):
 
     def __init__(self, classes: int, dim: int, per_class: int = 1, init: str = "kaiming", others: float = 0.0) -> None:
         super().__init__()
+        at_least_zero(others=others)
+        if others >= 1:
+            raise ValueError(f"others: got {others}, expected a share of the classes below 1")
         self.classes = classes
         self.dim = dim
         self.per_class = per_class

@@ -101,11 +101,14 @@ class RowTable(nn.Module):
             weight_decay: as in torch.optim.
             momentum: as in torch.optim.
         """
+        before: RowOptimizer | None = getattr(self, "optimizer", None)
         self.optimizer = RowOptimizer(optimizer, betas, self.eps, weight_decay, momentum)
         self.optimizer.check()
+        if before is not None and before.state_names != self.optimizer.state_names:
+            self.steps.zero_()
         for name in ("average", "square"):
             shape = self.optimizer.state_shape(name, self.values.shape)
-            if getattr(self, name).shape != shape:
+            if before is None or before.state_names != self.optimizer.state_names or getattr(self, name).shape != shape:
                 setattr(self, name, self.values.new_zeros(shape))
 
     def take(self, index: Tensor, device: torch.device | None = None, per_process: bool = False) -> Tensor:

@@ -167,7 +167,8 @@ class SemanticProxies(Source):
         source: str = "prompts",
     ) -> None:
         super().__init__()
-        at_least_zero(a=a, dropout=dropout, step=step)
+        at_least_zero(a=a, dropout=dropout)
+        whole_number(0, step=step)
         if a > 1:
             raise ValueError(f"a: got {a}, expected at most 1")
         if dropout >= 1:

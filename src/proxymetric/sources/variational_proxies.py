@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -147,6 +149,10 @@ class VariationalProxies(Source):
         settled = ("mu", "sigma") if self.settles else ()
         moments = ("first", "second", "steps") if gradient_steps else ()
         self.changed_by_commit = (*settled, *moments, "clamps", "turn", "past_mu", "past_sigma", "_last_step")
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._last_step = -1  # the next step is a new one, even if it has the number of the last one
 
     def q(self) -> Gaussian:
         """The current Gaussians; mu and sigma are (C K, D)."""

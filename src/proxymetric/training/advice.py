@@ -90,13 +90,16 @@ def late_memory(loss: Mapping[str, Any], steps: int, epochs: int) -> str:
         loss.start=64'
         >>> late_memory({"memory": 4096, "start": 1000}, steps=6400, epochs=40)
         ''
+        >>> late_memory({"memory": 4096, "memory_epoch": 100.0}, steps=6400, epochs=40)
+        'loss.memory_epoch: the memory starts after 100 epochs, but the training has 40, so it is never used; try --set
+        loss.memory_epoch=4'
     """
     for key, unit, end in (("start", "steps", steps), ("memory_epoch", "epochs", epochs)):
         start = loss.get(key) if "memory" in loss else None
-        if isinstance(start, int) and start >= max(end, 1):
+        if isinstance(start, int | float) and start >= max(end, 1):
             return (
-                f"loss.{key}: the memory starts after {start} {unit}, but the training has {end}, so it is never used; "
-                f"try --set loss.{key}={end // 10}"
+                f"loss.{key}: the memory starts after {start:g} {unit}, but the training has {end}, so it is never "
+                f"used; try --set loss.{key}={end // 10}"
             )
     return ""
 

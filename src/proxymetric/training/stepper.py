@@ -206,8 +206,9 @@ class Stepper:
         self.parallel.average_gradients()
         rows = [leaf for table in criterion.row_tables() for leaf in table.leaves()]
         has_gradients = any(p.grad is not None for p in self.trainable)
-        if self.scaler.is_enabled() and has_gradients:
-            self.scaler.unscale_(self.optimizer)
+        if self.scaler.is_enabled():
+            if has_gradients:
+                self.scaler.unscale_(self.optimizer)
             for leaf in rows:
                 if leaf.grad is not None:
                     leaf.grad /= self.scaler.get_scale()

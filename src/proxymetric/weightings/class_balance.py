@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from proxymetric.checks import above_zero, at_least_zero
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
-from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
+from proxymetric.core.pieces import Commit, Context, Loss, References, Weighting, nothing
 from proxymetric.signatures import did_you_mean
 
 Numbers = Sequence[float] | np.ndarray | Tensor
@@ -41,6 +43,7 @@ class ClassBalance(Weighting):
     """
 
     asks = "has_class_balance"
+    takes_several_labels = True
     classes: int
     changed_by_commit = ()
     weights: Tensor | None
@@ -66,9 +69,19 @@ class ClassBalance(Weighting):
         self.register_buffer("weights", None if weights is None else _numbers("weights", weights, classes).float())
         self.register_buffer("margins", None if margins is None else _numbers("margins", margins, classes).float())
 
+    def check_loss(self, loss: Loss) -> None:
+        """Refuse margins that the loss itself would refuse."""
+        inner = cast(Any, getattr(loss, "loss", loss))  # that of `Nested`
+        for margin in () if self.margins is None else {self.margins.min().item(), self.margins.max().item()}:
+            try:
+                replace(inner, margin=margin)
+            except ValueError as error:
+                raise ValueError(f"margins: got {margin:g} for a class; {error}") from None
+
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         equal = equal_pairs(self.classes, queries)
-        return PairWeights(equal, equal, class_weights=self.weights, class_margins=self.margins), nothing
+        weights = PairWeights(equal, equal, class_weights=self.weights, class_margins=self.margins, are_equal=True)
+        return weights, nothing
 
 
 def balance(

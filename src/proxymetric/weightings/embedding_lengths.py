@@ -67,4 +67,4 @@ class EmbeddingLengths(Weighting):
 
         scores = held((self.h * (lengths - mean) / (deviation + EPSILON)).clamp(-1, 1))
         equal = equal_pairs(self.classes, lengths)
-        return PairWeights(equal, equal, scores), commit
+        return PairWeights(equal, equal, scores, are_equal=True), commit
