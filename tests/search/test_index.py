@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +164,30 @@ def test_readers_in_threads_while_it_changes(index, vectors):
         thread.join()
     assert not wrong
     assert opened
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are not listed here")
+def test_a_state_that_was_replaced_is_closed_when_its_last_reader_ends(index, vectors):
+    """Also before the garbage collector runs: a service opens a new state after each change."""
+
+    def open_states() -> list[str]:
+        files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        return sorted(file.split("/")[-2] for file in files if str(index.folder) in file and "items.sqlite" in file)
+
+    gc.collect()
+    gc.disable()
+    try:
+        reader = iter(index._generation.rows)
+        ids = [next(reader).id]
+        for number in range(3):
+            index.add([f"new{number}"], vectors[:1])
+        assert open_states() == ["00000002", "00000005"], "the one that is read, and the newest"
+        ids += [row.id for row in reader]
+        assert ids == IDS
+        del reader
+        assert open_states() == ["00000005"]
+    finally:
+        gc.enable()
 
 
 def test_heads_of_files_are_read_one_at_a_time(index, monkeypatch):

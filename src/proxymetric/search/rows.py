@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ def write_rows(file: Path, rows: Iterable[Row]) -> None:
 class Rows:
     """The rows of a database that `write_rows` wrote; any thread may ask.
 
+    The file is closed when nothing refers to the rows any more, so that a thread can read a replaced state to its end.
+
     Args:
         file: the database.
 
@@ -87,15 +90,13 @@ class Rows:
             self._connection = sqlite3.connect(
                 f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True, check_same_thread=False
             )
+            # A connection refers to itself, so that its file would stay open until the garbage collector runs.
+            weakref.finalize(self, self._connection.close).atexit = False
             self.count = self._ask("SELECT count(*) FROM items")[0][0]
         except sqlite3.Error as error:
             if not file.exists():  # another process has replaced the generation
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise ValueError(f"index: got {file}, which cannot be read ({error}), expected a database") from None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
 
     def __iter__(self) -> Iterator[Row]:
         """Iterate over all rows, in their order."""
