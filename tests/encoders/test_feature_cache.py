@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from proxymetric.data import EvalView, ImageSet
 from proxymetric.encoders import Encoder, build, cached_features
@@ -143,6 +145,38 @@ def test_a_damaged_file_is_made_anew(encoder: Encoder, tmp_path: Path) -> None:
     again = cached_features(encoder, images(), VIEW, folder=tmp_path, shard=10)
     torch.testing.assert_close(again.vectors, whole.vectors)
     assert len(list(tmp_path.rglob("*.part"))) == 0
+
+
+@pytest.mark.parametrize("place", ["vectors", "names"])
+def test_a_changed_bit_is_noticed(encoder: Encoder, tmp_path: Path, place: str) -> None:
+    whole = cached_features(encoder, images(), VIEW, folder=tmp_path, shard=10)
+    file = sorted(tmp_path.rglob("*.safetensors"))[0]
+    content = bytearray(file.read_bytes())
+    if place == "vectors":
+        content[-1] ^= 64  # a number becomes another one
+    else:
+        first = content.index(b'[\\"') + 3
+        content[first] = ord("1" if content[first] != ord("1") else "2")  # a row becomes that of another image
+    file.write_bytes(content)
+    seen = count_passes(encoder)
+    again = cached_features(encoder, images(), VIEW, folder=tmp_path, shard=10)
+    assert sum(seen) in (3, 10), "the images of that file"
+    torch.testing.assert_close(again.vectors, whole.vectors)
+    seen.clear()
+    assert torch.equal(cached_features(encoder, images(), VIEW, folder=tmp_path).vectors, again.vectors)
+    assert seen == [], "the file was replaced"
+
+
+def test_files_without_a_checksum_are_read(encoder: Encoder, tmp_path: Path) -> None:
+    """As earlier versions wrote them; files of this version can be read by an earlier one too."""
+    whole = cached_features(encoder, images(), VIEW, folder=tmp_path, shard=10)
+    for file in tmp_path.rglob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            tensors, header = {"vectors": opened.get_tensor("vectors")}, {"names": opened.metadata()["names"]}
+        save_file(tensors, file, header)
+    seen = count_passes(encoder)
+    assert torch.equal(cached_features(encoder, images(), VIEW, folder=tmp_path).vectors, whole.vectors)
+    assert seen == []
 
 
 def photos(folder: Path) -> ImageSet:

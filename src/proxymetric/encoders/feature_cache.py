@@ -1,5 +1,6 @@
 """A cache on disk of the pooled features of images, to train a head without running the backbone again."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,9 +15,15 @@ from torch import Tensor
 
 from proxymetric.core.signals import interrupt_after, stop_on_signal
 from proxymetric.encoders.encoder import Encoder
+from proxymetric.files import NotSaved, replacing
 
 if TYPE_CHECKING:
     from proxymetric.data.images import ImageSet
+
+CHECKSUM = "sha256"
+"""key of the checksum in the header of a file; files of earlier versions have none, and are read without it"""
+MAX_PART_SECONDS = 3600
+"""age from which an unfinished file counts as left by a run that was killed while writing"""
 
 
 class Features(NamedTuple):
@@ -74,7 +81,7 @@ def cached_features(
     Raises:
         FeaturesStopped: Ctrl-C or SIGTERM; all features computed so far are written.
         ValueError: the view has no plain attributes to identify it by.
-        OSError: the features cannot be written.
+        NotSaved: the features cannot be written.
     """
     key = hashlib.sha256(f"1 {encoder.fingerprint()} {_settings(view)}".encode()).hexdigest()[:32]
     cache = (default_folder() if folder is None else Path(folder)) / key
@@ -216,10 +223,13 @@ def _read(cache: Path, names: set[str]) -> dict[str, Tensor]:
     for file in sorted(cache.glob("*.safetensors")):
         try:
             with interrupt_after(), safe_open(file, framework="pt") as stored:
-                stored_names = json.loads(stored.metadata()["names"])
+                header = stored.metadata()
+                stored_names = json.loads(header["names"])
                 if names.isdisjoint(stored_names):
                     continue
                 vectors = stored.get_tensor("vectors")
+            if CHECKSUM in header and header[CHECKSUM] != _checksum(header["names"], vectors):
+                continue
         except (SafetensorError, OSError, KeyError, TypeError, ValueError):
             continue
         rows |= {name: row for name, row in zip(stored_names, vectors) if name in names}
@@ -230,24 +240,25 @@ def _write(cache: Path, rows: dict[str, Tensor]) -> None:
     """Write `rows` as one file, completely or not at all."""
     from safetensors.torch import save
 
-    names = list(rows)
-    data = save({"vectors": torch.stack([rows[name] for name in names])}, {"names": json.dumps(names)})
-    target = cache / f"{hashlib.sha256(' '.join(names).encode()).hexdigest()[:32]}.safetensors"
-    part = target.with_suffix(f".{os.getpid()}.part")
+    names, vectors = json.dumps(list(rows)), torch.stack(list(rows.values()))
+    data = save({"vectors": vectors}, {"names": names, CHECKSUM: _checksum(names, vectors)})
+    for leftover in cache.glob("*.part"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            if time.time() - leftover.stat().st_mtime > MAX_PART_SECONDS:
+                leftover.unlink()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        for leftover in cache.glob("*.part"):
-            if time.time() - leftover.stat().st_mtime > 3600:  # left by a run that was killed while writing
-                leftover.unlink(missing_ok=True)
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"folder: got {cache}, but features could not be written there ({error.strerror}); expected a writable "
-            "folder with enough space; PROXYMETRIC_CACHE chooses another folder. Features written before are kept",
+        with replacing(cache / f"{hashlib.sha256(' '.join(rows).encode()).hexdigest()[:32]}.safetensors") as temporary:
+            temporary.write_bytes(data)
+    except NotSaved as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise NotSaved(
+            f"folder: got {cache}, but features could not be written there ({reason}); expected a writable folder with "
+            "enough space; PROXYMETRIC_CACHE chooses another folder. Features written before are kept"
         ) from error
+
+
+def _checksum(names: str, vectors: Tensor) -> str:
+    """The hash of the names and of the bytes of the vectors, by which a damaged file is noticed."""
+    digest = hashlib.sha256(names.encode())
+    digest.update(vectors.contiguous().numpy().data)
+    return digest.hexdigest()
