@@ -21,6 +21,7 @@ from proxymetric.models.run_folder import is_description, read_run, read_state, 
 from proxymetric.recipe import Recipe, check
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
+from proxymetric.tracking.recipe_keys import flat_keys
 from proxymetric.tracking.run_id import FILE as TRACKER_FILE
 from proxymetric.tracking.tensorboard import EVENTS_SUFFIX
 from proxymetric.training.optim import steps_in
@@ -357,10 +358,10 @@ def check_known_keys(description: dict[str, Any], folder: Path) -> None:
     """
     method = description["recipe"]["method"]
     try:
-        known_keys = _flat(check({"method": method}).as_dict())
+        known_keys = flat_keys(check({"method": method}).as_dict())
     except ValueError:
         raise ValueError(unknown_key(description, folder / "run.json", f"method={method!r}")) from None
-    for key, value in _flat(description["recipe"]).items():
+    for key, value in flat_keys(description["recipe"]).items():
         if key not in known_keys and value is not None:
             raise ValueError(unknown_key(description, folder / "run.json", key))
 
@@ -456,7 +457,7 @@ def check_same_recipe(recipe: Recipe, description: dict[str, Any], folder: Path)
         )
     # A key that did not exist when the run began had the value that is now its default.
     defaults = check({"method": recipe.method}).as_dict()
-    values, earlier = _flat(_plain(recipe.as_dict())), _flat(_plain(defaults)) | _flat(description["recipe"])
+    values, earlier = flat_values(recipe.as_dict()), flat_values(defaults) | flat_keys(description["recipe"])
     for key in sorted(values.keys() | earlier.keys(), key=lambda key: ("." in key, key)):
         # A GPU cuts and resizes the images of its cache in another way than the CPU: the numbers would differ.
         may_change = key in MAY_CHANGE and not (key == "data.cache" and "device" in (values[key], earlier.get(key)))
@@ -467,17 +468,18 @@ def check_same_recipe(recipe: Recipe, description: dict[str, Any], folder: Path)
             )
 
 
+def flat_values(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The values of a recipe by their dotted keys, as JSON returns them: tuples become lists.
+
+    Example:
+        >>> flat_values({"seed": 1, "train": {"metrics": ("R@1",)}})
+        {'seed': 1, 'train.metrics': ['R@1']}
+    """
+    return {key: _plain(value) for key, value in flat_keys(recipe).items()}
+
+
 def _plain(value: Any) -> Any:
-    """A value as JSON returns it: tuples become lists."""
+    """A value as JSON returns it."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Tables as `table.key` entries."""
-    return {
-        f"{name}.{key}" if isinstance(table, dict) else name: value
-        for name, table in recipe.items()
-        for key, value in (table.items() if isinstance(table, dict) else [("", table)])
-    }

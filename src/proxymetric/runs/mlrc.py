@@ -17,6 +17,7 @@ from proxymetric.lock import locked
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.score import score
 from proxymetric.runs.train import Run, read_recipe, train
+from proxymetric.tracking.recipe_keys import flat_keys
 
 FOLDS = 4
 DIM = 128
@@ -63,7 +64,7 @@ def mlrc(
         >>> mlrc("glyphs", out="runs/mlrc", backbone="small", epochs=20)["concatenated"]["MAP@R"]    # doctest: +SKIP
     """
     folder, watcher = Path(out), Silent() if watcher is None else watcher
-    overrides = _flat(recipes.settings(settings))
+    overrides = flat_keys(recipes.settings(settings))
     for key in FIXED_KEYS:
         if key in overrides:
             raise ValueError(f"settings: got {key}, which MLRC sets itself; expected none of {', '.join(FIXED_KEYS)}")
@@ -122,18 +123,6 @@ def _mlrc(
     }
     write_json(folder / "result.json", result)
     return result
-
-
-def _flat(tables: dict[str, Any]) -> dict[str, Any]:
-    """Tables as `table.key` settings.
-
-    >>> _flat({"seed": 1, "loss": {"margin": 0.1}})
-    {'seed': 1, 'loss.margin': 0.1}
-    """
-    flat: dict[str, Any] = {}
-    for table, value in tables.items():
-        flat |= {f"{table}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {table: value}
-    return flat
 
 
 def _check_test_classes(data: str | Path | None, settings: dict[str, Any], options: dict[str, Any]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from proxymetric.data import ImageSet
 from proxymetric.recipe import Recipe
+from proxymetric.tracking.recipe_keys import flat_keys
 from proxymetric.training.process_group import ProcessGroup
 
 OF_A_MACHINE = {"data.path", "data.workers", "encoder.weights", "train.device", "train.track"}
@@ -21,7 +20,7 @@ def check_recipe(world: ProcessGroup, recipe: Recipe) -> None:
     Raises:
         ValueError: a key has other values in another process.
     """
-    first, *others = (_flat(each) for each in world.gather(recipe.as_dict()))
+    first, *others = (flat_keys(each, deep=True) for each in world.gather(recipe.as_dict()))
     for rank, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
             if key not in OF_A_MACHINE and first.get(key) != other.get(key):
@@ -69,15 +68,3 @@ def check_folder(world: ProcessGroup, folder: Path) -> None:
             f"out: got {folder}, which process {seen.index(False)} does not share with process 0; expected a folder "
             "on a disk that all machines share"
         )
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested tables by their dotted keys.
-
-    >>> _flat({"train": {"lr": 1}, "seed": 0})
-    {'train.lr': 1, 'seed': 0}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

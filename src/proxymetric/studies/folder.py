@@ -76,6 +76,7 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
         ValueError: a recipe or a setting is wrong.
     """
     from proxymetric import recipe as recipes
+    from proxymetric.runs.folder import flat_values
 
     raw = {} if task.recipe is None else recipes.load(task.recipe)
     try:
@@ -83,10 +84,10 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
     except ValueError as error:
         place = task.places.get(str(error).partition(":")[0], f"rows.{task.cell.row}")
         raise ValueError(f"{place}: {error}") from None
-    flat = _flat(tables)
+    flat = flat_values(tables)
     if "encoder.weights" in task.settings:
         flat["encoder.weights"] = task.settings["encoder.weights"]
-    return {key: _plain(value) for key, value in flat.items() if key not in NOT_COMPARED}
+    return {key: value for key, value in flat.items() if key not in NOT_COMPARED}
 
 
 def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
@@ -100,19 +101,20 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
         result: the content of a result file.
     """
     from proxymetric import recipe as recipes
+    from proxymetric.runs.folder import flat_values
 
     settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
     raw = recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
-    stated, stored = _flat(raw), _flat(result.get("recipe", {}))
-    for key, value in _flat(_checked(raw)).items():
+    stated, stored = flat_values(raw), flat_values(result.get("recipe", {}))
+    for key, value in flat_values(_checked(raw)).items():
         if key not in stated or key not in stored or key in NOT_COMPARED:
             continue
         if key == "method" and _chooses(raw):
             if result.get("auto") is None:
                 return f"method is {stored[key]!r}, which was named, not chosen by {value!r}"
             continue  # the result has the method that the run has chosen
-        if not _equal(_plain(value), stored[key]):
-            return f"{key} is {stored[key]!r}, not {_plain(value)!r}"
+        if not _equal(value, stored[key]):
+            return f"{key} is {stored[key]!r}, not {value!r}"
     return None
 
 
@@ -137,14 +139,6 @@ def _checked(raw: dict[str, Any]) -> dict[str, Any]:
     return recipes.check(without_auto(raw)).as_dict() | {"method": raw["method"]}
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in tables.items():
-        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
-    return flat
-
-
 def _equal(value: Any, stored: Any) -> bool:
     """Whether a value equals a stored one, whose floats may be rounded."""
     if isinstance(value, Mapping) and isinstance(stored, Mapping):
@@ -154,12 +148,6 @@ def _equal(value: Any, stored: Any) -> bool:
     if isinstance(value, float) and isinstance(stored, int | float):
         return math.isclose(value, stored, rel_tol=1e-3)
     return bool(value == stored)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 class StudyFolder:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json
+from proxymetric.tracking.recipe_keys import flat_keys
 from proxymetric.tracking.tracker import Tracker, open_tracker
 
 SECTIONS = {"step": "train", "evaluation": "validation"}
@@ -92,9 +93,4 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """Return the recipe of the run in a folder as `table.key` entries; empty if the folder has no `run.json`."""
     if not (folder / "run.json").is_file():
         return {}
-    recipe = read_json(folder / "run.json")["recipe"]
-    return {
-        f"{name}.{key}" if key else name: value
-        for name, table in recipe.items()
-        for key, value in (table.items() if isinstance(table, dict) else [("", table)])
-    }
+    return flat_keys(read_json(folder / "run.json")["recipe"])
