@@ -72,7 +72,7 @@ def test_both_ends_from_the_end_inwards() -> None:
     made = criterion(12, extra=True)
     values = [5.0, 1.0, 9.0, 2.0, 2.0, 7.0, 8.0, 3.0, 4.0, 6.0, 10.0, 11.0]
     made.objective.parts["a"].source.doubt.copy_(torch.tensor(values))
-    found = class_uncertainty(made, NAMES, never)
+    found = class_uncertainty(made, made.uncertainty(), NAMES, never)
     assert found == {
         "mean": pytest.approx(68 / 12),
         "least": [["bee", 1.0], ["dog", 2.0], ["elk", 2.0], ["hen", 3.0], ["ibis", 4.0]],
@@ -81,7 +81,7 @@ def test_both_ends_from_the_end_inwards() -> None:
     json.dumps(found)
     few = criterion(3, extra=True)
     few.objective.parts["a"].source.doubt.copy_(torch.tensor([2.0, 1.0, 3.0]))
-    found = class_uncertainty(few, NAMES[:3], never)
+    found = class_uncertainty(few, few.uncertainty(), NAMES[:3], never)
     assert (found["least"], found["most"]) == ([["bee", 1.0]], [["cat", 3.0]]), "no class at both ends"
 
 
@@ -95,7 +95,7 @@ def test_the_correlation_is_with_the_median_similarity_to_the_mean_proxy() -> No
     vectors = torch.cat([at([90.0 * c + d for d in degrees], length=5.0) for c, degrees in away.items()])
     labels = torch.tensor([c for c, degrees in away.items() for _ in degrees])
     order = torch.tensor([4, 0, 5, 2, 1, 3])
-    found = class_uncertainty(made, NAMES[:4], lambda: (vectors[order], labels[order]))
+    found = class_uncertainty(made, made.uncertainty(), NAMES[:4], lambda: (vectors[order], labels[order]))
     medians = np.cos(np.deg2rad([20.0, 60.0, 30.0]))
     assert found["correlation"] == pytest.approx(np.corrcoef([1.0, 3.0, 2.0], medians)[0, 1], abs=1e-6)
     assert found["correlation"] < -0.9
@@ -105,10 +105,12 @@ def test_the_correlation_is_with_the_median_similarity_to_the_mean_proxy() -> No
 def test_a_correlation_that_is_not_defined_is_left_out() -> None:
     vectors, labels = at([0.0, 100.0, 200.0]), torch.arange(3)
     same = criterion(3)
-    assert "correlation" not in class_uncertainty(same, NAMES[:3], lambda: (vectors, labels)), "all equally unsure"
+    assert "correlation" not in class_uncertainty(same, same.uncertainty(), NAMES[:3], lambda: (vectors, labels)), (
+        "all equally unsure"
+    )
     two = criterion(2)
     two.objective.source.doubt.copy_(torch.tensor([1.0, 2.0]))
-    assert "correlation" not in class_uncertainty(two, NAMES[:2], lambda: (vectors[:2], labels[:2]))
+    assert "correlation" not in class_uncertainty(two, two.uncertainty(), NAMES[:2], lambda: (vectors[:2], labels[:2]))
 
 
 def test_who_can_tell() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from proxymetric.checks import within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.losses.margin_softmax import refuse_weights
+from proxymetric.losses.pairs import NOT_LINEAR, refuse_weights
 from proxymetric.losses.ranges import check_scale
 from proxymetric.ops import Line, QueryArc, cross_entropy
 
@@ -53,7 +53,7 @@ class AdaFace:
                 f"references: got {refs.per_class} per class, expected 1: AdaFace adds its margin to one angle"
             )
         scores = None if weight is None else weight.length_scores
-        refuse_weights("AdaFace", weight if scores is None else None)
+        refuse_weights(self, weight if scores is None else None, NOT_LINEAR)
         angles = queries.new_zeros(len(queries)) if scores is None else -self.margin * scores
         own_class = QueryArc(self.scale, angles, self.margin - angles)
         return cross_entropy(queries, labels, refs, own_class, Line(self.scale))

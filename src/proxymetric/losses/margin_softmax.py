@@ -11,6 +11,7 @@ from torch import Tensor
 from proxymetric.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.losses.pairs import NOT_LINEAR, refuse_weights
 from proxymetric.losses.ranges import check_scale
 from proxymetric.ops import Arc, ArcOfQuery, Line, Similarity, cross_entropy
 
@@ -89,7 +90,7 @@ class ArcFace:
             raise ValueError(
                 f"references: got {refs.per_class} per class, expected 1: ArcFace adds its margin to one angle"
             )
-        refuse_weights("ArcFace", weight and weight.of_pairs)
+        refuse_weights(self, weight and weight.of_pairs, NOT_LINEAR)
         weights, margins = of_queries(weight, labels)
         own_class = Arc(self.scale, self.margin) if margins is None else ArcOfQuery(self.scale, margins)
         return cross_entropy(queries, labels, refs, own_class, Line(self.scale), query_weights=weights)
@@ -128,7 +129,7 @@ class SubCentreArcFace:
         check_angle(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        refuse_weights("SubCentreArcFace", weight)
+        refuse_weights(self, weight, NOT_LINEAR)
         return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale), self.of_class)
 
 
@@ -160,20 +161,3 @@ def check_angle(**margins: float) -> None:
     for name, margin in margins.items():
         if margin >= math.pi:
             raise ValueError(f"{name}: got {margin}, expected radians below pi")
-
-
-def refuse_weights(loss: str, weight: PairWeights | None) -> None:
-    """Refuse weights of pairs for a loss whose exponent is an angle with a margin.
-
-    Args:
-        loss: its name, for the message.
-        weight: the weights; None is fine.
-
-    Raises:
-        ValueError: there are weights.
-    """
-    if weight is not None:
-        raise ValueError(
-            f"weighting: got a weighting for {loss}, whose exponent for the query's class is not linear in the "
-            "similarity; expected CosFace"
-        )

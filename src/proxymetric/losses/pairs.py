@@ -79,10 +79,23 @@ def mean_or_zero(values: Tensor) -> Tensor:
     return values.mean() if len(values) else values.sum()
 
 
-def refuse_weights(loss: object, weight: PairWeights | None) -> None:
-    """Refuse a weighting for a loss that has no exponent."""
+NO_EXPONENT = "which has no exponent that a weight could multiply"
+NOT_LINEAR = "whose exponent for the query's class is not linear in the similarity"
+
+
+def refuse_weights(loss: object, weight: PairWeights | None, reason: str = NO_EXPONENT) -> None:
+    """Refuse weights of pairs for a loss that cannot apply them.
+
+    Args:
+        loss: the loss.
+        weight: the weights; None is fine.
+        reason: why it cannot, a clause that describes the loss.
+
+    Raises:
+        ValueError: there are weights.
+    """
     if weight is not None:
         raise ValueError(
-            f"weighting: got a weighting for {type(loss).__name__}, which has no exponent that a weight could "
-            "multiply; expected a proxy loss (proxy-anchor, proxy-nca, mpa, soft-triple) or multi-similarity"
+            f"weighting: got a weighting for {type(loss).__name__}, {reason}; expected a loss that weights its pairs, "
+            "such as proxy-anchor, cosface or multi-similarity"
         )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.capabilities import EstimatesUncertainty
 from proxymetric.core.pieces import Source
 from proxymetric.criterion import Criterion
 
@@ -18,16 +19,17 @@ CLASSES_LISTED = 5
 
 def has_uncertainty(criterion: Criterion) -> bool:
     """Whether a part of the method has an uncertainty for each class."""
-    return any(hasattr(part, "uncertainty") for part in list(criterion.modules())[1:])
+    return any(isinstance(part, EstimatesUncertainty) for part in list(criterion.modules())[1:])
 
 
 def class_uncertainty(
-    criterion: Criterion, classes: list[str], embed: Callable[[], tuple[Tensor, Tensor]]
+    criterion: Criterion, of_classes: Tensor, classes: list[str], embed: Callable[[], tuple[Tensor, Tensor]]
 ) -> dict[str, Any]:
     """Summarise the uncertainty of the training classes.
 
     Args:
         criterion: a method for which `has_uncertainty` is true.
+        of_classes: (C,) its uncertainty of each class.
         classes: the names of the C training classes.
         embed: returns vectors (N, D) and labels (N,) of the training images; called only where exactly one source has
             proxies to compare them with.
@@ -38,7 +40,7 @@ def class_uncertainty(
         correlation between the uncertainty of a class and the median similarity of its images to the mean of its
         proxies. The correlation is left out where it is not defined.
     """
-    values = criterion.uncertainty().double().cpu().numpy()
+    values = of_classes.double().cpu().numpy()
     assert values.shape == (len(classes),), (values.shape, len(classes))
     order = np.argsort(values, kind="stable")
     count = min(CLASSES_LISTED, max(1, len(order) // 2))

@@ -483,14 +483,15 @@ class RunSession:
             result.rows[results.LAST_EPOCH] = last_scores
         uncertainty: dict[str, float] = {}
         if has_uncertainty(criterion):
-            uncertainty = dict(zip(seen.classes, criterion.uncertainty().double().cpu().tolist(), strict=True))
+            of_classes = criterion.uncertainty()
+            uncertainty = dict(zip(seen.classes, of_classes.double().cpu().tolist(), strict=True))
             embed = embedder(self.context, encoder, seen, "training images")
 
             def embed_seen() -> tuple[torch.Tensor, torch.Tensor]:
                 images = embed("vectors")
                 return images.vectors, images.labels
 
-            result.uncertainty = class_uncertainty(criterion, seen.classes, embed_seen)
+            result.uncertainty = class_uncertainty(criterion, of_classes, seen.classes, embed_seen)
         if parts.validation is not None and result.refit is None:
             held_out = embedded
             if parts.test is not None or held_out is None:
