@@ -380,7 +380,7 @@ class Criterion(nn.Module):
         for module in self._pieces():
             if isinstance(module, EstimatesUncertainty):
                 return module.uncertainty(draws)
-        raise ValueError(f"uncertainty: got {self.name}, which does not estimate it, expected a method that does, such as vcpa")
+        raise ValueError(f"uncertainty: got {self.name}, which does not estimate it, as vcpa does")
 
     def param_groups(self, lr: float, network_lr: float | None = None) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser.
