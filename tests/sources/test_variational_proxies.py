@@ -348,7 +348,7 @@ def test_uncertainty_of_several_proxies_is_their_mean_and_other_methods_have_non
     sure = criterion.uncertainty()
     assert sure.shape == (C,)
     assert sure[0].item() == pytest.approx(sure[1:].mean().item() / 2, rel=0.1)
-    with pytest.raises(ValueError, match="uncertainty: got proxy-anchor, which does not estimate it, expected vcpa"):
+    with pytest.raises(ValueError, match="uncertainty: got proxy-anchor, which does not estimate it, as vcpa does"):
         pm.method("proxy-anchor", classes=C, dim=D).uncertainty()
 
 
