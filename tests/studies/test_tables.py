@@ -13,8 +13,9 @@ from scipy import stats
 
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, parse
-from proxymetric.studies.drawing import mean_curve, size_records
+from proxymetric.studies.drawing import PLOTS, mean_curve, size_records
 from proxymetric.studies.inference import Mean, paired, power, seeds_needed, student
+from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.results import stored_results
 from proxymetric.studies.scores import Results
 from proxymetric.studies.tables import Table, mean_text, size_table, write_tables
@@ -295,6 +296,18 @@ def test_pictures_show_something(tmp_path):
     ]  # fmt: skip
     for file in files:
         assert len(Image.open(file).convert("RGB").getcolors(2**24)) > 50, file.name
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_picture_of_somebody_else_is_not_replaced(kind, tmp_path):
+    made, file = study(), tmp_path / f"{kind}-g-held-out.png"
+    Image.new("RGB", (4, 4)).save(file)
+    with pytest.raises(ValueError, match=rf"--tables: got .*{file.name}.* a plot of a study"):
+        check_outputs(made, None, tmp_path)
+    file.unlink()
+    for _ in range(2):  # its own pictures are replaced
+        check_outputs(made, None, tmp_path)
+        write_tables(made, results(made), tmp_path)
 
 
 def test_an_unknown_folder_of_results_is_refused():

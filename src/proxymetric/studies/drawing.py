@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,14 @@ def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> lis
     """Write the plots of one group of rows as PNG files and return the files. A plot without data is not written."""
     first = cells[0]
     stem = "-".join(filter(None, (first.data, first.backbone, first.protocol)))
-    figures = {
-        f"curves-{stem}.png": _curves(results, heading, cells),
-        f"differences-{stem}.png": _differences(results, heading, cells),
-        f"small-vectors-{stem}.png": _small_vectors(results, heading, cells),
-    }
     files = []
-    for name, figure in figures.items():
+    for kind, make in PLOTS.items():
+        figure = make(results, heading, cells)
         if figure is not None:
-            with replacing(folder / name) as temporary:
+            file = folder / f"{kind}-{stem}.png"
+            with replacing(file) as temporary:
                 figure.savefig(temporary, format="png", dpi=150, metadata={"Software": SOFTWARE})
-            files.append(folder / name)
+            files.append(file)
     return files
 
 
@@ -162,3 +160,11 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
     marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+PLOTS: dict[str, Callable[[Results, str, list[Cell]], Figure | None]] = {
+    "curves": _curves,
+    "differences": _differences,
+    "small-vectors": _small_vectors,
+}
+"""first part of the name of a plot's file -> the function that draws it"""

@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 from proxymetric.files import check_output, read_json
+from proxymetric.studies.drawing import PLOTS, SOFTWARE
 from proxymetric.studies.spec import Study
 from proxymetric.tensor_files import read_header
 
@@ -36,7 +37,7 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
     has_tables = text.is_file() and _first_line(text) == f"# {study.title}"
     for file in (text, text.with_suffix(".tex")):
         check_output("--tables", file, kind, lambda _: has_tables)
-    for file in (*tables.glob("curves-*.png"), *tables.glob("differences-*.png")):
+    for file in (file for kind in PLOTS for file in tables.glob(f"{kind}-*.png")):
         check_output("--tables", file, "a plot of a study", lambda plot: has_tables or _is_plot(plot))
     if tables.is_dir() and not text.is_file() and any(each.is_dir() for each in tables.iterdir()):
         raise ValueError(
@@ -78,8 +79,6 @@ def _is_archive(file: Path, study: str) -> bool:
 
 
 def _is_plot(file: Path) -> bool:
-    from proxymetric.studies.drawing import SOFTWARE
-
     with open(file, "rb") as content:
         return SOFTWARE.encode() in content.read(PNG_HEAD_BYTES)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 import string
-from typing import TYPE_CHECKING
 
+from proxymetric.runs.result import LAST_EPOCH, TRAINED, Result
 from proxymetric.studies.inference import Mean, paired
 from proxymetric.studies.spec import LABELS, Cell, Study
 
-if TYPE_CHECKING:
-    from proxymetric.runs.result import Result
-
-CHOSEN, LAST = "trained encoder", "last epoch"
+CHOSEN, LAST = TRAINED, LAST_EPOCH
 """rows of a result: the model of the chosen epoch, and the model of the last one"""
 HELD_OUT = "held-out classes"
 """scores of the model of the chosen epoch on the training classes that chose it"""
