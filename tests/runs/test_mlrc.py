@@ -66,6 +66,7 @@ def test_average_and_concatenation(study):
         run = json.loads((out / model["fold"] / "result.json").read_text())
         best = max(run["curve"], key=lambda record: record["MAP@R"])
         assert model["chosen_epoch"] == best["epoch"]
+    assert result["finished"] == read_json(out / "fold4" / "result.json")["finished"], "the end of the last fold"
 
 
 @pytest.mark.usefixtures("no_page")
@@ -91,6 +92,13 @@ def test_a_setting_of_the_dimensions_wins(tmp_path):
     assert {read_json(file)["recipe"]["encoder"]["dim"] for file in (tmp_path / "x").glob("fold*/run.json")} == {6}
 
 
+@pytest.mark.parametrize("folds", [0, 1, -2])
+def test_too_few_folds_are_refused_before_any_of_them(folds, tmp_path):
+    with pytest.raises(ValueError, match=f"^folds: got {folds}, expected a whole number of at least 2$"):
+        mlrc("glyphs:40", out=tmp_path / "x", folds=folds, **ARGUMENTS)
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_protocols_own_settings_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"settings: got data\.validation, which MLRC sets itself"):
         mlrc("glyphs:40", out=tmp_path / "x", settings={"data.validation": 0.5})
@@ -102,5 +110,7 @@ def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
              "--dim", 8, "--device", "cpu", "--set", "view.resize=16", "--set", "data.workers=0")  # fmt: skip
     refused(proxymetric(*words), "data: got photos, which has no test classes", "--set data.test=0.5")
     assert not (tmp_path / "x").exists()
-    answer = proxymetric(*words, "--set", "data.test=0.5", "--folds", 2)
+    answer = proxymetric(*words, "--set", "data.test=0.5", "--folds", 2, "--set", "encoder.dim=4")
     assert answer.code == 0, answer
+    for row in ("average of 2 x 4-D", "concatenated, 8-D"):
+        assert row in answer.out, "the dimensions of the models, not those of --dim"

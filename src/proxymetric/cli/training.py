@@ -312,6 +312,7 @@ def mlrc(
     except KeyboardInterrupt as error:
         terminal.say(str(error) or "stopped")
         raise typer.Exit(130) from None
+    dim = result["dim"]  # --set encoder.dim wins over --dim
     rows = {
         f"average of {folds} x {dim}-D": result["average"],
         f"concatenated, {folds * dim}-D": result["concatenated"],

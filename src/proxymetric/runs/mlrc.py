@@ -17,6 +17,7 @@ from proxymetric.lock import locked
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.score import score
 from proxymetric.runs.train import Run, read_recipe, train
+from proxymetric.signatures import fit
 from proxymetric.tracking.recipe_keys import flat_keys
 
 FOLDS = 4
@@ -45,7 +46,7 @@ def mlrc(
     Args:
         data: as for `proxymetric.train`.
         out: folder with one run per fold (`fold1`, ...) and `result.json`.
-        folds: number of blocks and of models.
+        folds: number of blocks and of models, at least 2.
         dim: dimensions of each model; encoder.dim in `settings` wins.
         settings: as for `proxymetric.train`, without data.validation, train.monitor and protocol.
         resume: keep finished folds and continue the one that was interrupted.
@@ -56,14 +57,16 @@ def mlrc(
         The content of `result.json`.
 
     Raises:
-        ValueError: the settings contain a key that the protocol sets, or the data has no test classes. Both are
-            checked before the first fold.
+        ValueError: `folds` is below 2, the settings contain a key that the protocol sets, or the data has no test
+            classes. All three are checked before the first fold.
 
     Example:
         >>> from proxymetric.runs.mlrc import mlrc
         >>> mlrc("glyphs", out="runs/mlrc", backbone="small", epochs=20)["concatenated"]["MAP@R"]    # doctest: +SKIP
     """
     folder, watcher = Path(out), Silent() if watcher is None else watcher
+    if fit("folds", folds, int) < 2:
+        raise ValueError(f"folds: got {folds}, expected a whole number of at least 2")
     overrides = flat_keys(recipes.settings(settings))
     for key in FIXED_KEYS:
         if key in overrides:
@@ -118,7 +121,7 @@ def _mlrc(
         "versions": results[0].versions,
         "machine": results[0].machine,
         "data": results[0].data,
-        "finished": results[0].finished,
+        "finished": max(each.finished for each in results),
         "seconds": sum(each.seconds for each in results),
     }
     write_json(folder / "result.json", result)
