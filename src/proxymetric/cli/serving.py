@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,7 +130,9 @@ def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
     run = {"run": os.path.abspath(out), "which": "best"}
     index = Index(target) if is_index(target) else Index.create(target, model.dim, model, map="tsne", run=run)
     is_other = index.model != model.fingerprint()
-    sync(index, model, photos, rebuild=is_other, progress=lambda done, total: terminal.work("indexing", done, total))
+    # The demo was trained again: what was added to the index of the earlier one cannot be embedded by this model.
+    working = partial(terminal.work, "indexing")
+    sync(index, model, photos, rebuild=is_other, drop_added=is_other, progress=working)
     _serve(Settings(str(target), device=device), open_page=True)
 
 
