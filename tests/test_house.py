@@ -32,7 +32,8 @@ LAYERS: dict[str, set[str]] = {
     "files": set(),
     "device": set(),
     "lock": set(),
-    "tracking": {"files"},
+    "recipe_keys": set(),
+    "tracking": {"files", "recipe_keys"},
     "core": set(),
     "tensor_files": {"core"},
     "ops": {"core", "checks"},
@@ -59,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
         "training", "models", "checkpoint", "device", "lock", "cli", "search", "tracking",
+        "recipe_keys",
     },
     "studies": {
         "core", "runs", "data", "files", "tensor_files", "models", "training", "protocol", "metrics", "plots", "recipe",

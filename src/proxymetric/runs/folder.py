@@ -19,9 +19,9 @@ from proxymetric.files import read_json
 from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
 from proxymetric.recipe import Recipe, check
+from proxymetric.recipe_keys import flat_keys
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
-from proxymetric.tracking.recipe_keys import flat_keys
 from proxymetric.tracking.run_id import FILE as TRACKER_FILE
 from proxymetric.tracking.tensorboard import EVENTS_SUFFIX
 from proxymetric.training.optim import steps_in

@@ -14,11 +14,11 @@ from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import open_data, split
 from proxymetric.files import check_output, read_json, write_json
 from proxymetric.lock import locked
+from proxymetric.recipe_keys import flat_keys
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.score import score
 from proxymetric.runs.train import Run, read_recipe, train
 from proxymetric.signatures import fit
-from proxymetric.tracking.recipe_keys import flat_keys
 
 FOLDS = 4
 DIM = 128

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxymetric.data import ImageSet
 from proxymetric.recipe import Recipe
-from proxymetric.tracking.recipe_keys import flat_keys
+from proxymetric.recipe_keys import flat_keys
 from proxymetric.training.process_group import ProcessGroup
 
 OF_A_MACHINE = {"data.path", "data.workers", "encoder.weights", "train.device", "train.track"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json
-from proxymetric.tracking.recipe_keys import flat_keys
+from proxymetric.recipe_keys import flat_keys
 from proxymetric.tracking.tracker import Tracker, open_tracker
 
 SECTIONS = {"step": "train", "evaluation": "validation"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from proxymetric import recipe as recipes
 from proxymetric.files import read_json, write_json
+from proxymetric.recipe_keys import flat_keys
 from proxymetric.runs.folder import flat_values
 from proxymetric.studies import parse
 from proxymetric.studies.folder import NOT_COMPARED, flat_recipe
-from proxymetric.tracking.recipe_keys import flat_keys
 from proxymetric.tracking.recorder import settings_of
 
 
