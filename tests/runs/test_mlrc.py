@@ -114,3 +114,10 @@ def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
     assert answer.code == 0, answer
     for row in ("average of 2 x 4-D", "concatenated, 8-D"):
         assert row in answer.out, "the dimensions of the models, not those of --dim"
+
+
+def test_folds_do_not_choose_their_method(photos, tmp_path):
+    refused(
+        proxymetric("mlrc", "--data", photos, "--out", tmp_path / "run", "--method", "auto"), "each fold would choose"
+    )
+    assert not (tmp_path / "run" / "fold0").exists()

@@ -129,8 +129,11 @@ def _mlrc(
 
 
 def _check_test_classes(data: str | Path | None, settings: dict[str, Any], options: dict[str, Any]) -> None:
-    """Refuse data without test classes before any fold is trained."""
-    recipe = recipes.check(read_recipe(data=data, settings=settings, **options))
+    """Refuse data without test classes, and a choice of the method, before any fold is trained."""
+    raw = read_recipe(data=data, settings=settings, **options)
+    if raw.get("method") == "auto":
+        raise ValueError("method: got 'auto', expected the name of a method: each fold would choose its own")
+    recipe = recipes.check(raw)
     if not recipe.data.path:
         return  # the first fold raises the error
     images = open_data(recipe.data.path, recipe.data.layout)
