@@ -58,7 +58,7 @@ def test_what_is_no_memory_is_refused(text):
         (("--dtype", "bfloat"), ("dtype: got 'bfloat'", "float32, bfloat16", "did you mean 'bfloat16'?")),
         (("--optimizer", "adagrad"), ("optimizer: got 'adagrad'", "did you mean 'rowwise-adagrad'?")),
         (("--implementation", "Triton"), ("implementation: got 'Triton'", "did you mean 'triton'?")),
-        (("--touched", "some"), ("touched: got 'some'", "all, batch, a number above 0 and below 1")),
+        (("--touched", "some"), ("touched: got 'some'", "expected 'all', 'batch' or a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
         (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched=batch", "expected 1, or touched=all")),
         (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
