@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _of_one_verb(words: list[str]) -> typer.Typer:
-    """The program with only the verb that `words` begin with, if there is such a verb: a third of the start-up time
+    """The program with only the verb that `words` begin with, if there is such a verb: a fifth of the start-up time
     goes into the parsers of all the others."""
     one = copy.copy(app)
     one.registered_commands = [

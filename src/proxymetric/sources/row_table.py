@@ -104,12 +104,11 @@ class RowTable(nn.Module):
         before: RowOptimizer | None = getattr(self, "optimizer", None)
         self.optimizer = RowOptimizer(optimizer, betas, self.eps, weight_decay, momentum)
         self.optimizer.check()
-        if before is not None and before.state_names != self.optimizer.state_names:
-            self.steps.zero_()
+        if before is not None and before.state_names == self.optimizer.state_names:
+            return
+        self.steps.zero_()
         for name in ("average", "square"):
-            shape = self.optimizer.state_shape(name, self.values.shape)
-            if before is None or before.state_names != self.optimizer.state_names or getattr(self, name).shape != shape:
-                setattr(self, name, self.values.new_zeros(shape))
+            setattr(self, name, self.values.new_zeros(self.optimizer.state_shape(name, self.values.shape)))
 
     def take(self, index: Tensor, device: torch.device | None = None, per_process: bool = False) -> Tensor:
         """Rows as a leaf tensor. In training, the table keeps the leaf until the next `step` or `discard`.
