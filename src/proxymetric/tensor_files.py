@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from proxymetric.core.signals import interrupt_after
+from proxymetric.signals import interrupt_after
 
 CHECKSUM = "crc32"
 """key of the checksum in the header of a file"""

@@ -23,7 +23,7 @@ import terminal
 from proxymetric import recipe
 from proxymetric.cli import training
 from proxymetric.cli.terminal import Terminal
-from proxymetric.core.clock import clock
+from proxymetric.clock import clock
 from proxymetric.core.watcher import Tick
 from proxymetric.files import read_json
 from proxymetric.papers import CATALOGUE, options

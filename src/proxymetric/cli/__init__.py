@@ -25,7 +25,7 @@ from proxymetric.cli import (
     training,
 )
 from proxymetric.cli.root import app
-from proxymetric.core.visible import visible
+from proxymetric.visible import visible
 
 __all__ = ["app", "main"]
 

@@ -13,8 +13,8 @@ import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.core.visible import visible
 from proxymetric.signatures import one_of
+from proxymetric.visible import visible
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -102,7 +102,6 @@ def index(
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
-    from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, image_files
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
@@ -112,6 +111,7 @@ def index(
     from proxymetric.search.manifest import is_index
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
+    from proxymetric.search.quantisation import check_kind
     from proxymetric.search.size_picture import draw_sizes
     from proxymetric.signatures import neighbour
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.root import app, example
-from proxymetric.core.visible import visible
+from proxymetric.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,7 +120,7 @@ class _Screen:
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """Make a table of the current runs."""
     from proxymetric.cli.tables import TextTable
-    from proxymetric.core.clock import clock
+    from proxymetric.clock import clock
 
     table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from proxymetric.cli.tables import TABLE_METRICS, show
-from proxymetric.core.clock import Work, clock
-from proxymetric.core.visible import visible
+from proxymetric.clock import Work, clock
 from proxymetric.core.watcher import Tick
 from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,7 +12,7 @@ import typer
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.cli.unreadable import unreadable_lines
-from proxymetric.core.visible import visible
+from proxymetric.visible import visible
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,9 +46,9 @@ def embed(
     Earlier vectors of the same model are replaced; any other file is kept.
     """
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.core.quantisation import check_kind
     from proxymetric.files import check_output
     from proxymetric.search import VectorFile
+    from proxymetric.search.quantisation import check_kind
     from proxymetric.search.stored_vectors import stored_bytes
 
     check_kind(vectors or "float32")

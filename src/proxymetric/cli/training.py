@@ -10,7 +10,7 @@ import typer
 
 from proxymetric.cli.root import Data, Device, app, example
 from proxymetric.cli.serving import serve_demo
-from proxymetric.core.visible import visible
+from proxymetric.visible import visible
 
 if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal

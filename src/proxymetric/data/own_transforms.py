@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from proxymetric.core.own_code import find_function
 from proxymetric.data.decoding import as_rgb
+from proxymetric.own_code import find_function
 
 GIVEN = "python:"
 """start of the names of transforms that were given from Python, not by module and function"""

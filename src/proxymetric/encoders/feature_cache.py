@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.core.signals import interrupt_after, stop_on_signal
 from proxymetric.encoders.encoder import Encoder
 from proxymetric.files import NotSaved, replacing
+from proxymetric.signals import interrupt_after, stop_on_signal
 
 if TYPE_CHECKING:
     from proxymetric.data.images import ImageSet

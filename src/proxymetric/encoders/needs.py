@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from proxymetric.core.signals import interrupt_after
+from proxymetric.signals import interrupt_after
 from proxymetric.signatures import one_of
 
 HEADER = "proxymetric"

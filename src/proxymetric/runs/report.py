@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from proxymetric.core.clock import clock
+from proxymetric.clock import clock
 from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.files import check_output

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut
-from proxymetric.core.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 from proxymetric.metrics.names import parse
 from proxymetric.metrics.ranking import Search, search
+from proxymetric.search.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.signatures import did_you_mean
 
 
@@ -158,8 +158,8 @@ def score_sizes(
         distance: "cosine" or "euclidean".
 
     Returns:
-        Records of `dim`, `vectors` (a kind of `core.quantisation`), `bytes` of a vector, and `scores`. Bits are scored
-        alone, without re-ranking.
+        Records of `dim`, `vectors` (a kind of `search.quantisation`), `bytes` of a vector, and `scores`. Bits are
+        scored alone, without re-ranking.
 
     Example:
         >>> images = ImageSet("dots", np.array([0, 0, 1, 1]), ["a", "b"], arrays=np.zeros((4, 8, 8), np.uint8))

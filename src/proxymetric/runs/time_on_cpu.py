@@ -7,7 +7,7 @@ import time
 import torch
 
 import proxymetric.recipe as recipes
-from proxymetric.core.clock import clock
+from proxymetric.clock import clock
 from proxymetric.encoders import Encoder
 from proxymetric.recipe import Recipe
 

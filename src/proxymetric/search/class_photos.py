@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from proxymetric.core.visible import visible
 from proxymetric.data.decoding import read_image
 from proxymetric.data.folders import ENDINGS
 from proxymetric.files import printable
 from proxymetric.search.folder_sync import Embedder, photo_id, thumbnail_of
 from proxymetric.search.index import Index
+from proxymetric.visible import visible
 
 
 def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) -> list[str]:

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from proxymetric.core.visible import visible
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import image_files
 from proxymetric.files import printable
@@ -27,6 +26,7 @@ from proxymetric.search.index import Index
 from proxymetric.search.manifest import Manifest
 from proxymetric.search.rows import as_metadata
 from proxymetric.search.staging import Staging
+from proxymetric.visible import visible
 
 THUMBNAIL_PIXELS = 160
 THUMBNAIL_QUALITY = 82

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from proxymetric.core.visible import visible
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
 from proxymetric.search.engines import Earlier, build_engine, clean_engine
@@ -29,6 +28,7 @@ from proxymetric.search.stored_vectors import (
     stored_bytes,
     write_vectors,
 )
+from proxymetric.visible import visible
 
 GENERATIONS, THUMBNAILS = "generations", "thumbnails"
 ITEMS, POINTS = "items.sqlite", "map.npy"

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.core.quantisation import check_kind
 from proxymetric.lock import locked
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
@@ -33,6 +32,7 @@ from proxymetric.search.generation import (
 from proxymetric.search.identify import Answer, Identifier, Own
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
+from proxymetric.search.quantisation import check_kind
 from proxymetric.search.rows import Row, check_columns, queries_alike
 from proxymetric.search.stored_vectors import check_engine
 from proxymetric.signatures import one_of

@@ -9,11 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from proxymetric.core.normalisation import unit
-from proxymetric.core.quantisation import bit_codes, check_kind, from_int8, int8_codes
 from proxymetric.files import replacing
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
+from proxymetric.search.quantisation import bit_codes, check_kind, from_int8, int8_codes
 from proxymetric.tensor_files import read_header, read_tensors, write_tensors
 
 
@@ -25,7 +25,7 @@ class VectorFile:
         names: N file names.
         model: `Model.fingerprint` of the model that made the vectors, so that queries of another model can be refused.
         classes: N class names; None: each file's folder directly under the common folder of all files.
-        kind: how the vectors are stored and searched: "float32", "int8" or "binary" (`core.quantisation`). Bits are
+        kind: how the vectors are stored and searched: "float32", "int8" or "binary" (`search.quantisation`). Bits are
             searched first, and the first results are ranked again by 8-bit numbers.
 
     Raises:

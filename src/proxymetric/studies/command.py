@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.core.clock import clock
+from proxymetric.clock import clock
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxymetric.core.clock import clock
+from proxymetric.clock import clock
 from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.core.clock import Work
+from proxymetric.clock import Work
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result

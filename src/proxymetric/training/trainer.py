@@ -14,9 +14,9 @@ from torch import Tensor
 
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.core.pieces import Batch
-from proxymetric.core.signals import stop_on_signal
 from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
+from proxymetric.signals import stop_on_signal
 from proxymetric.tracking import Recorder
 from proxymetric.training.advice import compile_advice, could_compile, waiting_advice
 from proxymetric.training.learner import Learner

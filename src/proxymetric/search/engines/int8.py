@@ -17,7 +17,7 @@ class Int8:
     """Compare every query with every vector, read back from its codes; exact for what is stored.
 
     Args:
-        codes: (N, D) from `core.quantisation.int8_codes`.
+        codes: (N, D) from `search.quantisation.int8_codes`.
 
     Example:
         >>> similarities, rows = Int8(127 * torch.eye(3, dtype=torch.int8)).search(torch.tensor([[0.0, 0.6, 0.8]]), k=2)

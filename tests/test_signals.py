@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxymetric.core.signals import interrupt_after
+from proxymetric.signals import interrupt_after
 
 
 @pytest.fixture(autouse=True)
