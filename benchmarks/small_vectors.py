@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut, unit
-from proxymetric.core.quantisation import LARGEST, bit_codes, bytes_per_vector, int8_codes, rounded
+from proxymetric.search.quantisation import LARGEST, bit_codes, bytes_per_vector, int8_codes, rounded
 from proxymetric.metrics import Ranking, evaluate, scores
 from proxymetric.plots import write_small_vectors
 from proxymetric.search import VectorFile
