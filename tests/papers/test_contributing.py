@@ -34,13 +34,17 @@ assert "Better" in pm.losses.__all__ and "MeanProxies" in pm.sources.__all__
 from proxymetric.losses import better as loss_file
 from proxymetric.sources import mean_proxies as source_file
 from proxymetric.weightings import rare_classes as weighting_file
-for file in (loss_file, source_file, weighting_file):
+from proxymetric.schemes import slow_start as scheme_file
+for file in (loss_file, source_file, weighting_file, scheme_file):
     result = doctest.testmod(file)
     assert result.attempted and not result.failed, (file, result)
 
 pm.testing.check_method("better")
 pm.testing.check_method("better", rare=False)
 pm.testing.check_method("xbm", base="better", start=0, memory=20)
+pm.testing.check_method(
+    lambda classes, dim: pm.Criterion(pm.schemes.SlowStart(pm.method("better", classes=classes, dim=dim).objective, 3))
+)
 assert Workload(1000, 8, 4, method="better").kind.over == "classes"
 
 from proxymetric import recipe
@@ -95,7 +99,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_addition_is_a_file_and_a_line() -> None:
     files = [name for name, is_line, _ in EDITS if not is_line]
     lines = [(name, code) for name, is_line, code in EDITS if is_line]
-    folders = ["losses", "sources", "weightings", "encoders/tuning", "papers"]
+    folders = ["losses", "sources", "weightings", "schemes", "encoders/tuning", "papers"]
     assert [Path(name).parent.as_posix() for name in files] == [f"src/proxymetric/{folder}" for folder in folders]
     assert [name for name, _ in lines] == [f"src/proxymetric/{folder}/__init__.py" for folder in folders]
     assert all(code.count("\n") == 1 for _, code in lines)
