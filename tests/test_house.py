@@ -83,6 +83,8 @@ LAYERS: dict[str, set[str]] = {
 }  # fmt: skip
 """the layers, from the bottom up: each part of the package, and the parts that it may import"""
 WARN_LINES, MOST_LINES = 400, 600
+NO_NOUNS = {"found", "said", "own", "told", "apart", "seen"}
+"""words that do not say what a variable is"""
 
 
 def unit(file: Path) -> str:
@@ -156,6 +158,47 @@ def test_files_are_short_and_say_what_they_are():
     silent = [file for file in MODULES if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))]
     assert not silent, "a module says in a sentence what it is"
     assert not [file for file in MODULES if file.name == "utils.py"]
+
+
+def variables(file: Path) -> Iterator[tuple[str, int]]:
+    """The name and the line of every variable, parameter and attribute that a file sets or declares."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                yield name, node.lineno
+
+
+def test_names_of_variables_are_nouns():
+    wrong = [
+        f"{file.relative_to(ROOT).as_posix()}:{line}: {name}"
+        for file in MODULES
+        for name, line in variables(file)
+        if name in NO_NOUNS
+    ]
+    assert not wrong, "a name says what the thing is: gradients, overrides, nearest_rows\n" + "\n".join(wrong)
+
+
+def test_the_rule_about_names_sees_what_it_should(tmp_path):
+    """It sees parameters, loops, `with`, `:=`, attributes, fields, imports, errors and patterns, but not uses."""
+    file = tmp_path / "probe.py"
+    file.write_text(
+        "import a as found\n"
+        "class A:\n    said: int\n"
+        "def f(own, *, told=0, **apart):\n"
+        "    own.seen = own.rest = [told for found in own_code if (said := found)]\n"
+        "    with own as (told, _): pass\n"
+        "    try: pass\n    except OSError as apart: pass\n"
+        "    match own:\n        case {'x': seen, **found}: pass\n        case [*said]: pass\n"
+        "f(found.said, own=told)\n"
+    )
+    places = sorted((line, name) for name, line in variables(file) if name in NO_NOUNS)
+    expected = {1: ["found"], 3: ["said"], 4: ["apart", "own", "told"], 5: ["found", "said", "seen"], 6: ["told"],
+                8: ["apart"], 10: ["found", "seen"], 11: ["said"]}  # fmt: skip
+    assert places == [(line, name) for line, names in expected.items() for name in names]
 
 
 def public() -> Iterator[tuple[str, object]]:

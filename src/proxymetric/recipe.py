@@ -510,21 +510,21 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             f"{tuning if isinstance(tuning, str) else tuning['name']!r} would change them; expected no --frozen, or "
             "--tuning linear"
         )
-    own = tables["view"].get("transform")
-    if own is not None and not isinstance(own, str):
+    transform = tables["view"].get("transform")
+    if transform is not None and not isinstance(transform, str):
         raise ValueError(
-            f"view.transform: got {own!r}, expected 'module:function'; a transform of Python is an argument: "
+            f"view.transform: got {transform!r}, expected 'module:function'; a transform of Python is an argument: "
             "proxymetric.train(..., transform=...)"
         )
-    if own not in (None, "none") and data["cache"] == "device":
+    if transform not in (None, "none") and data["cache"] == "device":
         raise ValueError(
-            f"data.cache: got 'device' with view.transform={own!r}, which changes one image at a time in main memory; "
-            "expected 'none', 'memory' or 'auto'"
+            f"data.cache: got 'device' with view.transform={transform!r}, which changes one image at a time in main "
+            "memory; expected 'none', 'memory' or 'auto'"
         )
-    if own not in (None, "none") and train["frozen"]:
+    if transform not in (None, "none") and train["frozen"]:
         raise ValueError(
-            f"train.frozen: got true with view.transform={own!r}, but cached features are those of one view without "
-            "random changes; expected no --frozen"
+            f"train.frozen: got true with view.transform={transform!r}, but cached features are those of one view "
+            "without random changes; expected no --frozen"
         )
     view = {"name": view_name, **complete("view", {**view_defaults, **tables["view"]}, TrainView)}
     if not SIZES[0] <= view["size"] <= SIZES[1]:

@@ -139,7 +139,7 @@ class Toy(torch.nn.Module):
         self.width = self.embed_dim = width
         self.embed = torch.nn.Linear(PIXELS, width)
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(blocks))
-        self.own = torch.nn.Parameter(torch.randn(blocks, width))
+        self.own_prompts = torch.nn.Parameter(torch.randn(blocks, width))
         self.head = torch.nn.Linear(width, DIM)
 
     def features(self, images: Tensor, prompts: Sequence[Tensor | None] | None = None, shared: bool = False) -> Tensor:
@@ -147,7 +147,7 @@ class Toy(torch.nn.Module):
         for i, block in enumerate(self.blocks):
             given = None if prompts is None else prompts[i]
             if prompts is None or shared:
-                x = x + self.own[i]
+                x = x + self.own_prompts[i]
             x = torch.tanh(block(x if given is None else x + given.mean(1)))
         return x
 

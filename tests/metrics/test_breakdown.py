@@ -56,11 +56,11 @@ def test_like_the_oracle(points: dict, parted: bool) -> None:
     for each, row in zip(found.worst, order):
         assert each.scores["P@2"] == pytest.approx(scores["P@2"][row])
         assert each.neighbours == lists[each.query][:5]
-        assert each.found == [int(item_labels[j]) for j in lists[each.query][:5]]
+        assert each.neighbour_labels == [int(item_labels[j]) for j in lists[each.query][:5]]
         assert each.label == points["labels"][each.query]
 
     wanted = oracle.confusions(lists, points["labels"], item_labels)
-    assert {(each.label, each.found): each.times for each in found.confused} == wanted
+    assert {(each.label, each.wrong_label): each.times for each in found.confused} == wanted
     assert [each.times for each in found.confused] == sorted(wanted.values(), reverse=True)
     for each in found.confused:
         queries = [q for q, label in enumerate(points["labels"]) if label == each.label]

@@ -147,4 +147,4 @@ def test_a_file_of_vectors(kind, vectors, tmp_path):
     ((name, similarity),) = loaded.search(vectors[5:6], k=1)[0:1][0]
     assert name == "5.jpg"
     assert similarity == pytest.approx(1, abs=1e-4)
-    assert loaded.search(vectors[5:6], k=1, own=["5.jpg"])[0][0][0] != "5.jpg"
+    assert loaded.search(vectors[5:6], k=1, without=["5.jpg"])[0][0][0] != "5.jpg"

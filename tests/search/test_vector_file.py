@@ -51,17 +51,17 @@ def test_equals_come_in_the_order_of_the_index():
 def test_more_results_than_there_are(index):
     found = index.search(index.vectors[:2], k=1000)
     assert [len(row) for row in found] == [50, 50]
-    assert len(index.search(index.vectors[:1], k=1000, own=["0.jpg"])[0]) == 49
+    assert len(index.search(index.vectors[:1], k=1000, without=["0.jpg"])[0]) == 49
 
 
 def test_a_query_is_left_out_of_its_own_results_only(index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = index.search(index.vectors[:2], k=50, own=["./0.jpg", str(tmp_path / "1.jpg")])
+    first, second = index.search(index.vectors[:2], k=50, without=["./0.jpg", str(tmp_path / "1.jpg")])
     assert "0.jpg" not in dict(first)
     assert "1.jpg" in dict(first)
     assert "1.jpg" not in dict(second)
     assert "0.jpg" in dict(second)
-    (elsewhere,) = index.search(index.vectors[:1], k=1, own=["other/0.jpg"])
+    (elsewhere,) = index.search(index.vectors[:1], k=1, without=["other/0.jpg"])
     assert elsewhere[0][0] == "0.jpg"
 
 
@@ -125,7 +125,7 @@ def test_a_foreign_file_is_refused(kind, tmp_path):
         (lambda i: i.search(i.vectors[:1], k=0), "k: got 0, expected at least 1"),
         (lambda i: i.search(torch.ones(1, 5)), r"queries: got a tensor of shape \(1, 5\), expected \(Q, 6\)"),
         (lambda i: i.search(torch.ones(6)), r"queries: got a tensor of shape \(6,\)"),
-        (lambda i: i.search(i.vectors[:2], own=["a"]), "own: got 1 names for 2 queries"),
+        (lambda i: i.search(i.vectors[:2], without=["a"]), "without: got 1 names for 2 queries"),
         (lambda i: VectorFile(i.vectors, ["a"]), "names: got 1 for 50 vectors"),
         (lambda i: VectorFile(torch.ones(3), list("abc")), r"vectors: got a tensor of shape \(3,\)"),
     ],

@@ -342,7 +342,7 @@ def test_the_encoders_own_prompts_are_there_only_when_asked(class_prompts: str) 
     criterion, _, toy = build(class_prompts=class_prompts)
     x, y, images = batch(0)
     criterion(x, y, images=images).backward()
-    assert (toy.own.grad is not None) == (class_prompts == "with_shared")
+    assert (toy.own_prompts.grad is not None) == (class_prompts == "with_shared")
     assert toy.blocks[0].bias.grad.abs().sum() > 0, "parameters of both passes get gradients from both"
 
 

@@ -60,7 +60,7 @@ def state(criterion: Criterion) -> oracle.State:
     """The memory in the form of the oracle: the queue with the oldest row first."""
     w = weighting(criterion)
     queue, size = w.queue, len(w.queue.labels)
-    oldest = int(queue.seen) % size if len(queue) == size else 0
+    oldest = int(queue.added_count) % size if len(queue) == size else 0
     order = [(oldest + i) % len(queue) for i in range(len(queue))]
     numbers = [t.numpy().copy() for t in (w.count, w.effective, w.hardness, queue.vectors[order], queue.labels[order])]
     return oracle.State(*numbers)

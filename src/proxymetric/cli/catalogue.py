@@ -64,9 +64,9 @@ def _recipe_table(method: str | None) -> TextTable:
     columns = ["recipe", "method", "what it is"]
     table = TextTable("", columns, left=tuple(columns))
     for name in recipe.names():
-        found = recipe.load(name)["method"]
-        if method in (None, found):
-            table.add(name, found, _first_sentence(recipe.find(name).read_text("utf-8")))
+        method_of_recipe = recipe.load(name)["method"]
+        if method in (None, method_of_recipe):
+            table.add(name, method_of_recipe, _first_sentence(recipe.find(name).read_text("utf-8")))
     return table
 
 

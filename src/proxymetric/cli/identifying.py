@@ -122,7 +122,7 @@ def identify(
     from proxymetric.cli.results import Queries
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Identifier, Index
-    from proxymetric.search.identify import Own
+    from proxymetric.search.identify import IndexedQueries
     from proxymetric.serve.searcher import model_of
 
     opened = Index(folder)
@@ -131,9 +131,9 @@ def identify(
     identifier = Identifier(opened, run)
     threshold = identifier.threshold(far)
     queries = Queries.embed(model, image)
-    own = Own.of(opened, [own_id(opened, file) for file in queries.files])
-    answers = identifier(queries.vectors, far, own)
-    in_index = (own.rows >= 0).tolist()
+    indexed = IndexedQueries.of(opened, [own_id(opened, file) for file in queries.files])
+    answers = identifier(queries.vectors, far, indexed)
+    in_index = (indexed.rows >= 0).tolist()
     if as_json:
         content = [
             {"image": str(file)} | as_dict(answer, far) | {"in_index": is_own}

@@ -74,13 +74,13 @@ def inspect(
     model = load_untrained(run, device) if untrained else load_model(run, which, device, weights)
     for note in (*images.notes, *unfinished(run), *([] if untrained else _trained_on(run, images))):
         terminal.say(note)
-    found = inspect_images(model, images, out=folder, listed_from=min_probability, watcher=terminal)
+    inspection = inspect_images(model, images, out=folder, listed_from=min_probability, watcher=terminal)
     if as_json:
         import json
 
-        typer.echo(json.dumps(found.summary(), indent=1))
+        typer.echo(json.dumps(inspection.summary(), indent=1))
     else:
-        for line in report_lines(found):
+        for line in report_lines(inspection):
             terminal.say(line)
     terminal.say(f"page: {folder / PAGE}")
 
@@ -97,20 +97,20 @@ def default_folder(run: str, data: str) -> Path:
     return next_to(run, "inspects", data)
 
 
-def report_lines(found: Inspection) -> list[str]:
+def report_lines(inspection: Inspection) -> list[str]:
     """What was found, in sentences."""
-    contents, pairs = found.contents, found.duplicates
+    contents, pairs = inspection.contents, inspection.duplicates
     copies = sum(len(group.rows) for group in pairs)
     lines = [
         f"{len(contents.images)} images of {len(contents.images.classes)} classes",
-        f"likely wrong labels: {len(found.wrong_labels.listed)} (about {100 * found.wrong_labels.share:.1f} % of all "
-        "labels are estimated to be wrong)",
+        f"likely wrong labels: {len(inspection.wrong_labels.listed)} (about {100 * inspection.wrong_labels.share:.1f} "
+        "% of all labels are estimated to be wrong)",
         f"duplicates: {len(pairs)} groups of {copies} images; with two labels: "
         f"{sum(group.two_labels for group in pairs)}",
-        f"lonely images: {len(found.lonely.listed)}",
+        f"lonely images: {len(inspection.lonely.listed)}",
         f"files that cannot be read: {len(contents.unreadable)}",
     ]
-    unreadable = [f"{row['file']} ({row['reason']})" for row in found.tables()["unreadable"]]
+    unreadable = [f"{row['file']} ({row['reason']})" for row in inspection.tables()["unreadable"]]
     return [*lines, *unreadable_lines(unreadable, "cannot be read")]
 
 

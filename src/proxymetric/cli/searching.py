@@ -294,12 +294,12 @@ def search(
     if CLASS_COLUMN in conditions:
         one_of("--where class", conditions[CLASS_COLUMN], opened.classes)
     queries = Queries.embed(model_of(opened, run, device), image)
-    own = [own_id(opened, file) for file in queries.files]
-    others = differs_of(opened, differs or [], own)
-    found = opened.search(queries.vectors, k, conditions, without=own, differs=others)
+    ids = [own_id(opened, file) for file in queries.files]
+    others = differs_of(opened, differs or [], ids)
+    hit_lists = opened.search(queries.vectors, k, conditions, without=ids, differs=others)
     results = [
         (file, [Found(hit.id, hit.label, hit.similarity, _thumbnail(opened, hit.id), hit.metadata) for hit in hits])
-        for file, hits in zip(queries.files, found, strict=True)
+        for file, hits in zip(queries.files, hit_lists, strict=True)
     ]
     if (where or differs) and not any(hits for _, hits in results):
         words = " ".join(
@@ -310,13 +310,13 @@ def search(
     queries.end()
 
 
-def differs_of(opened: Index, texts: list[str], own: list[str | None]) -> dict[str, str | Sequence[str | None] | None]:
+def differs_of(opened: Index, texts: list[str], ids: list[str | None]) -> dict[str, str | Sequence[str | None] | None]:
     """What `--differs` asks for: for each column the value of each query.
 
     Args:
         opened: the index.
         texts: `COLUMN=VALUE`, or `COLUMN` for the values that the queries have in the index.
-        own: the id of each query in the index; None for another image.
+        ids: the id of each query in the index; None for another image.
 
     Raises:
         ValueError: the value of a query is not known.
@@ -327,12 +327,12 @@ def differs_of(opened: Index, texts: list[str], own: list[str | None]) -> dict[s
         if given:
             wanted[column] = value
             continue
-        if any(item is None or item not in opened for item in own):
+        if any(item is None or item not in opened for item in ids):
             raise ValueError(
                 f"--differs: got {column!r} for an image that is not in {opened.folder}, whose {column} is not known; "
                 f"expected {column}=VALUE"
             )
-        wanted[column] = [opened.value_of(item, column) for item in own if item is not None]
+        wanted[column] = [opened.value_of(item, column) for item in ids if item is not None]
     return wanted
 
 
@@ -416,8 +416,8 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
     for image in images:
         if image.is_dir():
             patterns = (f"{folders}*{ending}" for folders in ("", "*/") for ending in ENDINGS)
-            found = next((pattern for pattern in patterns if next(image.glob(pattern), None) is not None), None)
-            such = f", such as {image / found}" if found else ""
+            example = next((pattern for pattern in patterns if next(image.glob(pattern), None) is not None), None)
+            such = f", such as {image / example}" if example else ""
             raise ValueError(f"{argument}: got {image}, which is a folder; expected image files{such}")
     missing = [image for image in images if not image.exists()]
     if missing and (every or len(missing) == len(images)):

@@ -137,10 +137,10 @@ def query(
         queries = Queries.embed(model, image)  # first, so that a bad image costs no embedding of the folder
         stored = _embed_folder(model, folder, terminal)
     class_of = dict(zip(stored.names, stored.classes, strict=True))
-    found = stored.search(queries.vectors, k, own=[str(path) for path in queries.files])
+    hit_lists = stored.search(queries.vectors, k, without=[str(path) for path in queries.files])
     results = [
         (file, [Found(name, class_of[name], score, partial(_image, name)) for name, score in hits])
-        for file, hits in zip(queries.files, found, strict=True)
+        for file, hits in zip(queries.files, hit_lists, strict=True)
     ]
     print_results(results, as_json, open_page, queries.errors())
     queries.end()

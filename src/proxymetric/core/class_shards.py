@@ -60,11 +60,11 @@ def check_own(rank: int, size: int, group: Any = None) -> None:
     if not 0 <= rank < size:
         raise ValueError(f"rank: got {rank} of {size} processes, expected 0 to {size - 1}")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        own = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-        if own != (rank, size):
+        own_rank, own_size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        if (own_rank, own_size) != (rank, size):
             raise ValueError(
-                f"rank, size: got {rank} and {size}, but this is process {own[0]} of {own[1]} in its group; expected "
-                f"shard({own[0]}, {own[1]})"
+                f"rank, size: got {rank} and {size}, but this is process {own_rank} of {own_size} in its group; "
+                f"expected shard({own_rank}, {own_size})"
             )
 
 

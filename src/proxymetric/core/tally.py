@@ -159,9 +159,9 @@ class ProxyUse(Tally):
         nearest = self._nearest(queries, grouped[place], labels, normalise)
         return nearest if shard is None else all_reduce_sum(nearest * (local_classes[place] == labels), shard)
 
-    def _nearest(self, queries: Tensor, own: Tensor, labels: Tensor, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+    def _nearest(self, queries: Tensor, rows: Tensor, labels: Tensor, normalise: Callable[[Tensor], Tensor]) -> Tensor:
         """Row numbers (B,) of the nearest among the proxies (B, K, D) of each query's class."""
-        similarity = torch.bmm(normalise(own.to(queries.dtype)), queries.unsqueeze(2)).squeeze(2)
+        similarity = torch.bmm(normalise(rows.to(queries.dtype)), queries.unsqueeze(2)).squeeze(2)
         return torch.add(similarity.argmax(1), labels, alpha=self.per_class)
 
     def mark(self, rows: Tensor) -> None:

@@ -133,8 +133,8 @@ def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Im
         raise
     except Exception as error:
         # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise BadImage(title, getattr(error, "strerror", None) or f"the image is damaged: {said}") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise BadImage(title, getattr(error, "strerror", None) or f"the image is damaged: {message}") from error
 
 
 def upright(image: str | Path | Image.Image, title: str) -> Image.Image:

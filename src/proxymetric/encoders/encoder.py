@@ -190,12 +190,12 @@ class Encoder(nn.Module):
         ramp = torch.linspace(-1, 1, 3 * size * size, device=self.mean.device, dtype=self.mean.dtype)
         self.backbone.eval()
         places = self.backbone.forward_features(ramp.view(1, 3, size, size))
-        own = self.backbone.forward_head(places, pre_logits=True)
+        pooled_features = self.backbone.forward_head(places, pre_logits=True)
         self.train(training)
         if places.ndim != 4 or layout_of(self.backbone, places)[0] != "map":
             return False
         average = places.mean((2, 3))
-        if own.shape != average.shape or not torch.allclose(own, average, rtol=1e-3, atol=1e-6):
+        if pooled_features.shape != average.shape or not torch.allclose(pooled_features, average, rtol=1e-3, atol=1e-6):
             return False
         self.pooling, self.config["pooling"] = Pooling("avg+max"), "avg+max"
         return True

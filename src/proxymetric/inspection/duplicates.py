@@ -73,8 +73,8 @@ def nearest_images(vectors: Tensor, digests: Sequence[str]) -> Tensor:
         return torch.empty(len(vectors), 0, dtype=torch.long)
     distinct = vectors[firsts]
     k = min(NEIGHBOURS, len(firsts) - 1)
-    found = rank(distinct, torch.zeros(len(firsts), dtype=torch.long), k=k).neighbours
-    return firsts[found][group]
+    neighbours = rank(distinct, torch.zeros(len(firsts), dtype=torch.long), k=k).neighbours
+    return firsts[neighbours][group]
 
 
 def find_duplicates(
@@ -112,12 +112,12 @@ def find_duplicates(
     low, high = torch.minimum(first, second), torch.maximum(first, second)
     if len(low):
         low, high = torch.stack([low, high], dim=1).unique(dim=0).T
-    found = agreement(copies, low, high)
-    is_same = (found.correlation >= MIN_CORRELATION) & (found.detail >= MIN_DETAIL)
+    agreements = agreement(copies, low, high)
+    is_same = (agreements.correlation >= MIN_CORRELATION) & (agreements.detail >= MIN_DETAIL)
     for i in is_same.nonzero().flatten().tolist():
         a, b = int(low[i]), int(high[i])
-        kind = "mirrored" if found.mirrored[i] else "same picture"
-        pairs.append(Copy(a, b, kind, float(vectors[a] @ vectors[b]), float(found.correlation[i])))
+        kind = "mirrored" if agreements.mirrored[i] else "same picture"
+        pairs.append(Copy(a, b, kind, float(vectors[a] @ vectors[b]), float(agreements.correlation[i])))
     groups = _components(pairs, labels)
     return sorted(groups, key=lambda each: (not each.two_labels, -len(each.rows), each.rows))
 

@@ -59,8 +59,8 @@ def find_lonely(vectors: Tensor, labels: Tensor, pictures: Tensor, nearest: Tens
         >>> angles[7] = 3.0
         >>> vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
         >>> nearest = (vectors @ vectors.T).fill_diagonal_(-1).argmax(dim=1, keepdim=True)
-        >>> found = find_lonely(vectors, rows % 2, rows, nearest)
-        >>> [each.row for each in found.listed]
+        >>> lonely = find_lonely(vectors, rows % 2, rows, nearest)
+        >>> [each.row for each in lonely.listed]
         [7]
     """
     is_other = pictures[nearest] != pictures[:, None] if nearest.shape[1] else torch.zeros(len(labels), 0).bool()

@@ -42,23 +42,23 @@ nav a:hover { text-decoration: underline; }
 """
 
 
-def write_page(path: Path, found: Inspection) -> Path:
+def write_page(path: Path, inspection: Inspection) -> Path:
     """Write the page. It replaces an existing file only when it is complete."""
-    pictures = _Pictures(found)
+    pictures = _Pictures(inspection)
     sections = [
-        _wrong_labels(found, pictures),
-        _duplicates(found, pictures),
-        _lonely(found, pictures),
-        _unreadable(found),
+        _wrong_labels(inspection, pictures),
+        _duplicates(inspection, pictures),
+        _lonely(inspection, pictures),
+        _unreadable(inspection),
     ]
-    images, name = found.contents.images, escaped(f"{found.contents.images.name}: inspection")
+    images, name = inspection.contents.images, escaped(f"{inspection.contents.images.name}: inspection")
     facts = {
         "images": f"{len(images):,} of {len(images.classes):,} classes",
-        "labels likely wrong": f"{len(found.wrong_labels.listed):,}",
-        "wrong labels, estimated": f"{100 * found.wrong_labels.share:.1f} % of all",
-        "groups of duplicates": f"{len(found.duplicates):,}, {_two_labels(found):,} with two labels",
-        "lonely images": f"{len(found.lonely.listed):,}",
-        "unreadable files": f"{len(found.contents.unreadable):,}",
+        "labels likely wrong": f"{len(inspection.wrong_labels.listed):,}",
+        "wrong labels, estimated": f"{100 * inspection.wrong_labels.share:.1f} % of all",
+        "groups of duplicates": f"{len(inspection.duplicates):,}, {_two_labels(inspection):,} with two labels",
+        "lonely images": f"{len(inspection.lonely.listed):,}",
+        "unreadable files": f"{len(inspection.contents.unreadable):,}",
     }
     cards = "".join(f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items())
     page = (
@@ -81,15 +81,15 @@ def write_page(path: Path, found: Inspection) -> Path:
 class _Pictures:
     """Figures of images, each read once."""
 
-    def __init__(self, found: Inspection) -> None:
-        self.found = found
+    def __init__(self, inspection: Inspection) -> None:
+        self.inspection = inspection
         self._uri: Callable[[int], str] = lru_cache(maxsize=4096)(self._read)
 
     def figure(self, row: int, tag: str, kind: str = "") -> str:
         """An image with its label, what it is here, and its file; nothing for -1."""
         if row < 0:
             return ""
-        label, file = escaped(self.found.label(row)), self.found.file(row)
+        label, file = escaped(self.inspection.label(row)), self.inspection.file(row)
         source = self._uri(row)
         picture = f'<img src="{source}" alt="{escaped(tag)}, label {label}"{title_of(file)}>' if source else ""
         return (
@@ -99,37 +99,37 @@ class _Pictures:
         )
 
     def _read(self, row: int) -> str:
-        contents = self.found.contents
+        contents = self.inspection.contents
         try:
             return data_uri(contents.images.read(int(contents.kept[row]), min_side=PIXELS), PIXELS)
         except BadImage:  # it was there a moment ago
             return ""
 
 
-def _wrong_labels(found: Inspection, pictures: _Pictures) -> str:
+def _wrong_labels(inspection: Inspection, pictures: _Pictures) -> str:
     entries = [
         _entry(
-            f"{escaped(found.label(each.row))} → "
-            f"<strong>{escaped(found.contents.images.classes[each.suggestion])}</strong>? "
+            f"{escaped(inspection.label(each.row))} → "
+            f"<strong>{escaped(inspection.contents.images.classes[each.suggestion])}</strong>? "
             f"wrong with probability {each.probability:.2f}",
             pictures.figure(each.row, "this image", "it"),
             pictures.figure(each.nearest_of_label, "nearest of its label", "wrong"),
             pictures.figure(each.nearest_of_suggestion, "nearest of the suggestion", "right"),
         )
-        for each in found.wrong_labels.listed[:MAX_SHOWN]
+        for each in inspection.wrong_labels.listed[:MAX_SHOWN]
     ]
     hint = (
-        f"Labels that are wrong with a probability of {found.wrong_labels.limit:g} or more, by the class centres of "
-        "all other images. The most likely ones come first; a rare view of its class can stand here too, so look "
+        f"Labels that are wrong with a probability of {inspection.wrong_labels.limit:g} or more, by the class centres "
+        "of all other images. The most likely ones come first; a rare view of its class can stand here too, so look "
         "before you change anything. Go through the whole list before you run the command again: the fewer labels are "
         "wrong, the surer it must be of the others."
     )
-    return _section("wrong-labels", "Likely wrong labels", hint, entries, len(found.wrong_labels.listed))
+    return _section("wrong-labels", "Likely wrong labels", hint, entries, len(inspection.wrong_labels.listed))
 
 
-def _duplicates(found: Inspection, pictures: _Pictures) -> str:
+def _duplicates(inspection: Inspection, pictures: _Pictures) -> str:
     entries = []
-    for group in found.duplicates[:MAX_SHOWN]:
+    for group in inspection.duplicates[:MAX_SHOWN]:
         kinds = {pair.second: pair.kind for pair in sorted(group.copies, key=lambda pair: pair.correlation)}
         figures = [pictures.figure(row, kinds.get(row, "the first"), "it") for row in group.rows[:MAX_SHOWN]]
         labels = '<span class="two">two labels</span>' if group.two_labels else "same label"
@@ -138,10 +138,10 @@ def _duplicates(found: Inspection, pictures: _Pictures) -> str:
         "Images that show the same picture, also if it was compressed, scaled, cut a little or mirrored. Groups with "
         "two labels come first: at least one of their labels is wrong, or the picture shows both."
     )
-    return _section("duplicates", "Duplicates", hint, entries, len(found.duplicates))
+    return _section("duplicates", "Duplicates", hint, entries, len(inspection.duplicates))
 
 
-def _lonely(found: Inspection, pictures: _Pictures) -> str:
+def _lonely(inspection: Inspection, pictures: _Pictures) -> str:
     entries = [
         _entry(
             f"similarity {each.similarity:.2f} with the nearest image",
@@ -151,19 +151,19 @@ def _lonely(found: Inspection, pictures: _Pictures) -> str:
             if each.nearest_of_label != each.nearest
             else "",
         )
-        for each in found.lonely.listed[:MAX_SHOWN]
+        for each in inspection.lonely.listed[:MAX_SHOWN]
     ]
-    limit = found.lonely.limit
+    limit = inspection.lonely.limit
     rule = "" if math.isnan(limit) else f", here below {limit:.2f}"
     hint = (
         "Images far from every other: the similarity with the nearest one is lower than chance explains among so many "
         f"images (Chauvenet's criterion{rule}). Often they do not belong to the set at all."
     )
-    return _section("lonely", "Lonely images", hint, entries, len(found.lonely.listed))
+    return _section("lonely", "Lonely images", hint, entries, len(inspection.lonely.listed))
 
 
-def _unreadable(found: Inspection) -> str:
-    rows = found.tables()["unreadable"]
+def _unreadable(inspection: Inspection) -> str:
+    rows = inspection.tables()["unreadable"]
     body = "".join(
         f'<tr><th scope="row" class="text">{escaped(row["file"])}</th><td class="text">{escaped(row["label"])}</td>'
         f'<td class="text">{escaped(row["reason"])}</td></tr>'
@@ -197,5 +197,5 @@ def _entry(why: str, *figures: str) -> str:
     return f'<li><p class="why">{why}</p><div class="row">{"".join(figures)}</div></li>'
 
 
-def _two_labels(found: Inspection) -> int:
-    return sum(group.two_labels for group in found.duplicates)
+def _two_labels(inspection: Inspection) -> int:
+    return sum(group.two_labels for group in inspection.duplicates)

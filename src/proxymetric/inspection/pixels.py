@@ -67,8 +67,8 @@ def agreement(copies: Tensor, first: Tensor, second: Tensor) -> Agreement:
     Example:
         >>> ramp = torch.arange(SIDE**2).reshape(1, SIDE, SIDE) % 251
         >>> pictures = torch.cat([ramp, ramp.flip(2), torch.full_like(ramp, 7)]).byte()
-        >>> found = agreement(pictures, torch.tensor([0, 0]), torch.tensor([1, 2]))
-        >>> found.correlation.round().tolist(), found.mirrored.tolist()
+        >>> agreements = agreement(pictures, torch.tensor([0, 0]), torch.tensor([1, 2]))
+        >>> agreements.correlation.round().tolist(), agreements.mirrored.tolist()
         ([1.0, 0.0], [True, False])
     """
     if not len(first):

@@ -188,10 +188,10 @@ def inspect(
         >>> pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
         >>> pixels[5] = pixels[0]
         >>> images = ImageSet("noise", np.array([0, 0, 0, 1, 1, 1]), ["a", "b"], arrays=pixels)
-        >>> found = pm.inspect(model, images)
-        >>> [(group.rows, group.two_labels) for group in found.duplicates]
+        >>> inspection = pm.inspect(model, images)
+        >>> [(group.rows, group.two_labels) for group in inspection.duplicates]
         [([0, 5], True)]
-        >>> found.tables()["duplicates"][1]["match"]
+        >>> inspection.tables()["duplicates"][1]["match"]
         'same file'
     """
     if not 0 < listed_from < 1:
@@ -201,10 +201,10 @@ def inspect(
     with _folder(out) as folder:
         model = model if isinstance(model, Model) else load(model)
         store = Store(None if folder is None else folder / STORE, model.fingerprint())
-        found = examine(gather(model, images, store, watcher), listed_from, watcher)
+        inspection = examine(gather(model, images, store, watcher), listed_from, watcher)
         if folder is not None:
-            found.save(folder)
-    return found
+            inspection.save(folder)
+    return inspection
 
 
 def examine(contents: Contents, listed_from: float = LISTED_FROM, watcher: Watcher | None = None) -> Inspection:

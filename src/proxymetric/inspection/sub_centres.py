@@ -70,8 +70,8 @@ def sub_centres(embeddings: Tensor, labels: Tensor | np.ndarray | Sequence[int],
         >>> import proxymetric as pm
         >>> criterion = pm.method("subcentre-arcface", classes=1, dim=2, per_class=2)
         >>> _ = criterion.objective.source.vectors.data.copy_(torch.eye(2))
-        >>> found = sub_centres(torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0]]), torch.zeros(3).long(), criterion)
-        >>> found.minor, found.degrees.round()
+        >>> centres = sub_centres(torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0]]), torch.zeros(3).long(), criterion)
+        >>> centres.minor, centres.degrees.round()
         (tensor([2]), tensor([ 6.,  0., 84.]))
     """
     centres, classes, per_class = _centres(criterion)
@@ -81,7 +81,7 @@ def sub_centres(embeddings: Tensor, labels: Tensor | np.ndarray | Sequence[int],
         raise ValueError(f"labels: got {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}")
     by_class = unit(centres.to(embeddings)).view(classes, per_class, -1)
     parts = zip(embeddings.split(ROWS), labels.split(ROWS), strict=True)
-    parts_of_cosines = [torch.einsum("nd,nkd->nk", unit(rows), by_class[own]) for rows, own in parts]
+    parts_of_cosines = [torch.einsum("nd,nkd->nk", unit(rows), by_class[part_labels]) for rows, part_labels in parts]
     cosines = torch.cat(parts_of_cosines) if parts_of_cosines else embeddings.new_empty(0, per_class)
     nearest = cosines.argmax(dim=1)
     counts = torch.bincount(labels * per_class + nearest, minlength=classes * per_class).view(classes, per_class)
@@ -92,16 +92,16 @@ def sub_centres(embeddings: Tensor, labels: Tensor | np.ndarray | Sequence[int],
 
 def _centres(criterion: nn.Module) -> tuple[Tensor, int, int]:
     """The centres (C K, D), C and K."""
-    found: list[ClassProxies] = [
+    proxies: list[ClassProxies] = [
         module.class_proxies() for module in criterion.modules() if isinstance(module, HasClassProxies)
     ]
-    if len(found) != 1:
-        raise ValueError(f"criterion: got {len(found)} sets of proxies, expected a method with proxies")
-    classes = int(found[0].labels.max()) + 1
-    per_class = len(found[0].labels) // classes
+    if len(proxies) != 1:
+        raise ValueError(f"criterion: got {len(proxies)} sets of proxies, expected a method with proxies")
+    classes = int(proxies[0].labels.max()) + 1
+    per_class = len(proxies[0].labels) // classes
     if per_class < 2:
         raise ValueError(
             "criterion: got one proxy for each class, expected several: per_class=3 of subcentre-arcface, soft-triple "
             "or mpa"
         )
-    return found[0].vectors, classes, per_class
+    return proxies[0].vectors, classes, per_class

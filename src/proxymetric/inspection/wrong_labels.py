@@ -89,18 +89,18 @@ def find_wrong_labels(
         >>> labels = torch.arange(4).repeat_interleave(30)
         >>> vectors = torch.nn.functional.normalize(torch.eye(4)[labels] + 0.2 * torch.randn(120, 4, generator=random))
         >>> labels[[3, 70]] = torch.tensor([2, 1])
-        >>> found = find_wrong_labels(vectors, labels)
-        >>> [(each.row, each.suggestion) for each in found.listed], round(found.share, 2)
+        >>> wrong_labels = find_wrong_labels(vectors, labels)
+        >>> [(each.row, each.suggestion) for each in wrong_labels.listed], round(wrong_labels.share, 2)
         ([(3, 0), (70, 2)], 0.02)
     """
     pictures = torch.arange(len(labels)) if pictures is None else _independent(labels, pictures)
-    own, others, classes = _distances(vectors.double(), labels, pictures)
-    judged = own.isfinite() & others.isfinite().any(dim=1)
+    own_distances, others, classes = _distances(vectors.double(), labels, pictures)
+    judged = own_distances.isfinite() & others.isfinite().any(dim=1)
     probability = torch.full((len(labels),), torch.nan, dtype=torch.float64)
     share, count = 0.0, len(labels.unique())
     if judged.any():
-        scale, share = _most_likely(own[judged], others[judged], count)
-        probability[judged] = _wrong(_chance(own[judged], others[judged], scale), share, count)
+        scale, share = _most_likely(own_distances[judged], others[judged], count)
+        probability[judged] = _wrong(_chance(own_distances[judged], others[judged], scale), share, count)
     suggestion = classes[torch.arange(len(labels)), others.argmin(dim=1)]
     order = probability.nan_to_num(-1.0).argsort(descending=True, stable=True)
     listed = [
@@ -149,7 +149,7 @@ def _distances(vectors: Tensor, labels: Tensor, pictures: Tensor) -> tuple[Tenso
     inflation = (sizes / (sizes - 1).clamp(min=1e-9)).where(sizes > 1, torch.inf)
     labels_of_picture = shown[shown[:, 1].argsort(stable=True)]
     kept = min(CLASSES_COMPARED, max(1, int(present.sum()) - 1))
-    own, others, classes = [], [], []
+    own_distances, others, classes = [], [], []
     for rows in torch.arange(len(labels)).split(max(1, NUMBERS_PER_BLOCK // count)):
         z, y, each = points[rows], labels[rows], torch.arange(len(rows))
         products, squares = z @ centres.T, z.square().sum(dim=1)
@@ -164,12 +164,12 @@ def _distances(vectors: Tensor, labels: Tensor, pictures: Tensor) -> tuple[Tenso
         removed = (removed / (1 - removed * to_own).clamp(min=1e-3)).nan_to_num(0.0, posinf=0.0)
         distances = distances + removed[:, None] * cross.square()
         distances = distances.nan_to_num(torch.inf).where(present, torch.inf)
-        own.append(distances[each, y].clone())
+        own_distances.append(distances[each, y].clone())
         distances[each, y] = torch.inf
         nearest = distances.topk(kept, dim=1, largest=False)
         others.append(nearest.values)
         classes.append(nearest.indices)
-    return torch.cat(own), torch.cat(others), torch.cat(classes)
+    return torch.cat(own_distances), torch.cat(others), torch.cat(classes)
 
 
 def _labels_of(pictures: Tensor, labels_of_picture: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,9 +182,9 @@ def _labels_of(pictures: Tensor, labels_of_picture: Tensor) -> tuple[Tensor, Ten
     return where, labels[starts[where] + offsets]
 
 
-def _chance(own: Tensor, others: Tensor, scale: Tensor | float) -> Tensor:
+def _chance(own_distances: Tensor, others: Tensor, scale: Tensor | float) -> Tensor:
     """p of the own label."""
-    return torch.cat([own[:, None], others], dim=1).mul(-scale / 2).softmax(dim=1)[:, 0]
+    return torch.cat([own_distances[:, None], others], dim=1).mul(-scale / 2).softmax(dim=1)[:, 0]
 
 
 def _wrong(chance: Tensor, share: Tensor | float, count: int) -> Tensor:
@@ -193,13 +193,14 @@ def _wrong(chance: Tensor, share: Tensor | float, count: int) -> Tensor:
     return wrong / ((1 - share) * chance + wrong).clamp(min=1e-300)
 
 
-def _most_likely(own: Tensor, others: Tensor, count: int) -> tuple[float, float]:
+def _most_likely(own_distances: Tensor, others: Tensor, count: int) -> tuple[float, float]:
     """The scale s and the share e that make the labels most likely: a search over log s, with the best e for each s."""
-    nearest = torch.minimum(own, others.amin(dim=1))
-    own, others = own - nearest, others - nearest[:, None]  # the same p, with 0 as the largest exponent
+    nearest = torch.minimum(own_distances, others.amin(dim=1))
+    # The same p, with 0 as the largest exponent.
+    own_distances, others = own_distances - nearest, others - nearest[:, None]
 
     def loss(log_scale: float) -> float:
-        chance = _chance(own, others, math.exp(log_scale))
+        chance = _chance(own_distances, others, math.exp(log_scale))
         share = _best_share(chance, count)
         return -float(_log_likelihood(chance, share, count))
 
@@ -219,7 +220,7 @@ def _most_likely(own: Tensor, others: Tensor, count: int) -> tuple[float, float]
             right = low + golden * (high - low)
             loss_right = loss(right)
     scale = math.exp((low + high) / 2)
-    return scale, _best_share(_chance(own, others, scale), count)
+    return scale, _best_share(_chance(own_distances, others, scale), count)
 
 
 def _log_likelihood(chance: Tensor, share: float, count: int) -> Tensor:

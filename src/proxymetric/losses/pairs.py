@@ -25,8 +25,8 @@ def distances(queries: Tensor, refs: References) -> Tensor:
     rows = refs.normalised(queries)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _distances(queries, rows)
-    found: Tensor = _Distances.apply(queries, None if rows is queries else rows)
-    return found
+    values: Tensor = _Distances.apply(queries, None if rows is queries else rows)
+    return values
 
 
 def _distances(queries: Tensor, rows: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class _Distances(torch.autograd.Function):
         if torch.is_grad_enabled():
             with_graph = _distances(queries, queries if rows is None else rows)
             inputs = [each for each in (queries, rows) if each is not None and each.requires_grad]
-            found = iter(torch.autograd.grad(with_graph, inputs, in_distances, create_graph=True))
-            in_queries, in_rows = (next(found) if needed else None for needed in ctx.needs_input_grad)
+            gradients = iter(torch.autograd.grad(with_graph, inputs, in_distances, create_graph=True))
+            in_queries, in_rows = (next(gradients) if needed else None for needed in ctx.needs_input_grad)
             return in_queries, in_rows
         weights = in_distances.div(distances).masked_fill_(distances == 0, 0.0)
         if rows is None:  # each query is in a row and in a column of the distances

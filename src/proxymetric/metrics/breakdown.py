@@ -16,6 +16,8 @@ from proxymetric.metrics.scoring import of_queries
 METRICS = ("MAP@R", "P@1", "P@R")
 RESULTS_SHOWN = 5
 """the number of results stored for each of the worst queries"""
+JSON_KEYS = {"neighbour_labels": "found", "wrong_label": "found"}
+"""fields that have another name in JSON"""
 
 
 class ClassScore(NamedTuple):
@@ -33,18 +35,17 @@ class BadQuery(NamedTuple):
     label: int
     scores: dict[str, float]
     neighbours: list[int]
-    found: list[int]
-    """the classes of the neighbours"""
+    neighbour_labels: list[int]
 
 
 class Confusion(NamedTuple):
-    """How often queries of class `label` have results of class `found` among their first R results.
+    """How often queries of class `label` have results of class `wrong_label` among their first R results.
 
     R is the number of relevant items of a query.
     """
 
     label: int
-    found: int
+    wrong_label: int
     times: int
     share: float
     """`times` divided by the number of the first R results of these queries"""
@@ -82,13 +83,13 @@ class Breakdown:
         """
 
         def with_class_names(row: NamedTuple) -> dict[str, Any]:
-            content_of_row: dict[str, Any] = row._asdict()
+            content_of_row: dict[str, Any] = {JSON_KEYS.get(name, name): value for name, value in row._asdict().items()}
             if class_names is not None:
                 content_of_row["class"] = class_names[content_of_row["label"]]
                 if isinstance(row, Confusion):
-                    content_of_row["found_class"] = class_names[row.found]
+                    content_of_row["found_class"] = class_names[row.wrong_label]
                 if isinstance(row, BadQuery):
-                    content_of_row["found_classes"] = [class_names[label] for label in row.found]
+                    content_of_row["found_classes"] = [class_names[label] for label in row.neighbour_labels]
             return content_of_row
 
         content: dict[str, Any] = {
@@ -142,7 +143,7 @@ def breakdown(
         >>> parts = breakdown(vectors, [0, 0, 1, 1], "P@1")
         >>> [(score.label, score.scores["P@1"]) for score in parts.classes]
         [(0, 1.0), (1, 0.5)]
-        >>> parts.worst[0].query, parts.worst[0].found[0]
+        >>> parts.worst[0].query, parts.worst[0].neighbour_labels[0]
         (3, 0)
     """
     parsed = [parse(name) for name in names(metrics)]

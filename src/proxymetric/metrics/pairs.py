@@ -100,8 +100,8 @@ class Pairs:
         g = torch.arange(columns.start, columns.stop, device=device).expand(cosines.shape)
         is_pair = q < g if self.task.leave_one_out and columns.start < rows.stop else None
         if self.task.differs is not None:
-            own, of_items = self.task.differs
-            is_other = own[rows, None] != of_items[columns]
+            query_values, item_values = self.task.differs
+            is_other = query_values[rows, None] != item_values[columns]
             is_pair = is_other if is_pair is None else is_pair & is_other
         if is_pair is not None:
             cosines, q, g = cosines[is_pair], q[is_pair], g[is_pair]

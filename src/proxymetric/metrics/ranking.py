@@ -115,13 +115,13 @@ class Search:
         A ranking that is longer by the number of those items holds the first results without them: it is ranked by the
         same exact search, and the items are taken out.
         """
-        own, of_items = differs
-        excluded = count_relevant(own, of_items) - int(self.leave_one_out)
+        query_values, item_values = differs
+        excluded = count_relevant(query_values, item_values) - int(self.leave_one_out)
         depths = torch.minimum(depths, self.candidates - excluded).clamp(min=0)
         longer = torch.where(depths > 0, depths + excluded, 0)
         for table in replace(self, differs=None).run(longer, only_hits=only_hits):
             counts = depths[table.queries, None]
-            stays = (table.neighbours >= 0) & (of_items[table.neighbours] != own[table.queries, None])
+            stays = (table.neighbours >= 0) & (item_values[table.neighbours] != query_values[table.queries, None])
             order = (~stays).long().sort(dim=1, stable=True).indices[:, : int(counts.max())]
             is_result = torch.arange(order.shape[1], device=order.device) < counts
             neighbours = torch.where(is_result, table.neighbours.gather(1, order), -1)
@@ -209,9 +209,9 @@ def search(
         relevant = count_relevant(query_labels, query_labels) - 1
         numbers = None
         if differs is not None:
-            own = as_labels("differs", differs, "embeddings", vectors)
-            numbers = own, own
-            relevant = relevant + 1 - count_relevant(*_joined(query_labels, own, query_labels, own))
+            query_values = as_labels("differs", differs, "embeddings", vectors)
+            numbers = query_values, query_values
+            relevant = relevant + 1 - count_relevant(*_joined(query_labels, query_values, query_labels, query_values))
         return Search(vectors, vectors, query_labels, query_labels, relevant, True, distance, block, numbers)
     items = as_vectors("gallery", gallery, vectors.device)
     item_labels = as_labels("gallery_labels", gallery_labels, "gallery", items)
@@ -221,10 +221,10 @@ def search(
     numbers = None
     if differs is not None:
         differs, gallery_differs = number_texts(differs, gallery_differs)
-        own = as_labels("differs", differs, "embeddings", vectors)
-        of_items = as_labels("gallery_differs", gallery_differs, "gallery", items)
-        numbers = own, of_items
-        relevant = relevant - count_relevant(*_joined(query_labels, own, item_labels, of_items))
+        query_values = as_labels("differs", differs, "embeddings", vectors)
+        item_values = as_labels("gallery_differs", gallery_differs, "gallery", items)
+        numbers = query_values, item_values
+        relevant = relevant - count_relevant(*_joined(query_labels, query_values, item_labels, item_values))
     return Search(vectors, items, query_labels, item_labels, relevant, False, distance, block, numbers)
 
 
@@ -326,7 +326,7 @@ def left_out(
     relevant = count_relevant(queries, items) - int(gallery_labels is None)
     if differs is not None:
         others = differs if gallery_differs is None else gallery_differs
-        own, of_items = (as_labels("differs", each) for each in number_texts(differs, others))
-        same = count_relevant(*_joined(queries, own, items, of_items)) - int(gallery_labels is None)
+        query_values, item_values = (as_labels("differs", each) for each in number_texts(differs, others))
+        same = count_relevant(*_joined(queries, query_values, items, item_values)) - int(gallery_labels is None)
         relevant = relevant - same
     return int((relevant < 1).sum())

@@ -248,8 +248,8 @@ def _score(metric: Metric, hits: Tensor, relevant: Tensor) -> Tensor:
 
 def _check_whole(ranking: Ranking, metric: Metric) -> None:
     """Refuse a ranking that ends before the relevant items that the metric needs: all of them, or the first one."""
-    found = ranking.hits.sum(dim=1)
-    missing = (found < ranking.relevant) if metric.kind == "AP" else (found == 0)
+    hit_counts = ranking.hits.sum(dim=1)
+    missing = (hit_counts < ranking.relevant) if metric.kind == "AP" else (hit_counts == 0)
     if missing.any():
         raise ValueError(
             f"ranking: got {ranking.hits.shape[1]} results for each query, too few for {metric.name} of "

@@ -85,10 +85,10 @@ def verification(
 
     Example:
         >>> vectors = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
-        >>> found = verification(vectors, [0, 0, 1, 1], fmr=[0.25])
-        >>> found.pairs, found.eer
+        >>> result = verification(vectors, [0, 0, 1, 1], fmr=[0.25])
+        >>> result.pairs, result.eer
         ((2, 4), 0.25)
-        >>> threshold, fmr, fnmr = found.points[0.25]
+        >>> threshold, fmr, fnmr = result.points[0.25]
         >>> round(threshold, 6), fmr, fnmr  # both genuine pairs have 0.8, the impostor pairs 0, 0.6, 0.6 and 0.96
         (0.6, 0.25, 0.0)
     """
@@ -110,8 +110,8 @@ def verify(task: Search, fmr: Sequence[float], tally: Tally | None = None) -> Ve
 
 def verification_scores(task: Search, metrics: Sequence[Metric]) -> dict[str, float]:
     """Compute EER and FNMR@FMR=f of the pairs of a search, by name."""
-    found = verify(task, [metric.fmr for metric in metrics if metric.fmr is not None])
-    return {metric.name: found.eer if metric.fmr is None else found.points[metric.fmr].fnmr for metric in metrics}
+    result = verify(task, [metric.fmr for metric in metrics if metric.fmr is not None])
+    return {metric.name: result.eer if metric.fmr is None else result.points[metric.fmr].fnmr for metric in metrics}
 
 
 def accepted_impostors(rate: float, impostors: int) -> int:

@@ -77,7 +77,7 @@ def verification_estimate(
         seed: seed of the draws.
     """
     tally = Pairs(task).count()
-    found = verify(task, fmr, tally)
+    verification = verify(task, fmr, tally)
     resamples = resample(task, fmr, repeats=repeats, seed=seed, tally=tally)
     points = {
         rate: PairEstimate(
@@ -85,9 +85,9 @@ def verification_estimate(
             point.fmr,
             Estimate(point.fnmr, *ends(resamples.fnmr[rate], level)),
         )
-        for rate, point in found.points.items()
+        for rate, point in verification.points.items()
     }
-    return VerificationEstimate(found, Estimate(found.eer, *ends(resamples.eer, level)), points)
+    return VerificationEstimate(verification, Estimate(verification.eer, *ends(resamples.eer, level)), points)
 
 
 def ends(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:

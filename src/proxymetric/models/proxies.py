@@ -41,10 +41,10 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
         ValueError: the run or its checkpoint is missing or damaged.
     """
     names, sources = _sources(run, dim, which)
-    found = [source.class_proxies() for source in sources]
-    if len(found) != 1 or found[0].vectors.shape[1] != dim:
+    proxies = [source.class_proxies() for source in sources]
+    if len(proxies) != 1 or proxies[0].vectors.shape[1] != dim:
         return None
-    vectors, labels, sigma = found[0]
+    vectors, labels, sigma = proxies[0]
     return RunProxies([names[label] for label in labels.tolist()], vectors.float(), sigma)
 
 
@@ -96,10 +96,10 @@ def _read(module: nn.Module, path: str, stored: dict[str, Tensor]) -> HasClassPr
     """Load the tensors of a source; None if it has no proxies, or the checkpoint does not have all of them."""
     if not isinstance(module, HasClassProxies):
         return None
-    own = {name: stored[f"{path}.{name}"] for name in module.state_dict() if f"{path}.{name}" in stored}
-    if any(value.shape != own.get(name, value).shape for name, value in module.state_dict().items()):
+    tensors = {name: stored[f"{path}.{name}"] for name in module.state_dict() if f"{path}.{name}" in stored}
+    if any(value.shape != tensors.get(name, value).shape for name, value in module.state_dict().items()):
         return None
-    if not own.keys() >= {name for name, _ in module.named_parameters()}:
+    if not tensors.keys() >= {name for name, _ in module.named_parameters()}:
         return None
-    module.load_state_dict(own, strict=False)
+    module.load_state_dict(tensors, strict=False)
     return module

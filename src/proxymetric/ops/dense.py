@@ -114,8 +114,8 @@ class _Similarities(NamedTuple):
             return _Similarities(*normalised, of_rows, of_rows, None)
         grouped = of_rows.view(len(queries), -1, problem.per_column)
         if problem.refs.nearest is not None:
-            own = grouped.gather(1, labels[:, None, None].expand(-1, 1, problem.per_column)).squeeze(1)
-            problem.refs.nearest.rows = torch.add(own.argmax(1), labels, alpha=problem.per_column)
+            own_similarities = grouped.gather(1, labels[:, None, None].expand(-1, 1, problem.per_column)).squeeze(1)
+            problem.refs.nearest.rows = torch.add(own_similarities.argmax(1), labels, alpha=problem.per_column)
         if of_class.kind != "soft":
             return _Similarities(*normalised, of_rows, of_class(grouped), None)
         shares = _softmax_of_few(grouped, 1 / unit)
@@ -207,9 +207,9 @@ class _MeanOverBatch(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         unit = natural_unit(problem)
         similarities = _Similarities.of(queries, vectors, problem, unit)
-        of_columns, own = similarities.of_columns, labels[:, None]
-        positive = of_columns.gather(1, own).mul_(problem.positive.slope * unit).exp_()
-        negative = _times(of_columns, problem.negative.slope * unit).exp().scatter_(1, own, 0.0)
+        of_columns, own_columns = similarities.of_columns, labels[:, None]
+        positive = of_columns.gather(1, own_columns).mul_(problem.positive.slope * unit).exp_()
+        negative = _times(of_columns, problem.negative.slope * unit).exp().scatter_(1, own_columns, 0.0)
         positive_sums = negative.new_zeros(negative.shape[1]).index_add_(0, labels, positive.squeeze(1))
         positive_sums.mul_(math.exp(problem.positive.offset))
         negative_sums = negative.sum(0).mul_(math.exp(problem.negative.offset))
@@ -258,9 +258,9 @@ class _OverClasses(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, vectors: Tensor, labels: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
         unit = natural_unit(problem)
         similarities = _Similarities.of(queries, vectors, problem, unit)
-        of_columns, own = similarities.of_columns, labels[:, None]
-        positive = of_columns.gather(1, own).squeeze(1).mul_(problem.positive.slope * unit)
-        logits = (of_columns * (problem.negative.slope * unit)).scatter_(1, own, NONE)
+        of_columns, own_columns = similarities.of_columns, labels[:, None]
+        positive = of_columns.gather(1, own_columns).squeeze(1).mul_(problem.positive.slope * unit)
+        logits = (of_columns * (problem.negative.slope * unit)).scatter_(1, own_columns, NONE)
         log_sums = logits.logsumexp(1)
         ctx.problem = problem
         ctx.save_for_backward(queries, vectors, labels, *similarities, logits, log_sums)
@@ -301,18 +301,18 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         unit = natural_unit(problem)
         similarities = _Similarities.of(queries, vectors, problem, unit)
-        of_columns, own = similarities.of_columns, labels[:, None]
+        of_columns, own_columns = similarities.of_columns, labels[:, None]
         others = problem.negative
         logits = _times(of_columns, others.slope * unit)
         own_similarity = None
         if isinstance(own_class, Line) and own_class.slope == others.slope:
             if own_class.offset != others.offset:  # a margin, which the other classes do not have
-                logits = logits.scatter(1, own, own_class.offset - others.offset, reduce="add")
+                logits = logits.scatter(1, own_columns, own_class.offset - others.offset, reduce="add")
         else:
-            own_similarity = of_columns.gather(1, own).mul_(unit)
-            logits = logits.scatter(1, own, own_class(own_similarity) - others.offset)
+            own_similarity = of_columns.gather(1, own_columns).mul_(unit)
+            logits = logits.scatter(1, own_columns, own_class(own_similarity) - others.offset)
         log_shares = logits.log_softmax(1)
-        log_own = log_shares.gather(1, own)
+        log_own = log_shares.gather(1, own_columns)
         ctx.problem, ctx.own_class, ctx.count = problem, own_class, count
         ctx.save_for_backward(queries, vectors, labels, *similarities, own_similarity, log_shares, log_own)
         return log_own.sum().mul_(-1 / count)
@@ -323,8 +323,8 @@ class _CrossEntropy(torch.autograd.Function):
         problem: Problem = ctx.problem
         own_class: Exponent = ctx.own_class
         if torch.is_grad_enabled():
-            found = plain.cross_entropy_gradients(queries, vectors, problem, own_class, ctx.count, grad)
-            return *found, None, None, None, None
+            gradients = plain.cross_entropy_gradients(queries, vectors, problem, own_class, ctx.count, grad)
+            return *gradients, None, None, None, None
         factor = grad * (problem.negative.slope / ctx.count)
         slopes = log_shares.exp().mul_(factor)
         # The share of the query's class, less 1: exact also where the share is nearly 1.

@@ -92,8 +92,8 @@ def cross_entropy_gradients(
 
     def compute(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         sums = over_classes(x, with_vectors(problem, p)._replace(positive=Line(1.0)), Settings())
-        own = own_class(sums.positive)
-        return (torch.logaddexp(own, sums.negative).sub(own).sum() / count,)
+        own_exponent = own_class(sums.positive)
+        return (torch.logaddexp(own_exponent, sums.negative).sub(own_exponent).sum() / count,)
 
     return gradients_with_graph(compute, queries, vectors, (grad,))
 
@@ -115,8 +115,8 @@ def gradients_with_graph(
     results = compute(queries, vectors)
     inputs = [each for each in (queries, vectors) if each.requires_grad]
     given = [torch.zeros_like(result) if grad is None else grad for result, grad in zip(results, grads, strict=True)]
-    found = iter(torch.autograd.grad(results, inputs, given, create_graph=True))
-    return next(found) if queries.requires_grad else None, next(found) if vectors.requires_grad else None
+    gradients = iter(torch.autograd.grad(results, inputs, given, create_graph=True))
+    return next(gradients) if queries.requires_grad else None, next(gradients) if vectors.requires_grad else None
 
 
 def _columns(queries: Tensor, problem: Problem) -> Columns:

@@ -236,15 +236,15 @@ def _trial(
     """
     recipe = trial_recipe(context.recipe, method)
     # A trial says nothing, and the first process runs it alone.
-    own = RunContext(recipe, context.device, ProcessGroup(), Silent(), {})
+    trial_context = RunContext(recipe, context.device, ProcessGroup(), Silent(), {})
     labels = np.unique(features.images.labels[features.kept], return_inverse=True)[1]
-    feed = FeatureFeed(features.vectors, labels, make_batches(own, labels), own.device)
+    feed = FeatureFeed(features.vectors, labels, make_batches(trial_context, labels), trial_context.device)
     torch.manual_seed(recipe.seed)
-    learner = make_learner(own, encoder, np.bincount(labels).tolist())
+    learner = make_learner(trial_context, encoder, np.bincount(labels).tolist())
     head, criterion = encoder.head, learner.criterion
     criterion.steps_per_epoch = len(feed)
     optimizer = make_optimizer(learner, recipe.train)
-    held_out = queries.vectors.to(own.device)
+    held_out = queries.vectors.to(trial_context.device)
     best, best_values, groups = -1.0, Tensor(), Tensor()
     for epoch in range(TRIAL_EPOCHS):
         learner.train()

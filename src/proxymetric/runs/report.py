@@ -38,21 +38,21 @@ CONFUSED_PAIRS = 10
 SAMPLES_PER_CLASS = 4
 
 
-def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, seen: ImageSet | None = None) -> Path:
+def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, training_images: ImageSet | None = None) -> Path:
     """Write the page: scores, training curve, retrieval gallery and t-SNE of classes never seen in training.
 
     Args:
         file: where the page is written.
         result: the result of the run.
         embedded: the evaluated set with its normalised embeddings, on the CPU.
-        seen: the training images, for the classes that the method is most and least certain of; None leaves them out.
+        training_images: for the classes that the method is most and least certain of; None leaves these out.
 
     Returns:
         The file.
     """
     certainty = None
-    if seen is not None and result.uncertainty is not None:
-        certainty = _certainty(result.uncertainty, seen)
+    if training_images is not None and result.uncertainty is not None:
+        certainty = _certainty(result.uncertainty, training_images)
     table = [{"name": name, **scores} for name, scores in result.rows.items()]
     for row in table:
         if row["name"] == TRAINED:
@@ -120,22 +120,22 @@ def _confused(
 
     names = embedded.images.classes
     example = {int(label): int(i) for i, label in reversed(list(enumerate(embedded.labels)))}
-    share = {(pair.label, pair.found): pair.share for pair in pairs}
+    share = {(pair.label, pair.wrong_label): pair.share for pair in pairs}
     merged: list[ConfusedPair] = []
     seen_pairs = set()
     for pair in pairs:
-        if len(merged) == CONFUSED_PAIRS or frozenset((pair.label, pair.found)) in seen_pairs:
+        if len(merged) == CONFUSED_PAIRS or frozenset((pair.label, pair.wrong_label)) in seen_pairs:
             continue
-        seen_pairs.add(frozenset((pair.label, pair.found)))
-        first, second = example[pair.label], example[pair.found]
+        seen_pairs.add(frozenset((pair.label, pair.wrong_label)))
+        first, second = example[pair.label], example[pair.wrong_label]
         merged.append(
             ConfusedPair(
                 names[pair.label],
-                names[pair.found],
+                names[pair.wrong_label],
                 pair.share,
                 read(first),
                 read(second),
-                reverse_share=share.get((pair.found, pair.label), 0.0),
+                reverse_share=share.get((pair.wrong_label, pair.label), 0.0),
                 file=title(first),
                 found_file=title(second),
             )
@@ -183,7 +183,7 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
         page,
         result=result,
         embedded=unseen_vectors(folder, watcher or Silent(), part),
-        seen=seen_set(folder) if result.uncertainty is not None else None,
+        training_images=seen_set(folder) if result.uncertainty is not None else None,
     )
 
 
@@ -277,7 +277,7 @@ def _notes(result: Result) -> list[str]:
     return notes
 
 
-def _certainty(uncertainty: dict[str, Any], seen: ImageSet) -> Certainty:
+def _certainty(uncertainty: dict[str, Any], training_images: ImageSet) -> Certainty:
     from proxymetric.plots import Certainty, ClassSamples
 
     note = (
@@ -291,7 +291,7 @@ def _certainty(uncertainty: dict[str, Any], seen: ImageSet) -> Certainty:
         )
 
     def samples(pairs: list[tuple[str, float]]) -> list[ClassSamples]:
-        return [ClassSamples(name, value, *_samples(seen, name)) for name, value in pairs]
+        return [ClassSamples(name, value, *_samples(training_images, name)) for name, value in pairs]
 
     return Certainty(samples(uncertainty["least"]), samples(uncertainty["most"]), note)
 

@@ -60,11 +60,11 @@ def check_folder(world: ProcessGroup, folder: Path) -> None:
     mark = folder / f".shared-{world.from_first(lambda: secrets.token_hex(8))}"
     world.from_first(mark.touch)
     try:
-        seen = world.gather(mark.exists())
+        answers = world.gather(mark.exists())
     finally:
         world.from_first(lambda: mark.unlink(missing_ok=True))
-    if not all(seen):
+    if not all(answers):
         raise ValueError(
-            f"out: got {folder}, which process {seen.index(False)} does not share with process 0; expected a folder "
+            f"out: got {folder}, which process {answers.index(False)} does not share with process 0; expected a folder "
             "on a disk that all machines share"
         )

@@ -102,9 +102,9 @@ class EmbeddedSet(NamedTuple):
 
         An image without a value differs from all others.
         """
-        own = torch.arange(len(self.kept))
+        row_numbers = torch.arange(len(self.kept))
         if self.differs is None:
-            return own
+            return row_numbers
         known = self.images.columns
         if self.differs not in known:
             what = f"the columns {', '.join(known)}" if known else "no columns"
@@ -114,7 +114,7 @@ class EmbeddedSet(NamedTuple):
             )
         values = known[self.differs][self.kept]
         numbers = torch.from_numpy(np.unique(values, return_inverse=True)[1].reshape(-1))
-        return torch.where(torch.from_numpy(values == ""), len(values) + own, numbers)
+        return torch.where(torch.from_numpy(values == ""), len(values) + row_numbers, numbers)
 
 
 def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine") -> dict[str, float]:
@@ -139,10 +139,10 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
     # Queries are in their own gallery: metrics of the whole set must not count them twice.
     whole = [name for name in metrics if parse(name).whole]
     of_queries = [name for name in metrics if name not in whole]
-    found = evaluate(**embedded.sides(), metrics=of_queries, distance=distance) if of_queries else {}
+    values = evaluate(**embedded.sides(), metrics=of_queries, distance=distance) if of_queries else {}
     if whole:
-        found |= evaluate(**embedded.whole(), metrics=whole, distance=distance)
-    return {name: found[name] for name in metrics}
+        values |= evaluate(**embedded.whole(), metrics=whole, distance=distance)
+    return {name: values[name] for name in metrics}
 
 
 def score_sizes(

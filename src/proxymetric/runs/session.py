@@ -166,11 +166,11 @@ class RunSession:
         training = self._begin(self.folder, parts.train, choosing, images, unseen)
         training.trainer.run()
         check_trained(training.trainer, recipe)
-        result, learner, seen = self._result(training, images, parts), training.trainer.learner, parts.train
+        result, learner, training_images = self._result(training, images, parts), training.trainer.learner, parts.train
         if recipe.train.refit and parts.validation is not None and not result.chosen_epoch:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
-            learner, seen, result.refit = self._refit(images, result.chosen_epoch)
+            learner, training_images, result.refit = self._refit(images, result.chosen_epoch)
         last_scores = self._last_scores(training.trainer, unseen)
         if result.refit is None and training.trainer.best is not None:
             best = Checkpoint.read(self.folder / "best.safetensors")
@@ -181,7 +181,9 @@ class RunSession:
             for title, reason in bad_images.items():
                 self.context.on_bad(title, reason)
         with parallel.gathered_parameters(learner.encoder):
-            result = world.from_first(lambda: self._finish(result, learner, training, unseen, parts, seen, last_scores))
+            result = world.from_first(
+                lambda: self._finish(result, learner, training, unseen, parts, training_images, last_scores)
+            )
         return Run(self.folder, result)
 
     def _check_encoder(self) -> None:
@@ -455,7 +457,7 @@ class RunSession:
         training: Training,
         unseen: ImageSet | None,
         parts: Split,
-        seen: ImageSet,
+        training_images: ImageSet,
         last_scores: dict[str, float] | None,
     ) -> Result:
         """Score the unseen classes, draw the report and write `result.json`.
@@ -466,7 +468,7 @@ class RunSession:
             training: the first training, not the refit.
             unseen: the images to score, if any.
             parts: the split of the data.
-            seen: the images that the model was trained on.
+            training_images: the images that the model was trained on.
             last_scores: the scores of the last epoch, in protocol `papers`.
         """
         encoder, criterion, metrics = learner.encoder, learner.criterion, self.recipe.train.metrics
@@ -484,23 +486,25 @@ class RunSession:
         uncertainty: dict[str, float] = {}
         if has_uncertainty(criterion):
             of_classes = criterion.uncertainty()
-            uncertainty = dict(zip(seen.classes, of_classes.double().cpu().tolist(), strict=True))
-            embed = embedder(self.context, encoder, seen, "training images")
+            uncertainty = dict(zip(training_images.classes, of_classes.double().cpu().tolist(), strict=True))
+            embed = embedder(self.context, encoder, training_images, "training images")
 
             def embed_seen() -> tuple[torch.Tensor, torch.Tensor]:
                 images = embed("vectors")
                 return images.vectors, images.labels
 
-            result.uncertainty = class_uncertainty(criterion, of_classes, seen.classes, embed_seen)
+            result.uncertainty = class_uncertainty(criterion, of_classes, training_images.classes, embed_seen)
         if parts.validation is not None and result.refit is None:
             held_out = embedded
             if parts.test is not None or held_out is None:
                 embed_held_out = embedder(self.context, encoder, parts.validation, "held-out classes")
                 held_out = self._normalised(learner, embed_held_out("vectors"))
-            result.thresholds = store_thresholds(self.folder, held_out, uncertainty, seen.classes, self.recipe.seed)
+            result.thresholds = store_thresholds(
+                self.folder, held_out, uncertainty, training_images.classes, self.recipe.seed
+            )
         elif uncertainty or (self.folder / HELD_OUT).is_file():
             # Nothing was held out of this model, but `identify` needs the uncertainty of its classes.
-            write_knowledge(self.folder, RunKnowledge(seen.classes, torch.empty(0, 0), [], uncertainty))
+            write_knowledge(self.folder, RunKnowledge(training_images.classes, torch.empty(0, 0), [], uncertainty))
         result.bad_images = dict(self.context.bad)
         for name, part in zip(("train", "validation", "test"), parts):
             if part is not None:
@@ -521,6 +525,6 @@ class RunSession:
         elif self.report:
             self.watcher.say("drawing the report")
             embedded = embedded._replace(vectors=embedded.vectors.cpu())
-            draw_report(self.folder / "report.html", result=result, embedded=embedded, seen=seen)
+            draw_report(self.folder / "report.html", result=result, embedded=embedded, training_images=training_images)
         result.write(self.folder / "result.json")
         return result

@@ -37,9 +37,9 @@ def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
     counts = np.unique(embedded.labels.numpy(), return_counts=True)[1]
     if not has_pairs(embedded.labels.numpy()):
         return None
-    found = verification_estimate(search_task(embedded), FALSE_MATCH_RATES)
-    genuine, impostor = found.verification.pairs
-    roc = found.verification.roc
+    estimate = verification_estimate(search_task(embedded), FALSE_MATCH_RATES)
+    genuine, impostor = estimate.verification.pairs
+    roc = estimate.verification.roc
     # Points that are even in the threshold show both curves; the first and the last one are kept.
     shown = np.unique(np.searchsorted(roc.thresholds, np.linspace(roc.thresholds[0], roc.thresholds[-1], ROC_POINTS)))
     return {
@@ -47,10 +47,10 @@ def held_out_thresholds(embedded: EmbeddedSet) -> dict[str, Any] | None:
         "images": int(counts.sum()),
         "genuine": genuine,
         "impostor": impostor,
-        "eer": list(found.eer),
+        "eer": list(estimate.eer),
         "points": [
             {"asked": asked, "threshold": list(point.threshold), "fmr": point.fmr, "fnmr": list(point.fnmr)}
-            for asked, point in found.points.items()
+            for asked, point in estimate.points.items()
         ],
         "roc": [[round(float(value), 6) for value in values[shown]] for values in roc],
     }

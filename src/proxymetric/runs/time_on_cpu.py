@@ -43,14 +43,14 @@ def slow_training(recipe: Recipe, encoder: Encoder, trained: int, choosing: int,
     if seconds < MIN_SECONDS:
         return ""
     rate = 1 / seconds_per_image
-    said = (
+    note = (
         f"on the CPU, {train.epochs} epochs take about {clock(seconds)} "
         f"({rate:.{0 if rate >= 10 else 1}f} images/s through the network)"
     )
     if not could_freeze(recipe):
-        return f"{said}; a smaller --backbone, or fewer pixels (--size), take less time"
+        return f"{note}; a smaller --backbone, or fewer pixels (--size), take less time"
     features = seconds_per_image * (trained + choosing + unseen)
-    return f"{said}; --frozen trains head and proxies on features that are computed once, in about {clock(features)}"
+    return f"{note}; --frozen trains head and proxies on features that are computed once, in about {clock(features)}"
 
 
 @torch.inference_mode()

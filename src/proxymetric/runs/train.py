@@ -156,8 +156,8 @@ def train(
     with ProcessGroup.joined() as world, contextlib.ExitStack() as locks:
         earlier_run = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if earlier_run is not None:
-            said = {key: value for key, value in raw.items() if key != "method" or not chooses}
-            raw = recipes.merged(earlier_run["said"], said)
+            overrides = {key: value for key, value in raw.items() if key != "method" or not chooses}
+            raw = recipes.merged(earlier_run["said"], overrides)
         checked = recipes.check(raw)
         same_everywhere.check_recipe(world, checked)
         _try_view(train_view(checked))

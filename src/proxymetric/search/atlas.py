@@ -137,11 +137,11 @@ def _make(vectors: np.ndarray, method: str) -> np.ndarray:
         return _axes(vectors)
     rows = _sample(np.arange(len(vectors)))
     landmarks = np.array(vectors[rows])
-    found = tsne(landmarks, np.zeros(len(rows), int), ["all"], limit=len(rows), classes=1).points.astype(np.float32)
+    layout = tsne(landmarks, np.zeros(len(rows), int), ["all"], limit=len(rows), classes=1).points.astype(np.float32)
     points = np.empty((len(vectors), 2), np.float32)
-    points[rows] = found
+    points[rows] = layout
     others = np.setdiff1d(np.arange(len(vectors)), rows)
-    points[others] = place(vectors[others], landmarks, found)
+    points[others] = place(vectors[others], landmarks, layout)
     return points
 
 

@@ -95,10 +95,10 @@ class Impostors:
         # Each further answer is one more chance to be accepted.
         wanted = far * min(1.0, self.candidates / self.classes)
         folds = self._folds
-        total = sum(len(own) for own, _ in folds)
+        total = sum(len(values) for values, _ in folds)
 
         def rate(share: float) -> float:
-            return sum(int((own > others[int(share * len(others))]).sum()) for own, others in folds) / total
+            return sum(int((values > others[int(share * len(others))]).sum()) for values, others in folds) / total
 
         # Above the highest score no image was accepted, but of so many images one might have been.
         if (lowest := max(rate(0.0), 1 / (total + 1))) > wanted:

@@ -77,13 +77,13 @@ class ClassCentres:
             centre_of,
         )
 
-    def scores(self, queries: Tensor, own: Tensor | None = None, members: Tensor | None = None) -> Tensor:
+    def scores(self, queries: Tensor, own_rows: Tensor | None = None, members: Tensor | None = None) -> Tensor:
         """Return the similarity of each query to each class: that to the closest centre of the class.
 
         Args:
             queries: (Q, D) of unit length.
-            own: (Q,) rows among the vectors of the centres, for queries that are among them: they are left out of their
-                own centre. -1 leaves nothing out. None: no query is among them.
+            own_rows: (Q,) rows among the vectors of the centres, for queries that are among them: they are left out of
+                their own centre. -1 leaves nothing out. None: no query is among them.
             members: (Q, D) the vectors of these rows, where they may differ from the queries; None: the queries.
 
         Returns:
@@ -92,10 +92,10 @@ class ClassCentres:
         lengths = self.sums.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         products = queries.float() @ self.sums.T
         similarities = products / lengths
-        if own is not None:
-            rows = (own >= 0).nonzero().flatten()
-            rows = rows[self.centre_of[own[rows]] >= 0]
-            centre = self.centre_of[own[rows]]
+        if own_rows is not None:
+            rows = (own_rows >= 0).nonzero().flatten()
+            rows = rows[self.centre_of[own_rows[rows]] >= 0]
+            centre = self.centre_of[own_rows[rows]]
             member = (queries if members is None else members)[rows].float()
             in_sum = (self.sums[centre] * member).sum(1)
             squared = lengths[centre].square() - 2 * in_sum + member.square().sum(1)

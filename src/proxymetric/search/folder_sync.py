@@ -158,7 +158,7 @@ def sync(
         if not rebuild:
             index.check_model(fingerprint)
         unlisted: dict[str, str] = {}
-        found = list_photos(photos, unlisted)
+        images = list_photos(photos, unlisted)
         for name, reason in unlisted.items():
             if on_unlisted is not None:
                 on_unlisted(name, reason)
@@ -168,19 +168,19 @@ def sync(
         if rebuild and drop_added:
             added = set()
         elif rebuild:
-            check_added(index, fingerprint, sorted(added - {photo.id for photo in found}))
-        new = [photo for photo in found if rebuild or known.get(photo.id) != photo.stamp]
+            check_added(index, fingerprint, sorted(added - {photo.id for photo in images}))
+        new = [photo for photo in images if rebuild or known.get(photo.id) != photo.stamp]
         staging, result = Staging(index.folder, fingerprint), Changed()
         staged = {version for part in staging.batches for version in zip(part.ids, part.stamps, strict=True)}
         todo = [photo for photo in new if (photo.id, photo.stamp) not in staged]
         result.continued = len(new) - len(todo)
         if on_start is not None:
-            on_start(len(todo), len(found))
+            on_start(len(todo), len(images))
         for part in _embedded(model, todo, batch or _batch_of(model), progress, result.bad):
             staging.write(part)
-        if len(result.bad) == len(found):
+        if len(result.bad) == len(images):
             raise ValueError(
-                f"photos: got {photos} with {len(found)} images, none of which can be read; expected images that can "
+                f"photos: got {photos} with {len(images)} images, none of which can be read; expected images that can "
                 "be decoded"
             )
         batches = _current(staging.batches, {(photo.id, photo.stamp) for photo in new})
@@ -188,7 +188,7 @@ def sync(
         # A changed file that cannot be read any more drops out: its old vector belongs to the old image.
         if rebuild and fingerprint != index.model:
             added = set()  # what is left of them are files that cannot be read
-        kept = added if rebuild else (known.keys() & {photo.id for photo in found} - result.bad.keys()) | added
+        kept = added if rebuild else (known.keys() & {photo.id for photo in images} - result.bad.keys()) | added
         if metadata is not None:
             batches = [_with_metadata(part, metadata) for part in batches]
         else:
@@ -249,7 +249,7 @@ def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Ph
         photos: the folder; subfolders are searched too.
         unlisted: receives the folders that cannot be listed, with the reason.
     """
-    found = []
+    images = []
     for path in image_files(photos, unlisted):
         parts = path.relative_to(photos).parts
         try:
@@ -257,8 +257,8 @@ def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Ph
         except OSError:
             continue  # it was removed a moment ago, or it is a broken link
         label = visible(parts[0]) if len(parts) > 1 else None
-        found.append(Photo(path, photo_id(path, photos), label, f"{status.st_size}-{status.st_mtime_ns}"))
-    return found
+        images.append(Photo(path, photo_id(path, photos), label, f"{status.st_size}-{status.st_mtime_ns}"))
+    return images
 
 
 def photo_id(path: Path, photos: Path) -> str:

@@ -261,7 +261,7 @@ def _write_items(
         if source == 0 and (pack := old_rows[place].pack) is not None:
             live_bytes[pack] = live_bytes.get(pack, 0) + (old_rows[place].length or 0)
     sparse = {pack for pack, size in live_bytes.items() if size < LIVE_SHARE * manifest.packs[str(pack)][0]}
-    seen: set[str] = set()
+    known_metadata: set[str] = set()
     pack_file = _pack(folder, number)
     pack_file.parent.mkdir(exist_ok=True)
     with open(pack_file, "wb") as pack_bytes:
@@ -292,8 +292,8 @@ def _write_items(
                         assert before is not None
                         pack, start, length = stored(before.thumbnail(row))
                         row = row._replace(pack=pack, start=start, length=length)
-                if row.metadata not in seen:
-                    seen.add(row.metadata)
+                if row.metadata not in known_metadata:
+                    known_metadata.add(row.metadata)
                     columns.update(json.loads(row.metadata))
                 yield row
 

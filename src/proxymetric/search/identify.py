@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     """whether the method estimates the uncertainty of its training classes"""
 
 
-class Own(NamedTuple):
+class IndexedQueries(NamedTuple):
     """Queries that are items of the index themselves: each is left out of its own class."""
 
     rows: Tensor
@@ -70,7 +70,7 @@ class Own(NamedTuple):
     """(Q, dim) the vectors of these rows"""
 
     @classmethod
-    def of(cls, index: Index, ids: Sequence[str | None]) -> Own:
+    def of(cls, index: Index, ids: Sequence[str | None]) -> IndexedQueries:
         """Find the items of some ids; None, or an id that the index does not have, is another image."""
         known = [item if item is not None and item in index else None for item in ids]
         rows = torch.tensor([-1 if item is None else index[item].row for item in known], dtype=torch.long)
@@ -161,13 +161,13 @@ class Identifier:
             return f"{known} of the {total} classes were trained on, so that the threshold is optimistic; {chosen}"
         return chosen if self.facts["run_is_known"] else f"{chosen}; whether they were trained on is not known"
 
-    def __call__(self, queries: Tensor, far: float = 0.01, own: Own | None = None) -> list[Answer]:
+    def __call__(self, queries: Tensor, far: float = 0.01, indexed: IndexedQueries | None = None) -> list[Answer]:
         """Say for each image which class it is, or none.
 
         Args:
             queries: (Q, dim).
             far: the false-accept rate: the share of images of other classes that are taken for one of these.
-            own: which queries are items of the index; None: none of them.
+            indexed: which queries are items of the index; None: none of them.
 
         Raises:
             ValueError: see `threshold`.
@@ -177,9 +177,9 @@ class Identifier:
             self.centres,
             self.offsets,
             torch.from_numpy(unit_rows(queries)),
-            None if own is None else own.rows,
+            None if indexed is None else indexed.rows,
             2,
-            members=None if own is None else own.vectors,
+            members=None if indexed is None else indexed.vectors,
         )
         answers = []
         for row, code, score in zip(values.tolist(), codes.tolist(), decide(values).tolist(), strict=True):
@@ -204,7 +204,7 @@ def _closest(
     centres: ClassCentres,
     offsets: Tensor,
     queries: Tensor,
-    own: Tensor | None,
+    own_rows: Tensor | None,
     k: int,
     masked: Tensor | None = None,
     members: Tensor | None = None,
@@ -215,16 +215,16 @@ def _closest(
         centres: the classes.
         offsets: (C,) added to the similarities.
         queries: (Q, D) of unit length.
-        own: (Q,) rows of the queries among the vectors of the centres; None: they are not among them.
+        own_rows: (Q,) rows of the queries among the vectors of the centres; None: they are not among them.
         k: classes for each query.
         masked: (Q,) a class that is not an answer; None: all are.
-        members: (Q, D) the vectors of the rows `own`; None: the queries.
+        members: (Q, D) the vectors of the rows `own_rows`; None: the queries.
     """
     values, codes = [], []
     for start in range(0, len(queries), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         similarities = centres.scores(
-            queries[part], None if own is None else own[part], None if members is None else members[part]
+            queries[part], None if own_rows is None else own_rows[part], None if members is None else members[part]
         )
         similarities = torch.where(similarities > -2, similarities + offsets, -2.0)
         if masked is not None:
@@ -332,11 +332,11 @@ def _offsets(
     doubt = torch.tensor([uncertainty.get(name, 0.0) for name in centres.names])
     doubt = torch.where(known, doubt - doubt[known].mean(), 0.0)
     use = known[owners]
-    own = torch.cat([
+    own_scores = torch.cat([
         centres.scores(items[part], rows[part]).gather(1, owners[part, None]).flatten()
         for part in torch.arange(len(items)).split(ROWS_AT_ONCE)
     ])  # fmt: skip
-    x, y = doubt[owners[use & (own > -2)]].double(), own[use & (own > -2)].double()
+    x, y = doubt[owners[use & (own_scores > -2)]].double(), own_scores[use & (own_scores > -2)].double()
     spread = float((x - x.mean()).square().sum())
     if spread <= 0:
         return offsets

@@ -29,7 +29,7 @@ from proxymetric.search.generation import (
     damaged_files,
     empty,
 )
-from proxymetric.search.identify import Answer, Identifier, Own
+from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.quantisation import check_kind
@@ -353,10 +353,10 @@ class Index:
             rows = None
             if where or values:
                 rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
-            similarities, found = self.engine.search(unit_queries[members], k + (without is not None), rows)
-            items = {row: _item(content, row) for row, content in self._contents(found)}
+            similarities, nearest_rows = self.engine.search(unit_queries[members], k + (without is not None), rows)
+            items = {row: _item(content, row) for row, content in self._contents(nearest_rows)}
             for member, numbers, scores in zip(
-                members, found.tolist(), similarities.clamp(-1, 1).tolist(), strict=True
+                members, nearest_rows.tolist(), similarities.clamp(-1, 1).tolist(), strict=True
             ):
                 hits[member] = [
                     Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
@@ -395,10 +395,10 @@ class Index:
         self._check_without(queries, without)
         if self._identifier is None or self._identifier.generation != self.manifest.generation:
             self._identifier = Identifier(self)
-        return self._identifier(queries, far, None if without is None else Own.of(self, without))
+        return self._identifier(queries, far, None if without is None else IndexedQueries.of(self, without))
 
-    def _contents(self, found: Tensor) -> list[tuple[int, Row]]:
-        numbers = found.unique().tolist()
+    def _contents(self, rows: Tensor) -> list[tuple[int, Row]]:
+        numbers = rows.unique().tolist()
         return list(zip(numbers, self._generation.rows.at(numbers), strict=True))
 
     def add(

@@ -51,14 +51,14 @@ def measure_loss(
     engine = stored.engine({"name": "exact"})
     some = None if len(rows) == len(places) else torch.from_numpy(rows)
     numbers = engine.search(sample.vectors, sample.depth, some)[1]
-    found = without_itself(numbers if some is None else torch.searchsorted(some, numbers), sample.queries)
+    results = without_itself(numbers if some is None else torch.searchsorted(some, numbers), sample.queries)
     facts: dict[str, Any] = {
         "among": len(rows),
         "queries": len(sample.queries),
-        f"recall@{FIRST}": round(sample.recall(found), 4),
+        f"recall@{FIRST}": round(sample.recall(results), 4),
         "milliseconds": milliseconds(engine, sample.vectors),
     }
-    before, after = sample.map_at_r(sample.nearest), sample.map_at_r(found)
+    before, after = sample.map_at_r(sample.nearest), sample.map_at_r(results)
     if before is not None and after is not None:
         facts |= {"MAP@R": round(before, 4), "MAP@R lost": round(before - after, 4)}
     return facts | {"sizes": measure_sizes(sample, [stored.dim])}
@@ -93,9 +93,9 @@ def measure_sizes(sample: Sample, dims: Sequence[int]) -> list[dict[str, Any]]:
         engines["binary"] = Binary(bit_codes(vectors), codes)
         for kind in KINDS:
             engine = engines[kind]
-            found = without_itself(engine.search(queries, sample.depth)[1], sample.queries)
-            values = {f"recall@{FIRST}": round(sample.recall(found), 4)}
-            if (score := sample.map_at_r(found)) is not None:
+            results = without_itself(engine.search(queries, sample.depth)[1], sample.queries)
+            values = {f"recall@{FIRST}": round(sample.recall(results), 4)}
+            if (score := sample.map_at_r(results)) is not None:
                 values["MAP@R"] = round(score, 4)
             records.append({
                 "dim": dim,
@@ -129,20 +129,20 @@ class Sample:
         self.nearest = without_itself(Exact(originals).search(self.vectors, self.depth)[1], self.queries)
         """what the 32-bit vectors find"""
 
-    def recall(self, found: list[list[int]]) -> float:
+    def recall(self, results: list[list[int]]) -> float:
         """The share of the first ten of the 32-bit vectors that are found."""
         shares = [
             len(set(ours[:FIRST]) & set(theirs[:FIRST])) / max(1, len(theirs[:FIRST]))
-            for theirs, ours in zip(self.nearest, found, strict=True)
+            for theirs, ours in zip(self.nearest, results, strict=True)
         ]
         return float(np.mean(shares))
 
-    def map_at_r(self, found: list[list[int]]) -> float | None:
+    def map_at_r(self, results: list[list[int]]) -> float | None:
         """MAP@R of the queries that have something to find; None if there are none."""
         if not len(self._counted):
             return None
-        width = min(len(each) for each in found)
-        neighbours = np.array([found[number][:width] for number in self._counted])
+        width = min(len(each) for each in results)
+        neighbours = np.array([results[number][:width] for number in self._counted])
         rows = self.queries[self._counted]
         hits = (self._names[neighbours] == self._names[rows][:, None]) & self._labelled[neighbours]
         tensors = [torch.from_numpy(each) for each in (hits, self._relevant[rows], neighbours, rows)]
@@ -183,6 +183,6 @@ def advice_on_speed(engine: Engine, vectors: Tensor) -> str:
     return f"{engine.name}: {', '.join(cells)}{advice}"
 
 
-def without_itself(found: Tensor, queries: np.ndarray) -> list[list[int]]:
+def without_itself(hits: Tensor, queries: np.ndarray) -> list[list[int]]:
     """The rows that each query finds, without its own."""
-    return [[row for row in rows if row != query] for rows, query in zip(found.tolist(), queries.tolist(), strict=True)]
+    return [[row for row in rows if row != query] for rows, query in zip(hits.tolist(), queries.tolist(), strict=True)]

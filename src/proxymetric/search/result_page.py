@@ -42,12 +42,12 @@ def write_page(path: str | Path, results: Sequence[tuple[str, Image.Image, Seque
     Example:
         >>> import tempfile
         >>> grey = Image.new("RGB", (8, 8), "grey")
-        >>> found = [Found("a", "cat", 1.0, grey.copy)]
-        >>> page = write_page(Path(tempfile.mkdtemp()) / "a.html", [("q.jpg", grey, found)])
+        >>> hits = [Found("a", "cat", 1.0, grey.copy)]
+        >>> page = write_page(Path(tempfile.mkdtemp()) / "a.html", [("q.jpg", grey, hits)])
         >>> "cat" in page.read_text()
         True
     """
-    sections = "\n".join(_section(name, image, found) for name, image, found in results)
+    sections = "\n".join(_section(name, image, hits) for name, image, hits in results)
     with replacing(path) as temporary:
         temporary.write_text(
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{PAGE_MARK}'
@@ -59,12 +59,12 @@ def write_page(path: str | Path, results: Sequence[tuple[str, Image.Image, Seque
     return Path(path)
 
 
-def _section(name: str, image: Image.Image, found: Sequence[Found]) -> str:
-    hits = "".join(_hit(rank, hit) for rank, hit in enumerate(found, 1))
+def _section(name: str, image: Image.Image, hits: Sequence[Found]) -> str:
+    items = "".join(_hit(rank, hit) for rank, hit in enumerate(hits, 1))
     return (
         f'<section><h2>{escaped(name)}</h2><div class="find"><figure class="query"><div class="frame">'
         f'<img src="{data_uri(image, PIXELS)}" alt="query"></div><figcaption>query</figcaption></figure>'
-        f'<ol class="hits">{hits}</ol></div></section>'
+        f'<ol class="hits">{items}</ol></div></section>'
     )
 
 

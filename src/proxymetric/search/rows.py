@@ -105,19 +105,19 @@ class Rows:
 
     def at(self, numbers: Sequence[int]) -> list[Row]:
         """Return the rows of these numbers, in the order of the numbers."""
-        found: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         for start in range(0, len(numbers), ROWS_PER_QUERY):
             some = numbers[start : start + ROWS_PER_QUERY]
             marks = ",".join("?" * len(some))
-            found |= {row[0]: Row(*row[1:]) for row in self._ask(f"SELECT * FROM items WHERE row IN ({marks})", *some)}
-        return [found[number] for number in numbers]
+            rows |= {row[0]: Row(*row[1:]) for row in self._ask(f"SELECT * FROM items WHERE row IN ({marks})", *some)}
+        return [rows[number] for number in numbers]
 
     def number_of(self, item: str) -> int | None:
         """Return the number of the row with an id; None if there is none."""
         if not _is_text(item):
             return None
-        found = self._ask("SELECT row FROM items WHERE id = ?", item)
-        return found[0][0] if found else None
+        rows = self._ask("SELECT row FROM items WHERE id = ?", item)
+        return rows[0][0] if rows else None
 
     def stamps(self) -> dict[str, tuple[int, str]]:
         """Return the number and the stamp of each id."""
@@ -150,8 +150,8 @@ class Rows:
         """Return the value of a row in a column, as text; None if it has none."""
         text = "label" if column == CLASS_COLUMN else "CAST(json_extract(metadata, ?) AS TEXT)"
         values = [] if column == CLASS_COLUMN else [f'$."{column}"']
-        found = self._ask(f"SELECT {text} FROM items WHERE row = ?", *values, number)
-        return found[0][0] if found else None
+        rows = self._ask(f"SELECT {text} FROM items WHERE row = ?", *values, number)
+        return rows[0][0] if rows else None
 
     def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:

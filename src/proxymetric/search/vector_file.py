@@ -66,13 +66,15 @@ class VectorFile:
         """The dimensions of the vectors."""
         return int(self.vectors.shape[1])
 
-    def search(self, queries: Tensor, k: int = 8, own: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
+    def search(
+        self, queries: Tensor, k: int = 8, without: Sequence[str] | None = None
+    ) -> list[list[tuple[str, float]]]:
         """Find the names that are nearest to each query.
 
         Args:
             queries: (Q, D).
             k: results for each query, at least 1; fewer come back if there are fewer vectors.
-            own: Q file names, one for each query; the results of a query leave out its own file.
+            without: Q file names, one for each query; the results of a query leave out its own file.
 
         Returns:
             For each query, pairs of name and cosine similarity, nearest first; ties are in the order of the vectors.
@@ -82,7 +84,7 @@ class VectorFile:
 
         Example:
             >>> import torch
-            >>> VectorFile(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, own=["x", "elsewhere"])
+            >>> VectorFile(torch.eye(2), ["x", "y"]).search(torch.eye(2), k=1, without=["x", "elsewhere"])
             [[('y', 0.0)], [('y', 1.0)]]
         """
         if k < 1:
@@ -94,17 +96,17 @@ class VectorFile:
             )
         if not queries.isfinite().all():
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
-        if own is not None and len(own) != len(queries):
-            raise ValueError(f"own: got {len(own)} names for {len(queries)} queries, expected one for each")
+        if without is not None and len(without) != len(queries):
+            raise ValueError(f"without: got {len(without)} names for {len(queries)} queries, expected one for each")
         left_out: list[set[int]] = [set() for _ in queries]
-        if own is not None:
+        if without is not None:
             paths = [str(Path(name).resolve()) for name in self.names]
-            query_paths = [str(Path(name).resolve()) for name in own]
+            query_paths = [str(Path(name).resolve()) for name in without]
             left_out = [{row for row, path in enumerate(paths) if path == query} for query in query_paths]
         values, columns = self._engine().search(unit(queries), k + max(map(len, left_out), default=0))
         return [
-            [(self.names[row], score) for row, score in zip(rows, scores, strict=True) if row not in without][:k]
-            for rows, scores, without in zip(columns.tolist(), values.clamp(-1, 1).tolist(), left_out, strict=True)
+            [(self.names[row], score) for row, score in zip(rows, scores, strict=True) if row not in own_rows][:k]
+            for rows, scores, own_rows in zip(columns.tolist(), values.clamp(-1, 1).tolist(), left_out, strict=True)
         ]
 
     def _engine(self) -> Exact | Int8 | Binary:

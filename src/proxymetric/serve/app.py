@@ -138,13 +138,13 @@ def create_app(settings: Settings) -> App:
         if body.k > settings.max_results:
             raise Refused(422, f"k: got {body.k}, expected at most {settings.max_results}")
         image = None if content is None else await pixels(content)
-        found = await search(
+        result = await search(
             Question(image, None if content is not None else body.id, body.k, tuple(sorted(body.where.items())))
         )
         hits = [
-            schemas.Hit(**_item(hit), rank=rank, similarity=hit.similarity) for rank, hit in enumerate(found.hits, 1)
+            schemas.Hit(**_item(hit), rank=rank, similarity=hit.similarity) for rank, hit in enumerate(result.hits, 1)
         ]
-        return schemas.Results(results=hits, generation=found.generation)
+        return schemas.Results(results=hits, generation=result.generation)
 
     @app.post(
         "/identify",
@@ -155,9 +155,9 @@ def create_app(settings: Settings) -> App:
         """Say which class of the index is on an image (a form, or base64 in JSON) or an item, or none of them."""
         content, body = await _read(request, settings, schemas.IdentifyBody)
         image = None if content is None else await pixels(content)
-        found = await search(Question(image, None if content is not None else body.id, 1, (), body.far))
-        assert found.answer is not None
-        return schemas.Identified(**found.answer._asdict(), far=body.far, generation=found.generation)
+        result = await search(Question(image, None if content is not None else body.id, 1, (), body.far))
+        assert result.answer is not None
+        return schemas.Identified(**result.answer._asdict(), far=body.far, generation=result.generation)
 
     @app.get("/items/{id:path}", responses=_errors(404, 422))
     async def get_item(id: ItemId) -> schemas.Item:
@@ -206,9 +206,9 @@ def create_app(settings: Settings) -> App:
         data = map_data(state.index)
         async with placing:  # the first request computes them, others wait for it
             if data.index is not placed.get("index"):
-                found = await asyncio.to_thread(lambda: data.with_proxies(searcher.proxies(state)))
-                placed.update(index=data.index, found=found)
-            return placed["found"]
+                proxies = await asyncio.to_thread(lambda: data.with_proxies(searcher.proxies(state)))
+                placed.update(index=data.index, proxies=proxies)
+            return placed["proxies"]
 
     @functools.lru_cache(maxsize=1)
     def map_data(index: Index) -> MapData:
@@ -347,12 +347,12 @@ def _sentence(errors: Any, known: Sequence[str] = ()) -> str:
     if first["type"] == "extra_forbidden":
         return f"body: got {place!r}, expected only {', '.join(known)}{did_you_mean(place, known)}"
     got = first.get("input")
-    said = f"a {type(got).__name__}" if isinstance(got, dict | list) else repr(got)
-    if len(said) > MAX_SAID:
-        said = f"{said[:MAX_SAID]}..."
+    value = f"a {type(got).__name__}" if isinstance(got, dict | list) else repr(got)
+    if len(value) > MAX_SAID:
+        value = f"{value[:MAX_SAID]}..."
     words = EXPECTED.get(first["type"], "")
     expected = words.format(**first.get("ctx", {})) if words else f"another value: {first['msg']}"
-    return f"{place}: got {said}, expected {expected}"
+    return f"{place}: got {value}, expected {expected}"
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -377,13 +377,13 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         status = error.status_code if error.status_code in CODES else 400
         headers, path = dict(error.headers or {}), request.url.path
-        said = f"{request.method} request: {error.detail}"
+        message = f"{request.method} request: {error.detail}"
         if status == 405:
             methods = next((value for name, value in headers.items() if name.lower() == "allow"), "another method")
-            said = f"method: got {request.method[:20]} for {path[:200]!r}, expected {methods}"
+            message = f"method: got {request.method[:20]} for {path[:200]!r}, expected {methods}"
         elif status == 404:
-            said = _unknown_path(app, path)
-        return answer(Refused(status, said, headers=headers))
+            message = _unknown_path(app, path)
+        return answer(Refused(status, message, headers=headers))
 
 
 def _unknown_path(app: FastAPI, path: str) -> str:

@@ -107,10 +107,10 @@ class Searcher:
         if self._proxies is None or self._proxies[0] is not state.model:
             try:
                 run = run_of(state.index, state.run)
-                found = load_proxies(run, state.index.dim, which_of(state.index, run))
+                proxies = load_proxies(run, state.index.dim, which_of(state.index, run))
             except ValueError:
-                found = None
-            self._proxies = state.model, found
+                proxies = None
+            self._proxies = state.model, proxies
         return self._proxies[1]
 
     def image(self, content: bytes) -> Image:
@@ -224,14 +224,14 @@ def _answer(state: State, questions: list[Question]) -> list[Found | Exception]:
     for where, rows in groups.items():
         queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])
         try:
-            found = index.search(
+            hit_lists = index.search(
                 queries, max(questions[row].k for row in rows), dict(where), [questions[row].item for row in rows]
             )
         except ValueError as error:  # an unknown column
             for row in rows:
                 answers[row] = error
             continue
-        for row, hits in zip(rows, found, strict=True):
+        for row, hits in zip(rows, hit_lists, strict=True):
             answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
     return [answer for answer in answers if answer is not None]
 

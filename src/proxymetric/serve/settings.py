@@ -79,8 +79,8 @@ class Settings:
             [True, True, False]
         """
         name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
-        own = () if self.host in ("0.0.0.0", "::") else (self.host, f"[{self.host}]")
-        return "*" in self.hosts or name.lower() in {*LOCAL_HOSTS, *own, *map(str.lower, self.hosts)}
+        own_names = () if self.host in ("0.0.0.0", "::") else (self.host, f"[{self.host}]")
+        return "*" in self.hosts or name.lower() in {*LOCAL_HOSTS, *own_names, *map(str.lower, self.hosts)}
 
     def to_environment(self) -> None:
         """Hand the settings to processes that this process starts."""

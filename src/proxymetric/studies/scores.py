@@ -45,11 +45,11 @@ class Results:
 
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
         """The score of each seed, in per cent; `row` is `CHOSEN`, `LAST` or `HELD_OUT`."""
-        found = {
+        scores_by_seed = {
             seed: run.validation if row == HELD_OUT else run.rows.get(row, {})
             for seed, run in self.runs.get(cell, {}).items()
         }
-        return {seed: 100 * scores[metric] for seed, scores in found.items() if metric in scores}
+        return {seed: 100 * scores[metric] for seed, scores in scores_by_seed.items() if metric in scores}
 
     def baseline(self, cell: Cell) -> Cell | None:
         """The baseline of a cell; None if it has none, or if the baseline has no results."""
@@ -74,13 +74,13 @@ class Results:
 
     def sizes(self, cell: Cell, metric: str) -> dict[tuple[int, str, int], dict[int, float]]:
         """The scores of smaller vectors, of nested runs: (dimensions, kind of numbers, bytes) -> seed -> per cent."""
-        found: dict[tuple[int, str, int], dict[int, float]] = {}
+        scores: dict[tuple[int, str, int], dict[int, float]] = {}
         for seed, run in self.runs.get(cell, {}).items():
             for each in run.sizes or []:
                 if metric in each["scores"]:
                     key = each["dim"], each["vectors"], each["bytes"]
-                    found.setdefault(key, {})[seed] = 100 * each["scores"][metric]
-        return found
+                    scores.setdefault(key, {})[seed] = 100 * each["scores"][metric]
+        return scores
 
     def figures(self, cell: Cell) -> dict[str, dict[int, float]]:
         """The figures that the method reports about itself at the chosen epoch: name -> seed -> value."""

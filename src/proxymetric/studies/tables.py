@@ -241,12 +241,12 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
 def _named(results: Results, metric: str, cells: list[Cell], seed: int) -> dict[str, float]:
     """The score of each method that was named in a recipe, at a seed."""
-    found = {}
+    named_scores = {}
     for cell in cells:
         run = results.runs[cell].get(seed)
         if run is not None and run.auto is None and seed in (scores := results.scores(cell, metric)):
-            found[run.recipe["method"]] = scores[seed]
-    return found
+            named_scores[run.recipe["method"]] = scores[seed]
+    return named_scores
 
 
 MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (

@@ -38,10 +38,10 @@ class ClassQueue(nn.Module):
         ([1, 1, 0], tensor([[0., 1.]]))
     """
 
-    changed_by_commit = ("vectors", "labels", "seen", "sums", "number")
+    changed_by_commit = ("vectors", "labels", "added_count", "sums", "number")
     vectors: Tensor
     labels: Tensor
-    seen: Tensor
+    added_count: Tensor
     sums: Tensor
     number: Tensor
 
@@ -50,7 +50,7 @@ class ClassQueue(nn.Module):
         whole_number(1, memory=size)
         self.register_buffer("vectors", torch.zeros(size, dim))
         self.register_buffer("labels", torch.full((size,), -1, dtype=torch.int64))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)  # rows added so far
+        self.register_buffer("added_count", torch.zeros((), dtype=torch.int64), persistent=False)  # rows added so far
         rows = classes if classes * dim <= MAX_SUM_ENTRIES else 0
         self.register_buffer("sums", torch.zeros(rows, dim, dtype=torch.int64), persistent=False)
         self.register_buffer("number", torch.zeros(classes, dtype=torch.int64), persistent=False)
@@ -58,7 +58,7 @@ class ClassQueue(nn.Module):
 
     def __len__(self) -> int:
         """The number of filled rows; this synchronises with the GPU."""
-        return min(int(self.seen), len(self.labels))
+        return min(int(self.added_count), len(self.labels))
 
     @property
     def has_sums(self) -> bool:
@@ -83,21 +83,21 @@ class ClassQueue(nn.Module):
         size = len(self.labels)
         order = torch.arange(min(len(labels), size), device=self.labels.device)
         if chosen is None:
-            count = torch.full_like(self.seen, len(labels))
+            count = torch.full_like(self.added_count, len(labels))
             rows = order + (len(labels) - len(order))
         else:
             count = chosen.sum()
             chosen_first = (~chosen).to(torch.uint8).argsort(stable=True)
             rows = chosen_first[order + (count - size).clamp(min=0)]
         # As many places as there may be rows to add; those that are left over keep their rows.
-        places = (self.seen + order) % size
+        places = (self.added_count + order) % size
         is_added = order < count
         replaced_labels = self.labels[places]
         self._count(places, -(is_added & (replaced_labels >= 0)).long())
         self.vectors[places] = torch.where(is_added[:, None], vectors[rows].to(self.vectors), self.vectors[places])
         self.labels[places] = torch.where(is_added, labels[rows].to(self.labels), replaced_labels)
         self._count(places, is_added.long())
-        self.seen.add_(count.clamp(max=size))
+        self.added_count.add_(count.clamp(max=size))
 
     def means(self, classes: Tensor) -> Tensor:
         """The mean of the stored rows of each of these classes; zeros for a class without rows."""
@@ -121,11 +121,11 @@ class ClassQueue(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The number of rows added so far, for `state_dict`."""
-        return self.seen.to("cpu", copy=True)
+        return self.added_count.to("cpu", copy=True)
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the number of rows added so far."""
-        self.seen.fill_(int(state))
+        self.added_count.fill_(int(state))
 
 
 def _recompute_sums(module: nn.Module, incompatible_keys: object) -> None:

@@ -99,8 +99,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, vectors, rows, lengths, slopes = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = plain.cross_entropy_gradients(queries, vectors, ctx.problem, ctx.own_class, ctx.count, grad)
-            return *found, None, None, None, None, None
+            gradients = plain.cross_entropy_gradients(queries, vectors, ctx.problem, ctx.own_class, ctx.count, grad)
+            return *gradients, None, None, None, None, None
         in_queries = (slopes @ rows).mul_(grad) if ctx.needs_input_grad[0] else None
         in_vectors = None
         if ctx.needs_input_grad[1]:

@@ -43,14 +43,14 @@ class Binary:
         if not k:
             return queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long)
         count = min(total, max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k))
-        similarities, found = [], []
+        similarities, nearest_rows = [], []
         for query, query_bits in zip(queries, bit_codes(queries), strict=True):
             nearest = _fewest(differing_bits(bits.numpy(), query_bits.numpy()), count)
             candidates = torch.from_numpy(nearest) if rows is None else rows[torch.from_numpy(nearest)]
             values, places = top_k((from_int8(self.codes[candidates]) @ query)[None], k)
             similarities.append(values[0])
-            found.append(candidates[places[0]])
-        return torch.stack(similarities), torch.stack(found)
+            nearest_rows.append(candidates[places[0]])
+        return torch.stack(similarities), torch.stack(nearest_rows)
 
 
 def differing_bits(bits: np.ndarray, query: np.ndarray) -> np.ndarray:

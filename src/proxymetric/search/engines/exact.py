@@ -48,17 +48,17 @@ class Exact:
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
         best = queries.new_empty(len(queries), 0)
-        found = queries.new_empty(len(queries), 0, dtype=torch.long)
+        places = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
             part = self.vectors[start:stop] if rows is None else self.vectors[rows[start:stop]]
             similarities, columns = top_k(_products(queries, part), k)
             if start == 0:
-                best, found = similarities, columns
+                best, places = similarities, columns
                 continue
             best, order = top_k(torch.cat([best, similarities], dim=1), k)
-            found = torch.cat([found, columns + start], dim=1).gather(1, order)
-        return best, found if rows is None else rows[found]
+            places = torch.cat([places, columns + start], dim=1).gather(1, order)
+        return best, places if rows is None else rows[places]
 
 
 def _search_for_one(query: np.ndarray, vectors: np.ndarray, k: int) -> tuple[Tensor, Tensor]:

@@ -184,8 +184,8 @@ class Faiss:
             return self._exact.search(queries, k)
         # faiss.contrib.torch_utils, which other libraries import, replaces `search` by one without `params`.
         search = getattr(self.index, "search_numpy", self.index.search)
-        values, found = search(queries.numpy(), k, params=self._parameters(k))
-        similarities, places = torch.from_numpy(values), torch.from_numpy(found)
+        values, positions = search(queries.numpy(), k, params=self._parameters(k))
+        similarities, places = torch.from_numpy(values), torch.from_numpy(positions)
         lacking = (places < 0).any(dim=1)
         numbers = self._rows[places.clamp_min(0)]
         if lacking.any():
@@ -217,8 +217,8 @@ def _chosen_effort(engine: Faiss) -> tuple[int, dict[str, float]]:
     engine.effort = min(FIRST_EFFORT, engine.max_effort)
     while True:
         # Of vectors that are equally near, such as copies of an image, any may be found.
-        found = engine.search(queries, k)[0] >= expected[:, -1:] - EQUAL
-        recall = found[:, 1:].float().mean().item() if found.shape[1] > 1 else 1.0
+        hits = engine.search(queries, k)[0] >= expected[:, -1:] - EQUAL
+        recall = hits[:, 1:].float().mean().item() if hits.shape[1] > 1 else 1.0
         if recall >= TARGET_RECALL or engine.effort >= engine.max_effort:
             return engine.effort, {"queries": len(rows), "k": SAMPLE_K, "value": round(recall, 4)}
         engine.effort = min(math.ceil(GROWTH * engine.effort), engine.max_effort)

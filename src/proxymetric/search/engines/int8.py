@@ -42,8 +42,8 @@ class Int8:
             )
             similarities[:, start:stop] = queries @ chunk.T
         similarities *= self._shrink if rows is None else self._shrink[rows]
-        values, found = top_k(similarities, min(k, total))
-        return values, found if rows is None else rows[found]
+        values, places = top_k(similarities, min(k, total))
+        return values, places if rows is None else rows[places]
 
     @functools.cached_property
     def _shrink(self) -> Tensor:

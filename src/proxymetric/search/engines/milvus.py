@@ -185,13 +185,13 @@ def _has_state(client: Any, settings: dict[str, Any]) -> bool:
 def _undo(client: Any, collection: str, state: int, batch: int) -> None:
     """Take back what a killed process has written of a state."""
     written, fields = f"born == {state} or died == {state}", ["*"]
-    while found := client.query(
+    while entities := client.query(
         collection, written, output_fields=fields, limit=min(batch, MAX_K), consistency_level="Strong"
     ):
-        gone = [dict(entity) for entity in found if entity["born"] < state]
+        gone = [dict(entity) for entity in entities if entity["born"] < state]
         if gone:
             client.upsert(collection, [entity | {"died": NEVER} for entity in gone])
-        if new := [entity["number"] for entity in found if entity["born"] >= state]:
+        if new := [entity["number"] for entity in entities if entity["born"] >= state]:
             client.delete(collection, ids=new)
 
 
@@ -199,8 +199,8 @@ def _bury(client: Any, settings: dict[str, Any], collection: str, numbers: np.nd
     """Say that vectors are not found from this state on."""
     for start in range(0, len(numbers), settings["batch"]):
         ids = numbers[start : start + settings["batch"]].tolist()
-        found = client.get(collection, ids, output_fields=["*"], consistency_level="Strong")
-        client.upsert(collection, [dict(entity) | {"died": state} for entity in found])
+        entities = client.get(collection, ids, output_fields=["*"], consistency_level="Strong")
+        client.upsert(collection, [dict(entity) | {"died": state} for entity in entities])
 
 
 def clean(settings: dict[str, Any]) -> None:
@@ -286,7 +286,7 @@ class Milvus:
             return self._exact.search(queries, k, rows)
         parameters = {"metric_type": "IP", "params": {"ef": max(96, 2 * k)} if _is_server(self.settings) else {}}
         with asking(self.settings["uri"]) as client:
-            found = client.search(
+            hit_lists = client.search(
                 self.settings["collection"],
                 data=queries.tolist(),
                 filter=self._living,
@@ -294,10 +294,10 @@ class Milvus:
                 search_params=parameters,
                 output_fields=["number"],
             )
-        if any(len(hits) < k for hits in found):  # a server that has not loaded all of it yet
+        if any(len(hits) < k for hits in hit_lists):  # a server that has not loaded all of it yet
             return self._exact.search(queries, k)
-        numbers = self._rows(torch.tensor([[int(hit["entity"]["number"]) for hit in hits] for hits in found]))
-        similarities = torch.tensor([[float(hit["distance"]) for hit in hits] for hits in found])
+        numbers = self._rows(torch.tensor([[int(hit["entity"]["number"]) for hit in hits] for hits in hit_lists]))
+        similarities = torch.tensor([[float(hit["distance"]) for hit in hits] for hits in hit_lists])
         # Equal similarities come in the order of the rows, as from every engine.
         numbers, order = numbers.sort(dim=1)
         similarities, order = similarities.gather(1, order).sort(dim=1, descending=True, stable=True)

@@ -59,7 +59,7 @@ def cross_entropy(
     own_is_row = (k < K)[None, :]
     own_t = tl.load(similarities + own_position, mask=own_is_row, other=0.0)
     own_similarity, own_slopes = _of_class(own_t, own_is_row, K, KIND)
-    own, own_derivative = _own_exponent(
+    own_exponent, own_derivative = _own_exponent(
         own_similarity, unit, own_slope, own_offset, scale, cos_margin, sin_margin, ARC
     )  # (1,)
     if NEAREST:
@@ -77,10 +77,10 @@ def cross_entropy(
         higher = tl.maximum(highest, z)
         total = total * _exp(highest - higher) + tl.where(is_other, _exp(z - higher), 0.0)
         highest = higher
-    top = tl.maximum(tl.max(highest, 0), own)  # (1,)
+    top = tl.maximum(tl.max(highest, 0), own_exponent)  # (1,)
     others = tl.sum(total * _exp(highest - tl.sum(top, 0)), 0)
-    whole = others + _exp(own - top)
-    tl.store(losses + query + tl.arange(0, 1), factor * (tl.log(whole) + top - own))
+    whole = others + _exp(own_exponent - top)
+    tl.store(losses + query + tl.arange(0, 1), factor * (tl.log(whole) + top - own_exponent))
     # The share of the query's class, less 1, is the share of the others: exact also where it is nearly 0.
     own_gradient = own_slopes * (-factor * own_derivative * others / whole)[:, None]
     shift, normaliser = tl.sum(top, 0), tl.sum(slope * factor / whole, 0)
