@@ -317,7 +317,7 @@ def test_classes_and_images_are_removed_in_one_step(run, photos, index, tmp_path
     refused(proxymetric("remove", copy, "--class", "clas3"), "--class: got 'clas3'", "did you mean 'class3'?")
     refused(
         proxymetric("remove", copy, "class1/0.png", "wren/wern.png", "--class", "class3"),
-        "ID: got 'wren/wern.png', expected the id of an image", "did you mean 'wren/wren.png'?",
+        "ID: got 'wren/wern.png', expected the id of an image", "did you mean 'added:wren/wren.png'?",
     )  # fmt: skip
     every = [word for name in Index(copy).classes for word in ("--class", name)]
     refused(proxymetric("remove", copy, *every), f"got all {count} images", "expected some that stay")
@@ -355,14 +355,15 @@ def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
         new.append(file)
     answer = proxymetric("add-class", copy, "shape", *new[:2])
     assert answer.code == 0, answer
-    assert "2 images of shape, a new class: shape/new0.png, shape/new1.png" in answer.out
+    assert "2 images of shape, a new class: added:shape/new0.png, added:shape/new1.png" in answer.out
     assert "82 images of 11 classes" in answer.out
-    refused(proxymetric("add-class", copy, "shape", *new), "PHOTO: got 'shape/new0.png', 'shape/new1.png', which the")
+    already = "PHOTO: got 'added:shape/new0.png', 'added:shape/new1.png', which the"
+    refused(proxymetric("add-class", copy, "shape", *new), already)
     refused(proxymetric("add-class", copy, " ", new[2]), "NAME: got ' ', expected the name of a class")
     (tmp_path / "bad.png").write_bytes(b"no image")
     assert proxymetric("add-class", copy, "shape", new[2], tmp_path / "bad.png").code == 1
     assert len(Index(copy)) == 82, "all photos are added, or none"
-    assert Index(copy).thumbnail("shape/new0.png") is not None
+    assert Index(copy).thumbnail("added:shape/new0.png") is not None
     images = [new[2], photos / "class5" / "3.png"]
     found = proxymetric("identify", copy, *images, "--far", "0.2")
     rows = [line.split("\t") for line in found.out.splitlines() if line.startswith(tuple(map(str, images)))]
@@ -392,6 +393,7 @@ def test_a_class_that_was_added_stays_in_a_rebuild(run, photos, index, tmp_path)
     refused(proxymetric(*words, "--drop-added"), "--drop-added: got it without --rebuild", "proxymetric remove")
     words = ("index", finished_run(photos, tmp_path / "other", "--seed", 3), photos, "--out", copy, "--rebuild")
     before = bytes_of(copy)
-    refused(proxymetric(*words), "1 item without a file, such as 'shape/new.png' of the class 'shape'", "--drop-added")
+    such = "1 item without a file, such as 'added:shape/new.png' of the class 'shape'"
+    refused(proxymetric(*words), such, "--drop-added")
     assert bytes_of(copy) == before
     assert "0 added, 80 updated, 1 deleted, 0 unchanged" in proxymetric(*words, "--drop-added").out

@@ -44,7 +44,10 @@ def index(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the index. Default: PHOTOS.index.")] = None,
     metadata: Annotated[
         Path | None,
-        typer.Option(help="CSV with a column `file` (path in PHOTOS); `search --where` filters by its other columns."),
+        typer.Option(
+            help="CSV with a column `file` (path in PHOTOS); the column `class` gives labels, and `search --where` "
+            "filters by the others."
+        ),
     ] = None,
     engine: Annotated[
         str | None,
@@ -102,13 +105,13 @@ def index(
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
-    from proxymetric.data.folders import ENDINGS, image_files
+    from proxymetric.data.folders import ENDINGS
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
     from proxymetric.search.engines.milvus import left_behind
-    from proxymetric.search.folder_sync import check_same_folder, open_to_rebuild, sync
+    from proxymetric.search.folder_sync import check_same_folder, open_to_rebuild, photo_files, sync
     from proxymetric.search.generation import check_place
-    from proxymetric.search.manifest import is_index
+    from proxymetric.search.manifest import Manifest, is_index
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
     from proxymetric.search.quantisation import check_kind
@@ -120,15 +123,21 @@ def index(
     if not folder.is_dir():
         missing = "is a file" if folder.exists() else "does not exist"
         hint = "" if folder.exists() else neighbour(folder, lambda each: each.is_dir() and not is_index(each))
+        if folder.suffix.lower() in (".csv", ".tsv"):
+            hint = "; --metadata reads the classes (column `class`) and other columns from such a file"
         raise ValueError(f"PHOTOS: got {folder}, which {missing}; expected a folder of images{hint}")
     if drop_added and not rebuild:
         raise ValueError(
             "--drop-added: got it without --rebuild; expected both, or `proxymetric remove` to remove some images"
         )
     check_place(target, "--out")
+    if parquet is not None:
+        from proxymetric.search.parquet import check_parquet
+
+        check_parquet(parquet)
     chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
-    files = image_files(folder)
+    files = photo_files(folder)
     if not files:
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
     if is_index(target) and not replace and (earlier := _opened(target, rebuild)) is not None:
@@ -139,7 +148,10 @@ def index(
         terminal.say(sentence)
     existing = None
     if is_index(target):
+        columns_before = set(Manifest.read(target).columns)
         existing = open_to_rebuild(target, chosen_engine, drop_added=drop_added) if rebuild else Index(target)
+        if (lost := columns_before.difference(existing.manifest.columns)) and columns is None:
+            terminal.say(f"lost with damaged files: the metadata {', '.join(sorted(lost))}; --metadata gives it again")
         dim = _earlier_dim(existing, model) if dim is None else dim
     if columns:
         _check_metadata(columns, metadata, folder, files, () if existing is None else existing)
@@ -371,6 +383,8 @@ def _earlier_dim(existing: Index, model: Model) -> int | None:
 
 def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[str, Any] | None:
     """Return the engine and its settings as the options say; None if they say nothing."""
+    from proxymetric.search.engines import check_settings
+
     if name is None:
         if uri is not None or settings:
             raise ValueError("--engine: got none with --uri or --engine-set, expected faiss or milvus")
@@ -383,6 +397,7 @@ def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[st
         if not equals:
             raise ValueError(f"--engine-set: got {text!r}, expected KEY=VALUE")
         chosen[key] = int(value) if value.isdecimal() else value
+    check_settings(chosen)
     return chosen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +33,8 @@ def check_added(index: Index, model: str, ids: Sequence[str]) -> None:
         such = f"{ids[0]!r}" if label is None else f"{ids[0]!r} of the class {label!r}"
         raise ValueError(
             f"model: got the model {model[:12]}, but another one made the vectors of {index.folder}, which has "
-            f"{_counted(ids)} without a file, such as {such}, that cannot be embedded again; expected the model of the "
-            "index, or --drop-added to drop them (`proxymetric add-class` adds photos again)"
+            f"{_counted(len(ids))} without a file, such as {such}, that cannot be embedded again; expected the model "
+            "of the index, or --drop-added to drop them (`proxymetric add-class` adds photos again)"
         )
     if damaged := damaged_items(index.folder, index.manifest):
         raise ValueError(_damaged(index.folder, damaged, ids))
@@ -49,15 +48,22 @@ def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
         manifest: its manifest.
 
     Returns:
-        One batch with them; nothing if there are none, or if the list of the items itself cannot be read.
+        One batch with them; nothing if there are none.
 
     Raises:
-        ValueError: there are such items, but files that hold them are damaged or missing.
+        ValueError: there are such items, or there may be, but files that hold them are damaged or missing.
     """
+    if manifest.added == 0:
+        return []
     try:
         stamps = Rows(generation_folder(folder, manifest.generation) / ITEMS).stamps()
-    except (ValueError, OSError, sqlite3.Error):
-        return []
+    except (ValueError, OSError):
+        count = "perhaps items" if manifest.added is None else _counted(manifest.added)
+        raise ValueError(
+            f"index: got {folder}, whose list of items ({ITEMS}) cannot be read, and which has {count} without a file "
+            "that cannot be embedded again; expected the file as it was, or --drop-added to drop these items "
+            "(`proxymetric add-class` adds photos again)"
+        ) from None
     ids = sorted(item for item, (_, stamp) in stamps.items() if not stamp)
     if not ids:
         return []
@@ -68,11 +74,11 @@ def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
 
 def _damaged(folder: Path, damaged: Sequence[str], ids: Sequence[str]) -> str:
     return (
-        f"index: got {folder}, where {', '.join(damaged)} is damaged or missing, and which has {_counted(ids)} without "
-        f"a file, such as {ids[0]!r}, that cannot be embedded again; expected the files as they were, or --drop-added "
-        "to drop these items (`proxymetric add-class` adds photos again)"
+        f"index: got {folder}, where {', '.join(damaged)} is damaged or missing, and which has "
+        f"{_counted(len(ids))} without a file, such as {ids[0]!r}, that cannot be embedded again; expected the files "
+        "as they were, or --drop-added to drop these items (`proxymetric add-class` adds photos again)"
     )
 
 
-def _counted(ids: Sequence[str]) -> str:
-    return f"{len(ids):,} item{'' if len(ids) == 1 else 's'}"
+def _counted(number: int) -> str:
+    return f"{number:,} item{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.search.rows import as_metadata
+from proxymetric.search.rows import as_metadata, is_text
 
 
 class Batch(NamedTuple):
@@ -60,14 +60,20 @@ def new_items(
         [None] * len(ids) if labels is None else [_label(label) for label in labels],
         [as_metadata(content) for content in (metadata or [{}] * len(ids))],
         [""] * len(ids),
-        [None] * len(ids) if thumbnails is None else list(thumbnails),
+        [None] * len(ids) if thumbnails is None else [_thumbnail(content) for content in thumbnails],
     )
 
 
 def _label(label: str | None) -> str | None:
-    if label is not None and not isinstance(label, str):
-        raise ValueError(f"labels: got {label!r}, expected text or None")
+    if label is not None and not (isinstance(label, str) and is_text(label)):
+        raise ValueError(f"labels: got {label!r}, expected None, or text that UTF-8 can encode, without NUL")
     return label
+
+
+def _thumbnail(content: bytes | None) -> bytes | None:
+    if content is not None and not isinstance(content, bytes):
+        raise ValueError(f"thumbnails: got a {type(content).__name__}, expected bytes (a JPEG file) or None")
+    return content
 
 
 def unit_rows(vectors: Tensor) -> np.ndarray:

@@ -14,12 +14,15 @@ from proxymetric.search.folder_sync import Embedder, photo_id, thumbnail_of
 from proxymetric.search.index import Index
 from proxymetric.visible import visible
 
+ADDED = "added:"
+"""how the id of a photo from elsewhere begins, so that it is not the id of a file of the folder"""
+
 
 def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) -> list[str]:
     """Add photos of a class to an index: all of them in one step, or none if there is a mistake.
 
-    The id of a photo is its path in the folder that was indexed; for a photo that lies elsewhere, the class and the
-    name of the file.
+    The id of a photo is its path in the folder that was indexed; for a photo that lies elsewhere, `added:`, the class
+    and the name of the file.
 
     Args:
         index: the index; the class may be new, or get more photos.
@@ -76,4 +79,4 @@ def _id(index: Index, name: str, photo: Path) -> str:
             return photo_id(photo.resolve(), Path(folder))
         except ValueError:
             pass  # outside of the indexed folder
-    return visible(printable(f"{name}/{photo.name}"))
+    return visible(printable(f"{ADDED}{name}/{photo.name}"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +22,10 @@ from proxymetric.files import printable
 from proxymetric.lock import locked
 from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
-from proxymetric.search.generation import commit
+from proxymetric.search.generation import commit, damaged_items, open_without_engine
 from proxymetric.search.index import Index
-from proxymetric.search.manifest import Manifest
-from proxymetric.search.rows import as_metadata
+from proxymetric.search.manifest import Manifest, is_index
+from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
 from proxymetric.visible import visible
 
@@ -87,9 +88,10 @@ class Changed:
 
 
 def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None, *, drop_added: bool = False) -> Index:
-    """Open an index that will be rebuilt; one that cannot be opened because files are damaged or gone is emptied.
+    """Open an index that will be rebuilt.
 
-    Items that are no files stay in it, because no folder has them.
+    If only its engine or map is damaged, these are made anew. If vectors, items or thumbnails are damaged, the index is
+    emptied; items that are no files stay in it, because no folder has them.
 
     Args:
         folder: the folder of the index.
@@ -101,15 +103,18 @@ def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None,
             be read.
     """
     folder = Path(folder)
-    try:
-        return Index(folder)
-    except (ValueError, OSError):
-        with locked(folder):
-            manifest = Manifest.read(folder)
-            batches = [] if drop_added else rescue_added(folder, manifest)
-            new = manifest if engine is None else replace(manifest, engine=dict(engine))
-            commit(folder, new, None, batches, {})
-        return Index(folder)
+    with contextlib.suppress(ValueError, OSError):
+        index = Index(folder)
+        index.verify()
+        return index
+    with locked(folder):
+        manifest = Manifest.read(folder)
+        new = manifest if engine is None else replace(manifest, engine=dict(engine))
+        if damaged_items(folder, manifest):
+            commit(folder, new, None, [] if drop_added else rescue_added(folder, manifest), {})
+        else:
+            commit(folder, new, open_without_engine(folder, manifest), [], {})
+    return Index(folder)
 
 
 def sync(
@@ -137,7 +142,8 @@ def sync(
         model: the model that made its vectors; with `rebuild`, the model that makes the new ones.
         photos: the folder.
         metadata: the metadata of files, by their path in the folder; None keeps what the index has. Items that are no
-            files keep theirs, unless it names them.
+            files keep theirs, unless it names them. A value of `class` is the label of the file. Without one a file
+            keeps the label that it has; a new file gets the name of its folder directly under `photos`.
         rebuild: embed all images of the folder again, for instance because the model changed.
         drop_added: with `rebuild`, items that are no files do not stay.
         batch: number of images in a forward pass; None: `GPU_BATCH` or `CPU_BATCH`.
@@ -189,10 +195,7 @@ def sync(
         if rebuild and fingerprint != index.model:
             added = set()  # what is left of them are files that cannot be read
         kept = added if rebuild else (known.keys() & {photo.id for photo in images} - result.bad.keys()) | added
-        if metadata is not None:
-            batches = [_with_metadata(part, metadata) for part in batches]
-        else:
-            batches = [_with_metadata(part, index.metadata(part.ids)) for part in batches]
+        batches = [_described(part, index, known, metadata) for part in batches]
         named = [item for item in sorted(kept - written) if metadata is not None and (item in metadata or known[item])]
         edits = {} if metadata is None else _edits(index, named, metadata)
         result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept - written)
@@ -242,6 +245,18 @@ def _batch_of(model: Embedder) -> int:
     return CPU_BATCH if getattr(getattr(model, "device", None), "type", "cpu") == "cpu" else GPU_BATCH
 
 
+def photo_files(photos: Path, unlisted: dict[str, str] | None = None) -> list[Path]:
+    """Return the image files of a folder and its subfolders, without the pictures of an index that lies in it.
+
+    Args:
+        photos: the folder.
+        unlisted: receives the folders that cannot be listed, with the reason.
+    """
+    files = image_files(photos, unlisted)
+    indexes = {folder for folder in {parent for file in files for parent in file.parents} if is_index(folder)}
+    return [file for file in files if not indexes.intersection(file.parents)]
+
+
 def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Photo]:
     """List the image files of a folder with their ids, labels and stamps.
 
@@ -250,7 +265,7 @@ def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Ph
         unlisted: receives the folders that cannot be listed, with the reason.
     """
     images = []
-    for path in image_files(photos, unlisted):
+    for path in photo_files(photos, unlisted):
         parts = path.relative_to(photos).parts
         try:
             status = path.stat()
@@ -346,23 +361,46 @@ def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Bat
     return current
 
 
-def _with_metadata(part: Batch, metadata: Mapping[str, Mapping[str, Any]]) -> Batch:
-    return part._replace(metadata=[as_metadata(metadata.get(item)) for item in part.ids])
+def _described(
+    part: Batch, index: Index, known: Container[str], metadata: Mapping[str, Mapping[str, Any]] | None
+) -> Batch:
+    """Images with their labels and metadata; None: those that the index has. `known`: the ids of the index."""
+    labels, contents = [], []
+    for item, folder_label in zip(part.ids, part.labels, strict=True):
+        earlier = index[item] if item in known else None
+        label = folder_label if earlier is None else earlier.label
+        if metadata is None:
+            content = as_metadata(None if earlier is None else earlier.metadata)
+        else:
+            label, content = _label_and_metadata(metadata.get(item), label)
+        labels.append(label)
+        contents.append(content)
+    return part._replace(labels=labels, metadata=contents)
+
+
+def _label_and_metadata(values: Mapping[str, Any] | None, label: str | None) -> tuple[str | None, str]:
+    """The label, which a value of `class` replaces, and the metadata as JSON."""
+    content = dict(values or {})
+    return content.pop(CLASS_COLUMN, label), as_metadata(content)
 
 
 def _edits(
     index: Index, ids: Sequence[str], metadata: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[str | None, str]]:
-    """The items that stay but have new metadata."""
+    """The items that stay but have a new label or new metadata."""
     edits = {}
     for item in ids:
-        earlier, content = index[item], as_metadata(metadata.get(item))
-        if as_metadata(earlier.metadata) != content:
-            edits[item] = (earlier.label, content)
+        earlier = index[item]
+        edit = _label_and_metadata(metadata.get(item), earlier.label)
+        if edit != (earlier.label, as_metadata(earlier.metadata)):
+            edits[item] = edit
     return edits
 
 
 def _edited(part: Batch, edits: Mapping[str, tuple[str | None, str]]) -> Batch:
-    """Items with their new metadata."""
-    pairs = zip(part.ids, part.metadata, strict=True)
-    return part._replace(metadata=[edits[item][1] if item in edits else content for item, content in pairs])
+    """Items with their new labels and metadata."""
+    pairs = [
+        edits.get(item, (label, content))
+        for item, label, content in zip(part.ids, part.labels, part.metadata, strict=True)
+    ]
+    return part._replace(labels=[label for label, _ in pairs], metadata=[content for _, content in pairs])

@@ -34,6 +34,8 @@ GENERATIONS, THUMBNAILS = "generations", "thumbnails"
 ITEMS, POINTS = "items.sqlite", "map.npy"
 LIVE_SHARE = 0.5
 """a file of thumbnails of which less than this share is used is not kept"""
+MAX_PACKS, KEPT_PACKS = 16, 8
+"""with more files of thumbnails than the first number, all but the largest are joined; the second is how many remain"""
 
 
 class Generation:
@@ -116,13 +118,15 @@ def commit(
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     new_ids = {item: (index, row) for index, batch in enumerate(batches) for row, item in enumerate(batch.ids)}
-    old_ids = {} if before is None else {item: row for item, (row, _) in before.rows.stamps().items()}
-    staying = [item for item in old_ids if item not in new_ids and (kept is None or item in kept)]
-    order = sorted([*staying, *new_ids])
+    earlier = {} if before is None else before.rows.stamps()
+    staying = [item for item in earlier if item not in new_ids and (kept is None or item in kept)]
+    stamps = {item: earlier[item][1] for item in staying}
+    stamps |= {item: stamp for batch in batches for item, stamp in zip(batch.ids, batch.stamps, strict=True)}
+    order = sorted(stamps)
     sources: list[VectorRows] = [np.empty((0, manifest.dim), np.float32) if before is None else before.stored]
     sources += [batch.vectors for batch in batches]
     places = np.array(
-        [(new_ids[item][0] + 1, new_ids[item][1]) if item in new_ids else (0, old_ids[item]) for item in order],
+        [(new_ids[item][0] + 1, new_ids[item][1]) if item in new_ids else (0, earlier[item][0]) for item in order],
         dtype=np.int64,
     ).reshape(len(order), 2)
     kind = manifest.vectors["kind"]
@@ -138,11 +142,11 @@ def commit(
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
-    earlier = None
+    engine_before = None
     if before is not None:
         earlier_folder = generation_folder(folder, before.manifest.generation)
-        earlier = Earlier(before.manifest.engine, earlier_folder, old_rows)
-    engine, engine_files = build_engine(manifest.engine, array, partial, earlier)
+        engine_before = Earlier(before.manifest.engine, earlier_folder, old_rows)
+    engine, engine_files = build_engine(manifest.engine, array, partial, engine_before)
     names = [*FILES[kind], ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:
         sync_file(partial / name)
@@ -156,6 +160,7 @@ def commit(
         columns=sorted(columns),
         files={name: facts_of(partial / name) for name in names},
         packs=packs,
+        added=sum(not stamp for stamp in stamps.values()),
     )
     sync_folder(partial)
     partial.rename(place)
@@ -260,14 +265,16 @@ def _write_items(
     for source, place in places.tolist():
         if source == 0 and (pack := old_rows[place].pack) is not None:
             live_bytes[pack] = live_bytes.get(pack, 0) + (old_rows[place].length or 0)
-    sparse = {pack for pack, size in live_bytes.items() if size < LIVE_SHARE * manifest.packs[str(pack)][0]}
+    rewritten = {pack for pack, size in live_bytes.items() if size < LIVE_SHARE * manifest.packs[str(pack)][0]}
+    if len(live_bytes) > MAX_PACKS:  # each is an open file of every process that has the index open
+        rewritten.update(sorted(live_bytes, key=lambda pack: live_bytes[pack])[:-KEPT_PACKS])
     known_metadata: set[str] = set()
     pack_file = _pack(folder, number)
     pack_file.parent.mkdir(exist_ok=True)
     with open(pack_file, "wb") as pack_bytes:
 
         def stored(thumbnail: bytes | None) -> tuple[int | None, int | None, int | None]:
-            if thumbnail is None:
+            if not thumbnail:
                 return None, None, None
             start = pack_bytes.tell()
             pack_bytes.write(thumbnail)
@@ -288,7 +295,7 @@ def _write_items(
                     row = old_rows[place]
                     if row.id in edits:
                         row = row._replace(label=edits[row.id][0], metadata=edits[row.id][1])
-                    if row.pack in sparse:
+                    if row.pack in rewritten:
                         assert before is not None
                         pack, start, length = stored(before.thumbnail(row))
                         row = row._replace(pack=pack, start=start, length=length)
@@ -298,7 +305,7 @@ def _write_items(
                 yield row
 
         write_rows(partial / ITEMS, rows())
-    used = {pack: manifest.packs[str(pack)] for pack in live_bytes.keys() - sparse}
+    used = {pack: manifest.packs[str(pack)] for pack in live_bytes.keys() - rewritten}
     if pack_file.stat().st_size:
         sync_file(pack_file)
         sync_folder(pack_file.parent)

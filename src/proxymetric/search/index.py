@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +35,7 @@ from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
 from proxymetric.search.quantisation import check_kind
-from proxymetric.search.rows import Row, check_columns, queries_alike
+from proxymetric.search.rows import Row, Value, check_columns, queries_alike
 from proxymetric.search.stored_vectors import check_engine
 from proxymetric.signatures import one_of
 
@@ -72,6 +74,7 @@ class Index:
 
     def __init__(self, folder: str | Path, model: HasFingerprint | str | None = None) -> None:
         self.folder = Path(folder)
+        self._change_lock = threading.RLock()
         self._is_writing = False
         self._identifier: Identifier | None = None
         self._load()
@@ -154,6 +157,7 @@ class Index:
             manifest = Manifest.read(self.folder)
             try:
                 self._generation = Generation(self.folder, manifest)
+                self._identifier = None
                 break
             except FileNotFoundError as error:
                 # Another process has replaced the generation since the manifest was read, or files are missing.
@@ -165,7 +169,7 @@ class Index:
 
     def reload(self) -> bool:
         """Open the newest state of the index; return whether another process has changed it since."""
-        if Manifest.read(self.folder).generation == self.manifest.generation:
+        if Manifest.read(self.folder) == self.manifest:  # another index in its place may have the same number
             return False
         self._load()
         return True
@@ -174,20 +178,27 @@ class Index:
     def writing(self) -> Iterator[None]:
         """Keep other processes from changing the index during several changes; the newest state is open.
 
+        Other threads that want to change this object wait.
+
         Raises:
             ValueError: another process is changing the index.
         """
-        if self._is_writing:
-            yield
-            return
-        with locked(self.folder):
-            self._is_writing = True
-            try:
-                self.reload()
-                clean(self.folder, self.manifest)  # a killed process may have left files
+        with self._change_lock:
+            if self._is_writing:
                 yield
-            finally:
-                self._is_writing = False
+                return
+            with locked(self.folder):
+                self._is_writing = True
+                try:
+                    self.reload()
+                    clean(self.folder, self.manifest)  # a killed process may have left files
+                    yield
+                finally:
+                    self._is_writing = False
+
+    def _current(self) -> Index:
+        """This index in its present state, which stays the same while another thread changes the index."""
+        return copy.copy(self)
 
     @property
     def manifest(self) -> Manifest:
@@ -267,7 +278,8 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return _item(self._row(item), self._number(item))
+        state = self._current()
+        return _item(state._row(item), state._number(item))
 
     def at(self, row: int) -> Item:
         """Return the item of a row of `vectors`.
@@ -275,9 +287,10 @@ class Index:
         Raises:
             IndexError: there is no such row.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row: got {row}, expected a number in 0..{len(self) - 1}")
-        return _item(self._generation.rows.at([row])[0], row)
+        state = self._current()
+        if not 0 <= row < len(state):
+            raise IndexError(f"row: got {row}, expected a number in 0..{len(state) - 1}")
+        return _item(state._generation.rows.at([row])[0], row)
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each id: size and time of the file that it was made from; empty if there is none."""
@@ -285,7 +298,8 @@ class Index:
 
     def metadata(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the metadata of those ids that the index has."""
-        return {item: self[item].metadata for item in ids if item in self}
+        state = self._current()
+        return {item: state[item].metadata for item in ids if item in state}
 
     def vector(self, item: str) -> Tensor:
         """Return the vector of an item, (dim,).
@@ -293,7 +307,8 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return torch.from_numpy(self._generation.stored[[self._number(item)]][0].copy())
+        state = self._current()
+        return torch.from_numpy(state._generation.stored[[state._number(item)]][0].copy())
 
     def thumbnail(self, item: str) -> bytes | None:
         """Return the thumbnail of an item (JPEG); None without one.
@@ -301,7 +316,8 @@ class Index:
         Raises:
             KeyError: there is no such item.
         """
-        return self._generation.thumbnail(self._row(item))
+        state = self._current()
+        return state._generation.thumbnail(state._row(item))
 
     def batch(self, ids: Sequence[str]) -> Batch:
         """Return those items of `ids` that the index has, to write them again with `change`."""
@@ -320,9 +336,9 @@ class Index:
         self,
         queries: Tensor | np.ndarray,
         k: int = 10,
-        where: Mapping[str, str] | None = None,
+        where: Mapping[str, Value] | None = None,
         without: Sequence[str | None] | None = None,
-        differs: Mapping[str, str | Sequence[str | None] | None] | None = None,
+        differs: Mapping[str, Value | Sequence[Value | None] | None] | None = None,
     ) -> list[list[Hit]]:
         """Find the items that are most similar to each query.
 
@@ -342,19 +358,20 @@ class Index:
         """
         if k < 1:
             raise ValueError(f"k: got {k}, expected at least 1")
-        queries = self._checked_queries(queries)
-        self._check_without(queries, without)
-        check_columns(where or {}, self.manifest.columns)
-        check_columns(differs or {}, self.manifest.columns, "differs")
+        state = self._current()
+        queries = state._checked_queries(queries)
+        state._check_without(queries, without)
+        check_columns(where or {}, state.manifest.columns)
+        check_columns(differs or {}, state.manifest.columns, "differs")
         unit_queries = torch.from_numpy(unit_rows(queries))
         own_ids = without or [None] * len(queries)
         hits: list[list[Hit]] = [[] for _ in queries]
         for values, members in queries_alike(len(queries), differs or {}).items():
             rows = None
             if where or values:
-                rows = torch.tensor(self._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
-            similarities, nearest_rows = self.engine.search(unit_queries[members], k + (without is not None), rows)
-            items = {row: _item(content, row) for row, content in self._contents(nearest_rows)}
+                rows = torch.tensor(state._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
+            similarities, nearest_rows = state.engine.search(unit_queries[members], k + (without is not None), rows)
+            items = {row: _item(content, row) for row, content in state._contents(nearest_rows)}
             for member, numbers, scores in zip(
                 members, nearest_rows.tolist(), similarities.clamp(-1, 1).tolist(), strict=True
             ):
@@ -372,8 +389,9 @@ class Index:
             KeyError: there is no such item.
             ValueError: no item has this column.
         """
-        check_columns({column: ""}, self.manifest.columns, "column")
-        return self._generation.rows.value_of(self._number(item), column)
+        state = self._current()
+        check_columns({column: ""}, state.manifest.columns, "column")
+        return state._generation.rows.value_of(state._number(item), column)
 
     def identify(
         self, queries: Tensor | np.ndarray, far: float = 0.01, without: Sequence[str | None] | None = None
@@ -391,11 +409,13 @@ class Index:
         Raises:
             ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
         """
-        queries = self._checked_queries(queries)
-        self._check_without(queries, without)
-        if self._identifier is None or self._identifier.generation != self.manifest.generation:
-            self._identifier = Identifier(self)
-        return self._identifier(queries, far, None if without is None else IndexedQueries.of(self, without))
+        state = self._current()
+        queries = state._checked_queries(queries)
+        state._check_without(queries, without)
+        identifier = state._identifier
+        if identifier is None or identifier.generation != state.manifest.generation:
+            identifier = self._identifier = Identifier(state)
+        return identifier(queries, far, None if without is None else IndexedQueries.of(state, without))
 
     def _contents(self, rows: Tensor) -> list[tuple[int, Row]]:
         numbers = rows.unique().tolist()

@@ -33,6 +33,7 @@ class Manifest:
         files: size and CRC-32 of each file of the generation.
         packs: size and CRC-32 of each file of thumbnails.
         vectors: kind of the vectors' numbers (`float32`, `int8` or `binary`), bytes of a vector, and what was lost.
+        added: number of items that are no files, which only the index has; None in an index of an earlier version.
     """
 
     generation: int
@@ -47,6 +48,7 @@ class Manifest:
     files: dict[str, list[int]] = field(default_factory=dict)
     packs: dict[str, list[int]] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=lambda: {"kind": "float32"})
+    added: int | None = None
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:

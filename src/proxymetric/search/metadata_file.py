@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from proxymetric.data.text_files import read_text
+from proxymetric.search.rows import CLASS_COLUMN, check_column
 
 FILE_COLUMN = "file"
 
@@ -18,10 +19,11 @@ def read_metadata(file: str | Path) -> dict[str, dict[str, str]]:
         file: the CSV; columns are separated by commas, semicolons or tabs. Files are relative to the indexed folder.
 
     Returns:
-        The metadata by file; empty cells are left out.
+        The metadata by file; empty cells are left out. The column `class`, if there is one, has the labels.
 
     Raises:
-        ValueError: there is no column `file`, a line has too many cells, or a file comes twice.
+        ValueError: there is no column `file`, a column has no name or one that another has, a line has too many cells
+            or no file, or a file comes twice.
 
     Example:
         >>> import tempfile
@@ -39,11 +41,18 @@ def read_metadata(file: str | Path) -> dict[str, dict[str, str]]:
     table.fieldnames = columns
     if FILE_COLUMN not in columns:
         raise ValueError(f"{file}: got the columns {', '.join(columns) or '(none)'}, expected a column 'file'")
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ValueError(f"{file}: got the column {column!r} twice, expected different names")
+        if column not in (FILE_COLUMN, CLASS_COLUMN):
+            check_column(column, str(file))
     metadata: dict[str, dict[str, str]] = {}
     for row in table:
         if None in row:
             raise ValueError(f"{file}, line {table.line_num}: got more cells than columns, expected {len(columns)}")
         name = row.pop(FILE_COLUMN)
+        if not name:
+            raise ValueError(f"{file}, line {table.line_num}: got no {FILE_COLUMN!r}, expected the path of an image")
         if name in metadata:
             raise ValueError(f"{file}, line {table.line_num}: got {name!r} again, expected each file once")
         metadata[name] = {column: value for column, value in row.items() if value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -12,6 +13,19 @@ from proxymetric.search.index import Index
 
 ROWS_PER_GROUP = 8_192
 MAGIC = b"PAR1"
+
+
+def check_parquet(file: str | Path) -> Path:
+    """Check, before any work, that a Parquet file can be written.
+
+    Raises:
+        ValueError: pyarrow is not installed, or the file is something else.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ValueError(
+            "parquet: pyarrow is not installed; expected the extra `parquet`: pip install 'proxymetric[parquet]'"
+        )
+    return check_output("--parquet", Path(file), "a Parquet file", _is_parquet)
 
 
 def write_parquet(index: Index, file: str | Path) -> Path:
@@ -27,14 +41,10 @@ def write_parquet(index: Index, file: str | Path) -> Path:
     Raises:
         ValueError: the file exists and is not Parquet, or pyarrow is not installed.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError(
-            "parquet: pyarrow is not installed; expected the extra `parquet`: pip install 'proxymetric[parquet]'"
-        ) from None
-    target = check_output("--parquet", file, "a Parquet file", _is_parquet)
+    target = check_parquet(file)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     schema = pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),

@@ -21,6 +21,8 @@ CREATE TABLE items (
   stamp TEXT NOT NULL, pack INTEGER, start INTEGER, length INTEGER
 )
 """
+Value = str | int | float
+"""a value of metadata; bool is an int"""
 CLASS_COLUMN = "class"
 """the column of `where` that stands for the label"""
 ROWS_PER_QUERY = 500
@@ -85,7 +87,7 @@ class Rows:
     """
 
     def __init__(self, file: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._file = threading.Lock(), file
         try:
             self._connection = sqlite3.connect(
                 f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True, check_same_thread=False
@@ -93,10 +95,10 @@ class Rows:
             # A connection refers to itself, so that its file would stay open until the garbage collector runs.
             weakref.finalize(self, self._connection.close).atexit = False
             self.count = self._ask("SELECT count(*) FROM items")[0][0]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError):
             if not file.exists():  # another process has replaced the generation
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
-            raise ValueError(f"index: got {file}, which cannot be read ({error}), expected a database") from None
+            raise
 
     def __iter__(self) -> Iterator[Row]:
         """Iterate over all rows, in their order."""
@@ -114,7 +116,7 @@ class Rows:
 
     def number_of(self, item: str) -> int | None:
         """Return the number of the row with an id; None if there is none."""
-        if not _is_text(item):
+        if not is_text(item):
             return None
         rows = self._ask("SELECT row FROM items WHERE id = ?", item)
         return rows[0][0] if rows else None
@@ -127,24 +129,20 @@ class Rows:
         """Return the label of each row."""
         return [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
 
-    def matching(self, where: Mapping[str, str], differs: Mapping[str, str] | None = None) -> list[int]:
+    def matching(self, where: Mapping[str, Value], differs: Mapping[str, Value] | None = None) -> list[int]:
         """Return the sorted numbers of the rows with some values and without others; `class` stands for the label.
 
         Args:
             where: values that the rows must have.
             differs: values that they must not have; a row without a value in the column stays.
         """
-        conditions, values = ["1"], []
-        for wanted, pairs in ((True, where), (False, differs or {})):
+        conditions, parameters = ["1"], []
+        for negation, pairs in (("", where), ("NOT ", differs or {})):
             for column, value in pairs.items():
-                if not _is_text(value) or not _is_text(column):
-                    if wanted:
-                        return []
-                    continue
-                text = "label" if column == CLASS_COLUMN else "CAST(json_extract(metadata, ?) AS TEXT)"
-                conditions.append(f"{text} IS ?" if wanted else f"{text} IS NOT ?")
-                values += [value] if column == CLASS_COLUMN else [f'$."{column}"', value]
-        return [row for (row,) in self._ask(f"SELECT row FROM items WHERE {' AND '.join(conditions)}", *values)]
+                condition, values = _has_value(column, value)
+                conditions.append(negation + condition)
+                parameters += values
+        return [row for (row,) in self._ask(f"SELECT row FROM items WHERE {' AND '.join(conditions)}", *parameters)]
 
     def value_of(self, number: int, column: str) -> str | None:
         """Return the value of a row in a column, as text; None if it has none."""
@@ -154,8 +152,36 @@ class Rows:
         return rows[0][0] if rows else None
 
     def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(statement, values).fetchall()
+        try:
+            with self._lock:
+                return self._connection.execute(statement, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"index: got {self._file}, which cannot be read ({error}), expected the database as it was written; "
+                "`proxymetric index --rebuild` makes it anew"
+            ) from None
+
+
+def _has_value(column: str, value: Value) -> tuple[str, list[Any]]:
+    """The condition that a row has a value in a column, and its parameters.
+
+    A number is equal to its text, and true and false to the words: the values of a CSV file are all texts.
+    """
+    if not is_text(column) or (isinstance(value, str) and not is_text(value)):
+        return "0", []
+    if column == CLASS_COLUMN:
+        return "(label IS ?)", [str(value)]
+    path = f'$."{column}"'
+    text = json.dumps(value) if isinstance(value, bool) else str(value)
+    parameters: list[Any]
+    conditions, parameters = ["CAST(json_extract(metadata, ?) AS TEXT) IS ?"], [path, text]
+    if text in ("true", "false"):
+        conditions.append("json_type(metadata, ?) IS ?")
+        parameters += [path, text]
+    elif not isinstance(value, str):
+        conditions.append("json_extract(metadata, ?) IS ?")
+        parameters += [path, value]
+    return f"({' OR '.join(conditions)})", parameters
 
 
 def check_columns(where: Mapping[str, Any], columns: Sequence[str], argument: str = "where") -> None:
@@ -174,8 +200,8 @@ def check_columns(where: Mapping[str, Any], columns: Sequence[str], argument: st
 
 
 def queries_alike(
-    count: int, differs: Mapping[str, str | Sequence[str | None] | None]
-) -> dict[tuple[tuple[str, str], ...], list[int]]:
+    count: int, differs: Mapping[str, Value | Sequence[Value | None] | None]
+) -> dict[tuple[tuple[str, Value], ...], list[int]]:
     """Group queries by what must differ from their results, so that those with equal values are searched at once.
 
     Args:
@@ -193,7 +219,7 @@ def queries_alike(
         {(('camera', 'left'),): [0, 2], (): [1]}
     """
     lists = {
-        column: [values] * count if values is None or isinstance(values, str) else list(values)
+        column: [values] * count if values is None or isinstance(values, str | int | float) else list(values)
         for column, values in differs.items()
     }
     for column, values in lists.items():
@@ -201,11 +227,29 @@ def queries_alike(
             raise ValueError(
                 f"differs: got {len(values)} values of {column} for {count} queries, expected one for each"
             )
-    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    groups: dict[tuple[tuple[str, Value], ...], list[int]] = {}
     for query in range(count):
         pairs = [(column, values[query]) for column, values in lists.items()]
         groups.setdefault(tuple((column, value) for column, value in pairs if value is not None), []).append(query)
     return groups
+
+
+def check_column(name: object, argument: str = "metadata") -> None:
+    """Refuse a name that a metadata column cannot have.
+
+    Args:
+        name: the name.
+        argument: name of the argument or file, for the error.
+
+    Raises:
+        ValueError: it is no printable text, has quotation marks or backslashes, or is `class`.
+    """
+    if name == CLASS_COLUMN:
+        raise ValueError(f"{argument}: got the column 'class', which is the label of an item; expected another name")
+    if not isinstance(name, str) or not name or not name.isprintable() or '"' in name or "\\" in name:
+        raise ValueError(
+            f"{argument}: got the column {name!r}, expected printable text without quotation marks and backslashes"
+        )
 
 
 def as_metadata(content: Mapping[str, Any] | None) -> str:
@@ -219,22 +263,23 @@ def as_metadata(content: Mapping[str, Any] | None) -> str:
         '{"price": 3, "shop": "Ulm"}'
     """
     for key, value in (content or {}).items():
-        if not isinstance(key, str) or '"' in key or not key or key == CLASS_COLUMN or not _is_text(key):
-            raise ValueError(f"metadata: got the key {key!r}, expected text without quotation marks, not 'class'")
+        check_column(key)
         if not isinstance(value, str | int | float | bool | None):
             raise ValueError(f"metadata: got {key}={value!r}, expected text, a number, a bool or None")
-        if isinstance(value, str) and not _is_text(value):
-            raise ValueError(f"metadata: got {key}={value!r}, expected text that UTF-8 can encode")
+        if isinstance(value, str) and not is_text(value):
+            raise ValueError(f"metadata: got {key}={value!r}, expected text that UTF-8 can encode, without NUL")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"metadata: got {key}={value}, expected a whole number of at most 64 bits, or text")
     try:
         return json.dumps(dict(content or {}), ensure_ascii=False, sort_keys=True, allow_nan=False)
     except ValueError:
         raise ValueError(f"metadata: got {content!r}, expected finite numbers") from None
 
 
-def _is_text(value: str) -> bool:
-    """Whether SQLite can compare a text: no surrogates."""
+def is_text(value: str) -> bool:
+    """Whether SQLite can compare a text: no surrogates, and no NUL, where a comparison ends."""
     try:
         value.encode()
     except UnicodeEncodeError:
         return False
-    return True
+    return "\0" not in value

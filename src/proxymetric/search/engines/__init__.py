@@ -17,7 +17,7 @@ from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.signatures import one_of
 
-__all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "clean_engine", "open_engine"]
+__all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "check_settings", "clean_engine", "open_engine"]
 
 
 class Engine(Protocol):
@@ -47,6 +47,11 @@ class EngineKind(NamedTuple):
     clean: Callable[[dict[str, Any]], None] = lambda settings: None
     """takes the settings with facts after a change, and removes what earlier states left outside of the folder"""
 
+    settings: tuple[str, ...] | None = ()
+    """the settings that a user may give; None: `build` checks them"""
+    facts: tuple[str, ...] = ()
+    """what `build` adds to the settings"""
+
 
 def _nothing(
     settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None
@@ -57,10 +62,33 @@ def _nothing(
 
 ENGINES = {
     "exact": EngineKind(_nothing, lambda settings, vectors, folder: Exact(vectors)),
-    "faiss": EngineKind(faiss.build, faiss.Faiss.open),
-    "milvus": EngineKind(milvus.build, milvus.Milvus.open, milvus.clean),
+    "faiss": EngineKind(faiss.build, faiss.Faiss.open, settings=("kind",), facts=faiss.FACTS),
+    "milvus": EngineKind(milvus.build, milvus.Milvus.open, milvus.clean, settings=None),
 }
 """name -> engine"""
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse an engine, or a setting, that there is not.
+
+    Args:
+        settings: `name`, settings, and facts of an engine that was built.
+
+    Raises:
+        ValueError: there is no such engine, or it has no such setting.
+
+    Example:
+        >>> check_settings({"name": "faiss", "kind": "ivf"})
+    """
+    name = settings.get("name")
+    one_of("engine", name, ENGINES)
+    engine = ENGINES[str(name)]
+    for key in settings if engine.settings is not None else ():
+        if key in ("name", *engine.facts, *(engine.settings or ())):
+            continue
+        if not engine.settings:
+            raise ValueError(f"engine: got the setting {key!r} for {name!r}, expected none: it has no settings")
+        one_of(f"setting of the engine {name!r}", key, engine.settings)
 
 
 def build_engine(
@@ -80,7 +108,7 @@ def build_engine(
     Raises:
         ValueError: the name or a setting is unknown, or the extra that it needs is not installed.
     """
-    one_of("engine", settings.get("name"), ENGINES)
+    check_settings(settings)
     return ENGINES[settings["name"]].build(settings, vectors, folder, earlier)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from proxymetric.signatures import one_of
 
 FILE, ROWS_FILE = "engine.faiss", "engine-rows.npy"
 KINDS = ("auto", "hnsw", "ivf")
+FACTS = ("built", "built_for", "effort", "recall")
+"""what `build` adds to the settings"""
 MAX_HNSW = 500_000
 """up to this many vectors `auto` takes HNSW, which is faster to search; beyond IVF, which is faster to build"""
 HNSW_LINKS, HNSW_BUILD = 32, 80
@@ -170,6 +174,8 @@ class Faiss:
             index = faiss.read_index(str(folder / FILE), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
             rows = load_array(folder / ROWS_FILE)
         except (RuntimeError, ValueError, EOFError) as error:
+            if not (folder / FILE).exists():  # another process has replaced the generation
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / FILE)) from None
             raise ValueError(f"index: got {folder}, where a file of faiss cannot be read ({error})") from None
         if index.ntotal != len(rows) or (rows >= 0).sum() != len(vectors):
             raise ValueError(f"index: got {folder / FILE} of {index.ntotal} vectors, expected {len(vectors)}")
