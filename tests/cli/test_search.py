@@ -10,9 +10,11 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from proxymetric.search import Index
+from proxymetric.models.model import Model
+from proxymetric.search import Index, class_photos
 from terminal import bytes_of, finished_run, proxymetric, refused
 
 
@@ -324,7 +326,7 @@ def test_classes_and_images_are_removed_in_one_step(run, photos, index, tmp_path
     assert bytes_of(copy) == before, "nothing is removed if a name is wrong"
     answer = proxymetric("remove", copy, "class1/0.png", "--class", "class3", "--class", "wren")
     assert answer.code == 0, answer
-    assert "removed 10 images: class1/0.png, class3/0.png" in answer.out
+    assert "removed 10 images: added:wren/wren.png, class1/0.png, class3/0.png" in answer.out
     assert f"9 of them still lie in {own}: delete the files" in answer.out, "wren.png lies elsewhere"
     left = Index(copy)
     left.verify()
@@ -397,3 +399,79 @@ def test_a_class_that_was_added_stays_in_a_rebuild(run, photos, index, tmp_path)
     refused(proxymetric(*words), such, "--drop-added")
     assert bytes_of(copy) == before
     assert "0 added, 80 updated, 1 deleted, 0 unchanged" in proxymetric(*words, "--drop-added").out
+
+
+def test_the_layout_of_an_index(run, photos, tmp_path):
+    folder = tmp_path / "photos"
+    for number in range(4):
+        shutil.copytree(photos / f"class{number}", folder / ("train" if number < 2 else "test") / f"class{number}")
+    (folder / "train" / "class0" / "x.heic").write_bytes(b"heic")
+    words = ("index", run, folder, "--out", tmp_path / "a.index")
+    refused(proxymetric(*words, "--layout", "nestd"), "--layout: got 'nestd'", "did you mean 'nested'?")
+    assert not (tmp_path / "a.index").exists()
+    answer = proxymetric(*words)
+    assert "left out: images of types that are not read: 1 .heic; convert them to .jpg or .png" in answer.out
+    assert set(Index(tmp_path / "a.index").classes) == {"class0", "class1", "class2", "class3"}
+    assert "0 added, 32 updated, 0 deleted, 0 unchanged" in proxymetric(*words, "--layout", "folder").out
+    assert "32 unchanged" in proxymetric(*words).out, "the index remembers its layout"
+    assert set(Index(tmp_path / "a.index").classes) == {"train", "test"}
+
+
+def test_a_model_with_nested_classes_makes_a_nested_index(photos, tmp_path):
+    folder = tmp_path / "photos"
+    for number in range(10):
+        shutil.copytree(photos / f"class{number}", folder / ("even" if number % 2 == 0 else "odd") / f"class{number}")
+    run = finished_run(folder, tmp_path / "run", "--set", "data.layout=nested")
+    assert proxymetric("index", run, folder, "--out", tmp_path / "a.index").code == 0
+    assert set(Index(tmp_path / "a.index").classes) == {
+        f"{'even' if number % 2 == 0 else 'odd'}/class{number}" for number in range(10)
+    }
+
+
+def test_an_added_photo_is_left_out_of_its_own_results(photos, index, tmp_path):
+    """The photo of `add-class` lies elsewhere: its name and its thumbnail tell that it is an item of the index."""
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    image, other = tmp_path / "new.png", tmp_path / "other" / "new.png"
+    Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4, 1.0), 30).convert("RGB").save(image)
+    other.parent.mkdir()
+    Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.5, 1.0), 30).convert("RGB").save(other)
+    assert proxymetric("add-class", copy, "shape", image).code == 0
+    own, another = (
+        [line[4] for line in lines(proxymetric("search", copy, each, "-k", 100))] for each in (image, other)
+    )
+    assert (len(own), len(another)) == (80, 81)
+    assert "added:shape/new.png" not in own
+    assert "added:shape/new.png" in another, "another image of the same name"
+    content = json.loads(proxymetric("identify", copy, image, other, "--far", "0.2", "--json").out)
+    assert [each["in_index"] for each in content] == [True, False]
+
+
+def test_two_processes_that_make_the_same_index(run, photos, tmp_path, monkeypatch):
+    """The other process makes the empty index after this one has looked for it."""
+    create = Index.create
+
+    def second(*args, **kwargs):
+        create(*args, **kwargs)
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(Index, "create", second)
+    answer = proxymetric("index", run, photos, "--out", tmp_path / "a.index")
+    assert answer.code == 0, answer
+    assert len(Index(tmp_path / "a.index")) == 80
+
+
+def test_many_photos_of_a_class_are_embedded_in_batches(photos, index, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(class_photos, "batch_of", lambda model: 3)
+    monkeypatch.setattr(
+        Model, "embed", lambda self, images, embed=Model.embed: sizes.append(len(images)) or embed(self, images)
+    )
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    files = [Path(shutil.copy(photos / "class0" / f"{number}.png", tmp_path / f"{number}.png")) for number in range(7)]
+    assert proxymetric("add-class", copy, "again", *files).code == 0
+    assert sizes == [3, 3, 1]
+    added = Index(copy)
+    for number in range(7):
+        torch.testing.assert_close(
+            added.vector(f"added:again/{number}.png"), added.vector(f"class0/{number}.png"), atol=1e-5, rtol=0
+        )

@@ -376,3 +376,77 @@ def test_what_a_killed_process_embedded_is_not_embedded_again(run, folder, tmp_p
     assert answer.code == 0, answer
     assert "continued: 80 images were embedded before" in answer.out
     assert not (target / "staging").exists()
+
+
+def divided(photos, place):
+    """A copy of the photos with classes 0 to 5 in train/ and the others in test/."""
+    for number in range(10):
+        part = "train" if number < 6 else "test"
+        shutil.copytree(photos / f"class{number}", place / part / f"class{number}")
+    return place
+
+
+def test_the_classes_of_a_divided_folder_are_those_of_training(model, photos, tmp_path):
+    folder = divided(photos, tmp_path / "divided")
+    for layout, place in (("auto", 1), ("folder", 0), ("nested", 1)):
+        index = Index.create(tmp_path / f"{layout}.index", model.dim, model)
+        sync(index, model, folder, layout=layout)
+        assert index.labels == [item.split("/")[place] for item in index.ids], layout
+        assert Index(index.folder).manifest.layout == layout
+
+
+def test_classes_that_are_called_train_and_test_by_chance(photos, tmp_path):
+    for number, name in enumerate(("train", "test", "wren")):
+        shutil.copytree(photos / f"class{number}", tmp_path / "photos" / name)
+    assert {photo.label for photo in folder_sync.list_photos(tmp_path / "photos")} == {"train", "test", "wren"}
+
+
+def test_query_gallery_and_distractors(tmp_path):
+    class_of = folder_sync.class_rule(tmp_path, "auto")
+    assert class_of(Path("a/b/1.jpg")) == "a"
+    for place in ("train/a", "test/query/b", "test/gallery/b", "distractor/x"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / place / "1.png")
+    class_of = folder_sync.class_rule(tmp_path, "auto")
+    paths = ("train/a/1.png", "test/query/b/1.png", "test/gallery/b/1.png", "distractor/x/1.png", "1.png")
+    assert [class_of(Path(path)) for path in paths] == ["a", "b", "b", None, None]
+
+
+def test_another_layout_renames_the_classes_that_folders_gave(model, photos, tmp_path):
+    folder = divided(photos, tmp_path / "divided")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    item = "test/class7/0.png"
+    sync(index, model, folder, layout="folder", metadata={item: {"class": "own", "shop": "Ulm"}})
+    assert (index[item].label, index["test/class7/1.png"].label) == ("own", "test")
+    embedded = []
+    changed = sync(index, model, folder, layout="auto", progress=lambda done, total: embedded.append(total))
+    assert counts(changed) == (0, 79, 0, 1)
+    assert embedded == [], "names are changed without embedding"
+    assert (index[item].label, index["test/class7/1.png"].label) == ("own", "class7")
+    assert index[item].metadata == {"shop": "Ulm"}
+    assert counts(sync(index, model, folder)) == (0, 0, 0, 80), "the index remembers its layout"
+    sync(index, model, folder, layout="folder", rebuild=True)
+    assert (index[item].label, index["test/class7/1.png"].label) == ("own", "test")
+
+
+def test_what_was_embedded_before_a_kill_gets_the_classes_of_the_last_call(model, photos, tmp_path, monkeypatch):
+    folder = divided(photos, tmp_path / "divided")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    monkeypatch.setattr(folder_sync, "PART_SECONDS", 0.0)
+
+    def stop(done, total):
+        if done > 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sync(index, model, folder, layout="folder", progress=stop)
+    assert sync(index, model, folder, layout="auto").continued > 0
+    assert index.labels == [item.split("/")[1] for item in index.ids]
+
+
+def test_files_that_are_no_files_any_more_are_named(model, folder, tmp_path):
+    (folder / "class0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    index, unlisted = Index.create(tmp_path / "a.index", model.dim, model), {}
+    sync(index, model, folder, on_unlisted=unlisted.__setitem__)
+    assert list(unlisted) == [str(folder / "class0" / "gone.png")]
+    assert len(index) == 80

@@ -10,7 +10,7 @@ import typer
 
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, app, example
-from proxymetric.cli.searching import IndexFolder, OtherRun, check_images, own_id
+from proxymetric.cli.searching import IndexFolder, OtherRun, check_images
 from proxymetric.visible import visible
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def identify(
     from proxymetric.cli.results import Queries
     from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Identifier, Index
+    from proxymetric.search.class_photos import id_of
     from proxymetric.search.identify import IndexedQueries
     from proxymetric.serve.searcher import model_of
 
@@ -131,7 +132,7 @@ def identify(
     identifier = Identifier(opened, run)
     threshold = identifier.threshold(far)
     queries = Queries.embed(model, image)
-    indexed = IndexedQueries.of(opened, [own_id(opened, file) for file in queries.files])
+    indexed = IndexedQueries.of(opened, [id_of(opened, file) for file in queries.files])
     answers = identifier(queries.vectors, far, indexed)
     in_index = (indexed.rows >= 0).tolist()
     if as_json:

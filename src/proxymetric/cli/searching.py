@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,14 @@ def index(
         typer.Option(
             help="CSV with a column `file` (path in PHOTOS); the column `class` gives labels, and `search --where` "
             "filters by the others."
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Which folders are classes, as data.layout in training: auto (those directly under PHOTOS, or under "
+            "its parts train/, test/, ...), folder (always those directly under PHOTOS) or nested (the whole path). "
+            "Default: as before; for a new index auto, or nested if the model was trained so."
         ),
     ] = None,
     engine: Annotated[
@@ -97,7 +106,8 @@ def index(
 
     The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
     out. Another folder for the same index is refused if images would be deleted, unless --replace says so. A command
-    that was killed is continued by the same command. The class is the folder directly under PHOTOS.
+    that was killed is continued by the same command. The class is the folder directly under PHOTOS, or under its parts
+    train/, test/ and so on; --layout and --metadata say otherwise.
 
     Images that `add-class` added stay, also with --rebuild. Another model cannot embed them again, so that --rebuild by
     another model is refused if there are any, unless --drop-added says that they drop out.
@@ -105,11 +115,11 @@ def index(
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
-    from proxymetric.data.folders import ENDINGS
+    from proxymetric.data.folders import ENDINGS, unread_types
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
     from proxymetric.search.engines.milvus import left_behind
-    from proxymetric.search.folder_sync import check_same_folder, open_to_rebuild, photo_files, sync
+    from proxymetric.search.folder_sync import LAYOUTS, check_same_folder, open_to_rebuild, photo_files, sync
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import Manifest, is_index
     from proxymetric.search.measuring import advice_on_speed
@@ -131,18 +141,23 @@ def index(
             "--drop-added: got it without --rebuild; expected both, or `proxymetric remove` to remove some images"
         )
     check_place(target, "--out")
+    if layout is not None:
+        one_of("--layout", layout, LAYOUTS)
     if parquet is not None:
         from proxymetric.search.parquet import check_parquet
 
         check_parquet(parquet)
     chosen_engine = engine_of(engine, uri, engine_settings or [])
     columns = None if metadata is None else read_metadata(metadata)
-    files = photo_files(folder)
+    unread: Counter[str] = Counter()
+    files = [file for file in photo_files(folder, unread=unread) if file.exists()]
     if not files:
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
     if is_index(target) and not replace and (earlier := _opened(target, rebuild)) is not None:
         check_same_folder(earlier, folder, files)
     terminal.say(f"{len(files):,} images in {folder}")
+    if unread:
+        terminal.say(f"left out: {unread_types(unread)}")
     model = load_model(run, which, device, weights)
     for sentence in unfinished(run):
         terminal.say(sentence)
@@ -166,17 +181,24 @@ def index(
     if weights is not None:
         source["weights"] = os.path.abspath(weights)
     if existing is None:
-        existing = Index.create(
-            target,
-            model.dim,
-            model,
-            engine=chosen_engine or "exact",
-            map=map_method or "tsne",
-            run=source,
-            vectors=vectors or "float32",
-        )
+        try:
+            existing = Index.create(
+                target,
+                model.dim,
+                model,
+                engine=chosen_engine or "exact",
+                map=map_method or "tsne",
+                run=source,
+                vectors=vectors or "float32",
+            )
+        except ValueError:
+            if not is_index(target):
+                raise
+            existing = Index(target)  # another process made it a moment ago: it holds the lock, or has done the work
     elif not rebuild and existing.manifest.count:
         existing.check_model(model)
+    if layout is None and not existing.manifest.count and any("/" in name for name in model.classes):
+        layout = "nested"  # classes such as fruit/apple come from this layout of the training data
     facts: dict[str, dict[str, Any]] = {"run": source}
     if vectors is not None and vectors != existing.manifest.vectors["kind"]:
         check_kind(vectors)
@@ -193,9 +215,10 @@ def index(
         metadata=columns,
         rebuild=rebuild or not existing.manifest.count,
         drop_added=drop_added,
+        layout=layout,
         on_start=lambda number, total: terminal.say(f"to embed: {number:,} of {total:,} images"),
         progress=lambda done, total: terminal.work("embedding", done, total),
-        on_unlisted=lambda name, reason: terminal.say(f"left out, cannot be listed: {name} ({reason})"),
+        on_unlisted=lambda name, reason: terminal.say(f"left out: {name} ({reason})"),
         facts=facts,
     )
     bad = [f"{visible(str(folder / name))} ({reason})" for name, reason in changed.bad.items()]
@@ -294,6 +317,7 @@ def search(
     """
     from proxymetric.cli.results import Queries, print_results
     from proxymetric.search import Index
+    from proxymetric.search.class_photos import id_of
     from proxymetric.search.result_page import Found
     from proxymetric.search.rows import CLASS_COLUMN
     from proxymetric.serve.searcher import model_of
@@ -306,7 +330,7 @@ def search(
     if CLASS_COLUMN in conditions:
         one_of("--where class", conditions[CLASS_COLUMN], opened.classes)
     queries = Queries.embed(model_of(opened, run, device), image)
-    ids = [own_id(opened, file) for file in queries.files]
+    ids = [id_of(opened, file) for file in queries.files]
     others = differs_of(opened, differs or [], ids)
     hit_lists = opened.search(queries.vectors, k, conditions, without=ids, differs=others)
     results = [
@@ -438,17 +462,6 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
     if missing and (every or len(missing) == len(images)):
         hint = neighbour(missing[0], lambda each: each.name.lower().endswith(ENDINGS))
         raise ValueError(f"{argument}: got {visible(missing[0])}, which does not exist; expected an image file{hint}")
-
-
-def own_id(opened: Index, image: Path) -> str | None:
-    """The id of an image that is itself in the index; None for another image."""
-    from proxymetric.search.folder_sync import photo_id
-
-    photos = opened.manifest.photos
-    try:
-        return None if photos is None else photo_id(image.resolve(), Path(photos))
-    except ValueError:  # outside of the indexed folder
-        return None
 
 
 def _thumbnail(opened: Index, item: str) -> Callable[[], Image.Image | None]:

@@ -64,11 +64,11 @@ def _other_endings(names: list[str]) -> list[str]:
     return [ending for ending in endings if ending in OTHER_ENDINGS]
 
 
-def _unread_types(unread: Counter[str]) -> str:
+def unread_types(unread: Counter[str]) -> str:
     """Say how many images have a type that is not read, and what to do.
 
     Example:
-        >>> _unread_types(Counter({".heic": 2}))
+        >>> unread_types(Counter({".heic": 2}))
         'images of types that are not read: 2 .heic; convert them to .jpg or .png'
     """
     counts = ", ".join(f"{count} {ending}" for ending, count in unread.most_common())
@@ -110,7 +110,7 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
         ValueError: there are fewer than two classes, a split has no class folders, or a part of it has another name.
     """
     unlisted: dict[str, str] = {}
-    parts = {} if layout == "folder" else _part_folders(root)
+    parts = {} if layout == "folder" else part_folders(root)
     unread: Counter[str] = Counter()
     folders: list[_ClassFolder] = []
     notes: list[str] = []
@@ -136,7 +136,7 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     else:
         _check_classes(root, [folder.name for folder in folders], unlisted, unread)
     if unread:
-        notes.append(f"{root}: left out, {_unread_types(unread)}")
+        notes.append(f"{root}: left out, {unread_types(unread)}")
     if unlisted:
         reasons = [f"{name} ({reason})" for name, reason in unlisted.items()]
         notes.append(f"folders that cannot be listed and are left out: {len(reasons)}, {first_names(reasons)}")
@@ -153,15 +153,15 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
     )
     if not parts:
         return images
-    part_folders = ", ".join(f"{folder.relative_to(root).as_posix()}/" for folder in parts)
+    folder_names = ", ".join(f"{folder.relative_to(root).as_posix()}/" for folder in parts)
     part_of_images = np.repeat([f.part for f in folders], [len(f.files) for f in folders])
     divided = divide(
-        images, part_of_images, f"{root} with {part_folders}", "data.layout=folder (evaluate: --layout folder)"
+        images, part_of_images, f"{root} with {folder_names}", "data.layout=folder (evaluate: --layout folder)"
     )
     return replace(divided, notes=(*divided.notes[len(notes) :], *notes))
 
 
-def _part_folders(root: Path) -> dict[Path, str]:
+def part_folders(root: Path) -> dict[Path, str]:
     """Return the folders of a split in `root` and their parts; {} if there are fewer than two different parts.
 
     If test/ contains query/ and gallery/, these two folders are returned instead of test/.
@@ -270,7 +270,7 @@ def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]
 def _check_classes(root: Path, names: list[str], unlisted: dict[str, str], unread: Counter[str]) -> None:
     """Refuse a folder with fewer than two classes."""
     unread = unread + Counter(_other_endings([name for name in os.listdir(root) if not name.startswith(".")]))
-    unread_hint = f"; it has {_unread_types(unread)}" if unread else ""
+    unread_hint = f"; it has {unread_types(unread)}" if unread else ""
     layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
     unlisted_hint = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
     if not names:

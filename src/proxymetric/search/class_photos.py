@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from proxymetric.data.decoding import read_image
+from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import ENDINGS
 from proxymetric.files import printable
-from proxymetric.search.folder_sync import Embedder, photo_id, thumbnail_of
+from proxymetric.search.folder_sync import Embedder, batch_of, photo_id, thumbnail_of
 from proxymetric.search.index import Index
 from proxymetric.visible import visible
 
@@ -51,9 +51,15 @@ def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) 
             f"PHOTO: got {', '.join(repr(item) for item in known[:5])}{', ...' if len(known) > 5 else ''}, which the "
             "index has already; expected new photos"
         )
-    images = [read_image(photo, str(photo)) for photo in photos]
-    vectors = model.embed(torch.stack([model.view(image) for image in images]))
-    index.add(ids, vectors, labels=[name] * len(ids), thumbnails=[thumbnail_of(image) for image in images])
+    vectors, thumbnails, size = [], [], batch_of(model)
+    for start in range(0, len(photos), size):
+        views = []
+        for photo in photos[start : start + size]:
+            image = read_image(photo, str(photo))
+            views.append(model.view(image))
+            thumbnails.append(thumbnail_of(image))
+        vectors.append(model.embed(torch.stack(views)))
+    index.add(ids, torch.cat(vectors), labels=[name] * len(ids), thumbnails=thumbnails)
     return ids
 
 
@@ -70,6 +76,28 @@ def check_name(name: str) -> None:
             f"NAME: got {name!r}, which is an image file; expected the name of the class, and then its photos; the "
             "order is: add-class INDEX NAME PHOTO"
         )
+
+
+def id_of(index: Index, photo: Path) -> str | None:
+    """The id of an image file that is itself an item of the index; None for another image.
+
+    A photo that `add_class` added from elsewhere is recognised by its name and its thumbnail.
+    """
+    folder = index.manifest.photos
+    if folder is not None:
+        try:
+            return photo_id(photo.resolve(), Path(folder))
+        except ValueError:
+            pass  # outside of the indexed folder
+    ending = visible(printable(f"/{photo.name}"))
+    candidates = [item for item in index.added if item.startswith(ADDED) and item.endswith(ending)]
+    if not candidates:
+        return None
+    try:
+        thumbnail = thumbnail_of(read_image(photo, str(photo)))
+    except BadImage:
+        return None
+    return next((item for item in candidates if index.thumbnail(item) == thumbnail), None)
 
 
 def _id(index: Index, name: str, photo: Path) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from proxymetric.data.decoding import BadImage, read_image
-from proxymetric.data.folders import image_files
+from proxymetric.data.folders import class_folders, image_files, part_folders
 from proxymetric.files import printable
 from proxymetric.lock import locked
 from proxymetric.search.added_items import check_added, rescue_added
@@ -27,6 +28,7 @@ from proxymetric.search.index import Index
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
+from proxymetric.signatures import one_of
 from proxymetric.visible import visible
 
 THUMBNAIL_PIXELS = 160
@@ -35,6 +37,7 @@ PART_IMAGES = 4_096
 """images after which the embedded ones are written to disk"""
 PART_SECONDS = 5.0
 """time after which the embedded images are written to disk; a kill loses no more than this and a forward pass"""
+LAYOUTS = ("auto", "folder", "nested")
 GPU_BATCH, CPU_BATCH = 64, 16
 """images in a forward pass; on a CPU few, so that a pass of a large model ends within seconds"""
 
@@ -68,7 +71,7 @@ class Photo(NamedTuple):
     id: str
     """its path in the folder"""
     label: str | None
-    """the folder directly under the indexed folder"""
+    """the name of its class folder; None if it lies in none"""
     stamp: str
     """size and time of the last change"""
 
@@ -125,6 +128,7 @@ def sync(
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rebuild: bool = False,
     drop_added: bool = False,
+    layout: str | None = None,
     batch: int | None = None,
     on_start: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -143,13 +147,15 @@ def sync(
         photos: the folder.
         metadata: the metadata of files, by their path in the folder; None keeps what the index has. Items that are no
             files keep theirs, unless it names them. A value of `class` is the label of the file. Without one a file
-            keeps the label that it has; a new file gets the name of its folder directly under `photos`.
+            keeps the label that it has; a new file gets the name of its class folder.
         rebuild: embed all images of the folder again, for instance because the model changed.
         drop_added: with `rebuild`, items that are no files do not stay.
+        layout: which folders are classes, see `class_rule`; None: as the index says. With another layout than before,
+            files whose label was the name of their class folder get the new name.
         batch: number of images in a forward pass; None: `GPU_BATCH` or `CPU_BATCH`.
         on_start: called with the number of images that are to be embedded and the number of images of the folder.
         progress: called with the number of images that are embedded and the number that are to be embedded.
-        on_unlisted: called for each folder that cannot be listed, with the reason.
+        on_unlisted: called for each folder that cannot be listed and each file that cannot be read, with the reason.
         facts: fields of the manifest that change, such as `run`.
 
     Returns:
@@ -164,7 +170,9 @@ def sync(
         if not rebuild:
             index.check_model(fingerprint)
         unlisted: dict[str, str] = {}
-        images = list_photos(photos, unlisted)
+        layout = index.manifest.layout if layout is None else layout
+        images = list_photos(photos, unlisted, layout)
+        folder_labels = {photo.id: photo.label for photo in images}
         for name, reason in unlisted.items():
             if on_unlisted is not None:
                 on_unlisted(name, reason)
@@ -182,7 +190,7 @@ def sync(
         result.continued = len(new) - len(todo)
         if on_start is not None:
             on_start(len(todo), len(images))
-        for part in _embedded(model, todo, batch or _batch_of(model), progress, result.bad):
+        for part in _embedded(model, todo, batch or batch_of(model), progress, result.bad):
             staging.write(part)
         if len(result.bad) == len(images):
             raise ValueError(
@@ -195,9 +203,11 @@ def sync(
         if rebuild and fingerprint != index.model:
             added = set()  # what is left of them are files that cannot be read
         kept = added if rebuild else (known.keys() & {photo.id for photo in images} - result.bad.keys()) | added
-        batches = [_described(part, index, known, metadata) for part in batches]
-        named = [item for item in sorted(kept - written) if metadata is not None and (item in metadata or known[item])]
-        edits = {} if metadata is None else _edits(index, named, metadata)
+        relabelled = _relabelled(index, images, photos) if layout != index.manifest.layout else set()
+        labels = {item: label for item, label in folder_labels.items() if item not in known or item in relabelled}
+        batches = [_described(part, index, known, labels, metadata) for part in batches]
+        named = relabelled if metadata is None else relabelled | metadata.keys() | {i for i in kept if known[i]}
+        edits = _edits(index, sorted(named & (kept - written)), labels, metadata)
         result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept - written)
         result.updated = len(written & known.keys()) + len(edits)
         result.unchanged = len(kept - written) - len(edits)
@@ -206,7 +216,13 @@ def sync(
             if staying := sorted(kept - written):
                 batches.append(_edited(index.batch(staying), edits))
             kept, edits = set(), {}
-        facts = {**(facts or {}), "model": fingerprint, "dim": model.dim, "photos": str(photos.resolve())}
+        facts = {
+            **(facts or {}),
+            "model": fingerprint,
+            "dim": model.dim,
+            "photos": str(photos.resolve()),
+            "layout": layout,
+        }
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
         if rebuild or written or edits or result.deleted or differing:
             index.change(batches, edits, kept, **facts)
@@ -240,38 +256,76 @@ def check_same_folder(index: Index, photos: Path, files: Sequence[Path]) -> None
         )
 
 
-def _batch_of(model: Embedder) -> int:
+def batch_of(model: Embedder) -> int:
     """The number of images in a forward pass on the device of a model."""
     return CPU_BATCH if getattr(getattr(model, "device", None), "type", "cpu") == "cpu" else GPU_BATCH
 
 
-def photo_files(photos: Path, unlisted: dict[str, str] | None = None) -> list[Path]:
+def photo_files(photos: Path, unlisted: dict[str, str] | None = None, unread: Counter[str] | None = None) -> list[Path]:
     """Return the image files of a folder and its subfolders, without the pictures of an index that lies in it.
 
     Args:
         photos: the folder.
         unlisted: receives the folders that cannot be listed, with the reason.
+        unread: receives the numbers of images of other types, by ending.
     """
-    files = image_files(photos, unlisted)
+    files = image_files(photos, unlisted, unread)
     indexes = {folder for folder in {parent for file in files for parent in file.parents} if is_index(folder)}
     return [file for file in files if not indexes.intersection(file.parents)]
 
 
-def list_photos(photos: Path, unlisted: dict[str, str] | None = None) -> list[Photo]:
+def class_rule(photos: Path, layout: str = "auto") -> Callable[[Path], str | None]:
+    """Return the rule that says which class an image belongs to, the same as in training.
+
+    Args:
+        photos: the folder.
+        layout: "folder": the folder directly under `photos`. "auto": the same, but in folders such as train/ and test/
+            that hold class folders, those are the classes; distractors have no class. "nested": like "auto", but the
+            class is the path of the folder that holds the image.
+
+    Returns:
+        A function of a path in `photos`; None for an image in no class folder.
+
+    Raises:
+        ValueError: there is no such layout.
+
+    Example:
+        >>> class_rule(Path("photos"), "nested")(Path("fruit/apple/1.jpg"))
+        'fruit/apple'
+    """
+    one_of("layout", layout, LAYOUTS)
+    parts = {} if layout == "folder" or not photos.is_dir() else part_folders(photos)
+    if not any(class_folders(folder) for folder in parts):  # classes that are called train and test by chance
+        parts = {}
+    part_places = {folder.relative_to(photos): part for folder, part in parts.items()}
+
+    def class_of(path: Path) -> str | None:
+        part_place = next((place for place in part_places if place in path.parents), None)
+        if part_place is not None and part_places[part_place] == "distractor":
+            return None
+        names = path.parts[len(part_place.parts) if part_place is not None else 0 : -1]
+        return visible("/".join(names if layout == "nested" else names[:1])) if names else None
+
+    return class_of
+
+
+def list_photos(photos: Path, unlisted: dict[str, str] | None = None, layout: str = "auto") -> list[Photo]:
     """List the image files of a folder with their ids, labels and stamps.
 
     Args:
         photos: the folder; subfolders are searched too.
-        unlisted: receives the folders that cannot be listed, with the reason.
+        unlisted: receives the folders that cannot be listed, and the files that cannot be read, with the reason.
+        layout: which folders are classes, see `class_rule`.
     """
-    images = []
+    images, class_of = [], class_rule(photos, layout)
     for path in photo_files(photos, unlisted):
-        parts = path.relative_to(photos).parts
         try:
             status = path.stat()
-        except OSError:
-            continue  # it was removed a moment ago, or it is a broken link
-        label = visible(parts[0]) if len(parts) > 1 else None
+        except OSError as error:  # it was removed a moment ago, or it is a broken link
+            if unlisted is not None:
+                unlisted[printable(str(path))] = error.strerror or str(error)
+            continue
+        label = class_of(path.relative_to(photos))
         images.append(Photo(path, photo_id(path, photos), label, f"{status.st_size}-{status.st_mtime_ns}"))
     return images
 
@@ -361,21 +415,39 @@ def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Bat
     return current
 
 
+def _relabelled(index: Index, images: Sequence[Photo], photos: Path) -> set[str]:
+    """The ids of files whose label in the index is the name of their class folder, by the layout of the index."""
+    class_of = class_rule(photos, index.manifest.layout)
+    earlier = dict(zip(index.ids, index.labels, strict=True))
+    folder_labels = {photo.id: class_of(photo.path.relative_to(photos)) for photo in images if photo.id in earlier}
+    return {item for item, label in folder_labels.items() if earlier[item] == label}
+
+
 def _described(
-    part: Batch, index: Index, known: Container[str], metadata: Mapping[str, Mapping[str, Any]] | None
+    part: Batch,
+    index: Index,
+    known: Container[str],
+    labels: Mapping[str, str | None],
+    metadata: Mapping[str, Mapping[str, Any]] | None,
 ) -> Batch:
-    """Images with their labels and metadata; None: those that the index has. `known`: the ids of the index."""
-    labels, contents = [], []
-    for item, folder_label in zip(part.ids, part.labels, strict=True):
+    """Images with their labels and metadata.
+
+    Args:
+        part: the images.
+        index: the index.
+        known: the ids of the index.
+        labels: the labels of files that are new or get another one; the others keep theirs.
+        metadata: the metadata of files; None: they keep what the index has.
+    """
+    pairs = []
+    for item in part.ids:
         earlier = index[item] if item in known else None
-        label = folder_label if earlier is None else earlier.label
+        label = labels[item] if item in labels or earlier is None else earlier.label
         if metadata is None:
-            content = as_metadata(None if earlier is None else earlier.metadata)
+            pairs.append((label, as_metadata(None if earlier is None else earlier.metadata)))
         else:
-            label, content = _label_and_metadata(metadata.get(item), label)
-        labels.append(label)
-        contents.append(content)
-    return part._replace(labels=labels, metadata=contents)
+            pairs.append(_label_and_metadata(metadata.get(item), label))
+    return part._replace(labels=[label for label, _ in pairs], metadata=[content for _, content in pairs])
 
 
 def _label_and_metadata(values: Mapping[str, Any] | None, label: str | None) -> tuple[str | None, str]:
@@ -385,14 +457,18 @@ def _label_and_metadata(values: Mapping[str, Any] | None, label: str | None) -> 
 
 
 def _edits(
-    index: Index, ids: Sequence[str], metadata: Mapping[str, Mapping[str, Any]]
+    index: Index,
+    ids: Sequence[str],
+    labels: Mapping[str, str | None],
+    metadata: Mapping[str, Mapping[str, Any]] | None,
 ) -> dict[str, tuple[str | None, str]]:
-    """The items that stay but have a new label or new metadata."""
+    """The items that stay but have a new label or new metadata; `labels` and `metadata` as in `_described`."""
     edits = {}
     for item in ids:
         earlier = index[item]
-        edit = _label_and_metadata(metadata.get(item), earlier.label)
-        if edit != (earlier.label, as_metadata(earlier.metadata)):
+        label, content = labels.get(item, earlier.label), as_metadata(earlier.metadata)
+        edit = (label, content) if metadata is None else _label_and_metadata(metadata.get(item), label)
+        if edit != (earlier.label, content):
             edits[item] = edit
     return edits
 

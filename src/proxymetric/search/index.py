@@ -240,6 +240,11 @@ class Index:
         return [row.id for row in self._generation.rows]
 
     @property
+    def added(self) -> list[str]:
+        """The ids of the items that are no files of the indexed folder, sorted."""
+        return self._generation.rows.added()
+
+    @property
     def labels(self) -> list[str | None]:
         """The labels of all items, in the order of the ids."""
         return self._generation.rows.labels()

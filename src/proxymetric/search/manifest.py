@@ -33,6 +33,7 @@ class Manifest:
         files: size and CRC-32 of each file of the generation.
         packs: size and CRC-32 of each file of thumbnails.
         vectors: kind of the vectors' numbers (`float32`, `int8` or `binary`), bytes of a vector, and what was lost.
+        layout: which folders of `photos` are classes, as `data.layout` says for training.
         added: number of items that are no files, which only the index has; None in an index of an earlier version.
     """
 
@@ -48,6 +49,7 @@ class Manifest:
     files: dict[str, list[int]] = field(default_factory=dict)
     packs: dict[str, list[int]] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=lambda: {"kind": "float32"})
+    layout: str = "auto"
     added: int | None = None
     format: int = FORMAT
 

@@ -125,6 +125,10 @@ class Rows:
         """Return the number and the stamp of each id."""
         return {item: (row, stamp) for item, row, stamp in self._ask("SELECT id, row, stamp FROM items")}
 
+    def added(self) -> list[str]:
+        """Return the sorted ids of the rows without a stamp, which are no files of the folder."""
+        return [item for (item,) in self._ask("SELECT id FROM items WHERE stamp = '' ORDER BY row")]
+
     def labels(self) -> list[str | None]:
         """Return the label of each row."""
         return [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
