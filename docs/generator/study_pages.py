@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from generator.claims import claimed_differences, claims_picture, claims_table, costs_table, why_list
+from generator.repeats import repeats_section
 from generator.scores import RESULTS, ROOT, table
 
 
@@ -38,7 +39,7 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
         "# Studies\n\nA study compares methods over data sets, backbones, protocols and seeds; "
         "[Run a study](../how-to/studies.md) explains how. Tables and plots are generated from the files in `results/` "
         f"when this site is built.\n\n{_summary(all_results)}## All studies\n\n"
-        f"{table(['study', 'rows', 'runs stored'], rows)}\n\n"
+        f"{table(['study', 'rows', 'runs stored'], rows)}\n\n{repeats_section(all_results)}"
         "[History](history.md) has the results of 0.1.0, whose settings differ from the papers'.\n"
     )
     if differences := claimed_differences(all_results):

@@ -108,6 +108,32 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
         assert f"]({picture.removeprefix('studies/')})" in text
 
 
+def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
+    """The older result lacks keys that came later; another seed and other settings are other runs."""
+    name = "proxy-anchor-cub-resnet50-papers-seed0.json"
+    for study in ("cub-proxy-methods", "proxy-anchor-repeated"):
+        (tmp_path / study).mkdir()
+        shutil.copy(ROOT / "results" / study / name, tmp_path / study / name)
+    pages, _ = study_pages.study_pages(tmp_path)
+    section = pages["studies/index.md"].split("## The same run with newer code")[1]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
+    assert [row[0] for row in rows] == [f"| [{s}]({s}.md)" for s in ("cub-proxy-methods", "proxy-anchor-repeated")]
+    curves = [
+        [epoch["MAP@R"] for epoch in json.loads((tmp_path / study / name).read_text())["curve"]]
+        for study in ("cub-proxy-methods", "proxy-anchor-repeated")
+    ]
+    largest = max(abs(one - other) for one, other in zip(*curves, strict=True))
+    assert rows[0][-1].strip(" |") == ""
+    assert rows[1][-1].strip(" |") == f"{100 * largest:.1f}"
+    file = tmp_path / "proxy-anchor-repeated" / name
+    for key, value in (("seed", 1), ("protocol", "held-out")):
+        content = json.loads((ROOT / "results" / "proxy-anchor-repeated" / name).read_text())
+        content["recipe"][key] = value
+        file.write_text(json.dumps(content))
+        pages, _ = study_pages.study_pages(tmp_path)
+        assert "## The same run" not in pages["studies/index.md"], key
+
+
 def test_minutes_in_which_runs_share_a_machine_count_once():
     start = datetime(2026, 1, 1)
     minutes = [(0, 10), (2, 5), (8, 12), (20, 21)]
