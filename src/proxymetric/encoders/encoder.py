@@ -210,6 +210,14 @@ class Encoder(nn.Module):
             raise ValueError(f"images: got {images.dtype}, expected uint8 in 0..255 or floats in [0, 1]")
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
+    def place(self, images: Tensor) -> Tensor:
+        """Return images that are to be embedded on the device of the encoder, in the layout for fast convolutions.
+
+        The shape stays (B, 3, S, S). In memory, the channels of a pixel lie beside each other ("channels last"); the
+        outputs of convolutions keep this layout. A ViT has a single convolution.
+        """
+        return images.to(self.mean.device).contiguous(memory_format=torch.channels_last)
+
     def train(self, mode: bool = True) -> "Encoder":
         """Set training mode; with `freeze_bn`, or any tuning but "full", BatchNorm stays in evaluation mode."""
         super().train(mode)

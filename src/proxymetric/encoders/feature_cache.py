@@ -164,11 +164,9 @@ def _compute(
     with torch.inference_mode():
         for part in feed:
             assert part.images is not None
-            # Convolutions are faster in this layout, on the CPU and on a GPU, and their outputs keep it.
-            pixels = part.images.to(device).contiguous(memory_format=torch.channels_last)
-            parts.append(encoder.features(pixels).float().cpu())
+            parts.append(encoder.features(encoder.place(part.images)).float().cpu())
             if report is not None:
-                report(len(pixels))
+                report(len(part.images))
             if stop.asked:
                 break
     if not parts:

@@ -43,7 +43,7 @@ class FeatureModel(Model):
         return torch.cat(parts)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        return self.encoder.features(pixels.to(self.device)).float().cpu()
+        return self.encoder.features(self.encoder.place(pixels)).float().cpu()
 
 
 def is_frozen(run: str | Path) -> bool:

@@ -214,7 +214,7 @@ class Model:
         return embedded if errors == "raise" else (embedded, indices)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        raw = self.encoder(pixels.to(self.device)).float()
+        raw = self.encoder(self.encoder.place(pixels)).float()
         vectors = cut(NORMALISATIONS[self.normalise](raw), self.dim, self.normalise).cpu()
         if not vectors.isfinite().all():
             raise ValueError(

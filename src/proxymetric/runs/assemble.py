@@ -412,7 +412,7 @@ def embedder(
         for batch in feed:
             assert batch.images is not None
             with torch.autocast(context.device.type, precision, enabled=precision is not None):
-                vectors.append(encode(batch.images).float())
+                vectors.append(encode(encoder.place(batch.images)).float())
             done += len(batch.labels)
             context.watcher.work(f"embedding {name}", done, len(images))
         if not vectors:

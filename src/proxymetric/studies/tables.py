@@ -240,12 +240,13 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
 
 def _named(results: Results, metric: str, cells: list[Cell], seed: int) -> dict[str, float]:
-    """The score of each method that was named in a recipe, at a seed."""
+    """The score of each method that was named in a recipe, at a seed; of several rows of a method, the highest."""
     named_scores = {}
     for cell in cells:
         run = results.runs[cell].get(seed)
         if run is not None and run.auto is None and seed in (scores := results.scores(cell, metric)):
-            named_scores[run.recipe["method"]] = scores[seed]
+            method = run.recipe["method"]
+            named_scores[method] = max(scores[seed], named_scores.get(method, -math.inf))
     return named_scores
 
 
