@@ -206,7 +206,7 @@ def networks(setting: Setting, images: ImageSet, folder: Path) -> dict[str, Any]
     @torch.no_grad()
     def evaluate(turn: int) -> Tensor:
         feed = EvalFeed(images, view, setting.batch, workers=CPU_WORKERS)
-        return torch.cat([encoder(batch.images) for batch in feed])
+        return torch.cat([encoder(encoder.place(batch.images)) for batch in feed])
 
     @torch.inference_mode()
     def bare(encode: Callable[[Tensor], Tensor]) -> Tensor:

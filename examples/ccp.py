@@ -70,8 +70,8 @@ def train(
         net.train()
         for _ in range(len(images) // (CLASSES * IMAGES_PER_CLASS)):
             rows = draw(IMAGES_PER_CLASS, torch.randperm(len(members))[:CLASSES])
-            loss = criterion(net(images[rows]), labels[rows])
             optimizer.zero_grad()
+            loss = criterion(net(images[rows]), labels[rows])
             loss.backward()
             optimizer.step()
             criterion.commit()

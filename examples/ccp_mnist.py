@@ -113,8 +113,8 @@ class Training:
         for _ in range(count):
             members = [self.members[c] for c in torch.randperm(self.classes)[:8]]
             rows = torch.cat([images[torch.randint(len(images), (4,))] for images in members])
-            loss = self.criterion(self.net(self.data.pixels[rows]), self.data.labels[rows])
             self.optimizer.zero_grad()
+            loss = self.criterion(self.net(self.data.pixels[rows]), self.data.labels[rows])
             loss.backward()
             self.optimizer.step()
             self.criterion.commit()

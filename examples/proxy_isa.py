@@ -53,8 +53,8 @@ def train(net: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
         net.train()
         losses = []
         for rows in torch.randperm(len(images))[: steps * BATCH].split(BATCH):
-            loss = criterion(net(images[rows]), labels[rows])
             optimizer.zero_grad()
+            loss = criterion(net(images[rows]), labels[rows])
             loss.backward()
             optimizer.step()
             criterion.commit()  # adds the batch to the memory; call `discard()` for a step you skip

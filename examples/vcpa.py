@@ -47,8 +47,8 @@ def train(net: nn.Module, criterion: pm.Criterion, images: Tensor, labels: Tenso
         net.train()
         losses = []
         for rows in torch.randperm(len(images)).split(BATCH):
-            loss = criterion(net(images[rows]), labels[rows])
             optimizer.zero_grad()
+            loss = criterion(net(images[rows]), labels[rows])
             loss.backward()
             optimizer.step()
             criterion.commit()  # stores the new Gaussians; call `discard()` for a step you skip

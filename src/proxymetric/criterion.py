@@ -456,6 +456,35 @@ class Criterion(nn.Module):
         self._epoch = None if epoch < 0 else epoch
         self.discard()
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Note the classes of this process in the metadata of a state, beside the versions of modules."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None and (classes := self._classes_here()):
+            metadata["classes"] = classes
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Refuse the part of another process, which may have the same shapes.
+
+        Raises:
+            ValueError: the state holds the proxies of other classes than this criterion.
+        """
+        saved, here = local_metadata.get("classes"), self._classes_here()
+        if saved is not None and saved != here:
+            expected = "the classes from {:,} to {:,} of {:,}".format(*here) if here else "all classes"
+            raise ValueError(
+                "state_dict: got the part with the classes from {:,} to {:,} of {:,}, ".format(*saved)
+                + f"expected {expected}: each process loads the part that it saved, after criterion.shard(rank, size)"
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+
+    def _classes_here(self) -> list[int]:
+        """The first and the last class in this process, and the number of all; empty if proxies are not divided."""
+        part = next(iter(self.sharded().values()), None)
+        return [] if part is None else [part.start, part.stop - 1, part.classes]
+
     def _pieces(self) -> list[nn.Module]:
         """All modules inside this one."""
         return list(self.modules())[1:]

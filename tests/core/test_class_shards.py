@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_several_processes_are_one(name: str, impl: str, parts: tuple[int, Path]
         ("vcpa", {}, "got VariationalProxies, whose proxies cannot be divided"),
         ("vptsp-g", {}, "got SemanticProxies, whose proxies cannot be divided"),
         ("triplet", {}, "got triplet, which has no proxies to divide"),
-        ("proxy-anchor", {"touched": "batch"}, "got RowProxies, whose proxies cannot be divided"),
+        ("proxy-anchor", {"touched": "batch"}, "touched: got 'batch' for proxies that are to be divided"),
     ],
 )
 def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], sentence: str) -> None:
@@ -130,6 +131,24 @@ def test_fewer_classes_than_processes() -> None:
 def test_a_rank_that_is_none_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match=f"rank: got {rank} of 2 processes, expected 0 to 1"):
         pm.method("proxy-anchor", classes=C, dim=D).shard(rank, 2)
+
+
+def test_the_part_of_another_process_is_refused(tmp_path: Path) -> None:
+    """12 classes in two equal parts, so that the shapes of both are the same."""
+    torch.save(pm.method("mpa", classes=12, dim=D).shard(0, 2).state_dict(), tmp_path / "0.pt")
+    state = torch.load(tmp_path / "0.pt", weights_only=True)
+    again, other, whole = (pm.method("mpa", classes=12, dim=D) for _ in range(3))
+    assert again.shard(0, 2).load_state_dict(state).missing_keys == []
+    before = copy.deepcopy(other.shard(1, 2).state_dict())
+    with pytest.raises(
+        ValueError, match="with the classes from 0 to 5 of 12, expected the classes from 6"
+    ):
+        other.load_state_dict(state)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+    with pytest.raises(ValueError, match="got the part with the classes from 0 to 5 of 12, expected all classes"):
+        torch.nn.ModuleDict({"criterion": whole}).load_state_dict(
+            torch.nn.ModuleDict({"criterion": again}).state_dict()
+        )
 
 
 def test_proxies_are_divided_once() -> None:

@@ -11,6 +11,8 @@ from PIL import Image
 
 import proxymetric as pm
 from proxymetric.files import read_json
+from proxymetric.models.features import FeatureModel
+from proxymetric.runs.time_on_cpu import PROBED_IMAGES
 from terminal import train
 
 
@@ -118,3 +120,31 @@ def test_files_are_read_in_threads_and_a_picture_may_occur_twice(run, photos):
         twice = model.embed([picture, picture], batch=1)
     assert torch.equal(twice[0], twice[1])
     assert torch.equal(twice[:1], model.embed(paths[:1]))
+
+
+def test_images_are_embedded_in_the_layout_that_is_fast_for_convolutions(photos, tmp_path, monkeypatch):
+    """By a trained model, by its features, and in the evaluations of a run."""
+    layouts = []
+    forward = torch.nn.Conv2d.forward
+
+    def watched(layer, images):
+        probes = (1, 2, PROBED_IMAGES)  # passes that look at a new encoder or time it
+        if images.shape[1] == 3 and len(images) not in probes and not torch.is_grad_enabled():
+            layouts.append(images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous())
+        return forward(layer, images)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", watched)
+    words = ("--backbone", "resnet10t", "--set", "encoder.pretrained=false", "--size", 32, "--epochs", 1)
+    assert train(photos, tmp_path / "run", *words).code == 0
+    assert layouts
+    assert all(layouts)
+    model = pm.load(tmp_path / "run", device="cpu")
+    pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    for embedder in (model, FeatureModel.of(model)):
+        layouts.clear()
+        vectors = embedder.embed(pixels)
+        assert layouts == [True]
+        with torch.no_grad():
+            plain = embedder.encoder(pixels) if embedder is model else embedder.encoder.features(pixels)
+        expected = torch.nn.functional.normalize(plain, dim=1) if embedder is model else plain
+        torch.testing.assert_close(vectors, expected, rtol=1e-4, atol=1e-5)

@@ -58,6 +58,7 @@ def test_one_device_by_hand():
         "gathered embeddings": 0,
         # One chunk holds all proxies; the rows of the batch and two gradients of the embeddings are counted separately.
         "similarities": 4 * (4 * 1000 * 4 + 9 * 1000 + 4 * 8 + 2 * 4 * 8),
+        "optimizer step": 0,
     }
 
 
@@ -73,6 +74,7 @@ def test_eight_devices_by_hand():
         "embeddings": 2_097_152,
         "gathered embeddings": 16_777_216,
         "similarities": 4 * (4 * 16_384 * 4096 + 2 * 16_384 * 512 + 9 * 625_000),
+        "optimizer step": 0,
     }
     assert flops(work) == 8 * 4096 * 625_000 * 512
     assert traffic(work) == 3 * 640_000_000 + 2 * 2 * 625_000
@@ -222,7 +224,7 @@ def test_chunks_and_budget_are_those_of_the_reductions():
         assert memory.chunk(work) == chunk_pass.rows_per_chunk(batch, dim, None)
     # A plan is about many classes; dense is for few, and takes no more memory than plain.
     assert set(IMPLS) - {"dense"} == set(IMPLEMENTATIONS)
-    with pytest.raises(ValueError, match="got RowProxies, whose proxies cannot be divided"):
+    with pytest.raises(ValueError, match="touched: got 'batch' for proxies that are to be divided"):
         pm.method("proxy-anchor", classes=8, dim=4, touched="batch").shard(0, 2)
 
 
@@ -282,6 +284,22 @@ def test_chunked_allocates_what_the_plan_says(method, per_class, dim, batch, bud
     work = Workload(60_000 // per_class, dim, batch, per_class=per_class, method=method, on_cpu=True)
     assert work.cached == (kind_of(method).over == "classes" and budget > 0)
     assert 0.75 < measured(work, budget) <= 1
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam)])
+def test_a_step_of_adam_on_a_cpu_allocates_what_the_plan_says(optimizer, kind):
+    work = Workload(2000, 64, 32, optimizer=optimizer, on_cpu=True)
+    criterion = pm.method(work.method, classes=work.classes, dim=work.dim)
+    stepper = kind(criterion.param_groups(lr=1e-2))
+    x, y = torch.randn(work.batch, work.dim), torch.randint(work.classes, (work.batch,))
+    for _ in range(2):
+        stepper.zero_grad()
+        criterion(x, y).backward()
+        allocated = peak(stepper.step)
+        criterion.commit(stepper)
+    assert 0.9 < allocated / memory_of(work)["optimizer step"] < 1.1
+    assert memory_of(replace(work, on_cpu=False))["optimizer step"] == 0, "one kernel, without copies"
+    assert memory_of(replace(work, touched="batch"))["optimizer step"] == 0
 
 
 def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:

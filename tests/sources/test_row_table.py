@@ -296,3 +296,9 @@ def test_the_state_of_another_optimiser_is_dropped() -> None:
     table.follow("adam", (0.9, 0.999), 0.0, 0.9)  # the same state
     assert torch.equal(table.average, average)
     assert table.steps.tolist() == [1, 0]
+
+
+def test_a_large_table_is_in_memory_once():
+    values = torch.zeros(4, 2)
+    assert RowTable(values).values.data_ptr() != values.data_ptr()
+    assert RowTable(values, copy=False).values.data_ptr() == values.data_ptr()

@@ -45,6 +45,7 @@ class Pair:
     def finish(self, code: int = 0) -> Pair:
         codes = [rank.finish() for rank in self.ranks]
         assert codes == [code, code], self.ranks[0].text() + self.ranks[1].text()
+        assert "deprecated" not in self.ranks[0].text(), "no warning that only a developer could act on"
         return self
 
 

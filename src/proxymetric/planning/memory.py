@@ -38,6 +38,8 @@ def memory_of(work: Workload) -> dict[str, int]:
         - embeddings: (B / devices, D) and their gradient.
         - gathered embeddings: (B, D) and their gradient, if there are several devices.
         - similarities: what the implementation holds in addition to the parts above, see `similarities`.
+        - optimizer step: on a CPU, where Adam is not fused, two (R, D): the square roots of its second moments, before
+          and after they are corrected.
 
     Example:
         >>> parts = memory_of(Workload(classes=5_000_000, dim=512, batch=4096, devices=8))
@@ -54,7 +56,13 @@ def memory_of(work: Workload) -> dict[str, int]:
         "embeddings": 2 * device_batch * work.dim * FLOAT32_BYTES,
         "gathered embeddings": 2 * work.batch * work.dim * FLOAT32_BYTES if work.devices > 1 else 0,
         "similarities": similarities(work),
+        "optimizer step": 2 * numbers * size if work.on_cpu and _is_adam_of_torch(work) else 0,
     }
+
+
+def _is_adam_of_torch(work: Workload) -> bool:
+    """Whether Adam or AdamW of torch steps the proxies, and not the table of rows itself."""
+    return work.touched == "all" and work.optimizer in ("adam", "adamw")
 
 
 def state_numbers(work: Workload) -> float:

@@ -135,6 +135,14 @@ def _notes(work: Workload, machine: Machine) -> list[str]:
         notes.append(
             f"similarities are {handling} (a plan counts on 1 GiB for them; a GPU with free memory keeps more)"
         )
+    if work.touched == "all":
+        notes.append(
+            "your own loop needs as much if it calls optimizer.zero_grad() before the forward pass, which makes the "
+            "gradient of the proxies"
+            + ("" if work.on_cpu or "adam" not in work.optimizer else ", and if its optimizer has fused=True")
+        )
+    if work.batch % work.devices:
+        notes.append(f"proxymetric train takes a batch that is a multiple of the {work.devices} processes")
     if work.touched != "all":
         notes.append("the batch is not compared with all classes: this costs less, and is another loss")
     return notes

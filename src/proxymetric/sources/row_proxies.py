@@ -7,6 +7,7 @@ from torch import Tensor
 
 from proxymetric.checks import at_least_zero
 from proxymetric.core.capabilities import ClassProxies
+from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.sources.learned_proxies import initial
 from proxymetric.sources.row_table import RowTable
@@ -46,7 +47,7 @@ class RowProxies(Source):
         self.dim = dim
         self.per_class = per_class
         self.others = others
-        self.table = RowTable(initial(classes, dim, per_class, init))
+        self.table = RowTable(initial(classes, dim, per_class, init), copy=False)
         self.part_names = {"table": "proxies"}
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, Commit]:
@@ -63,6 +64,18 @@ class RowProxies(Source):
         assert self.classes is not None
         draws = (shared_random(round(self.others * self.classes), device=labels.device).double() * self.classes).long()
         return torch.cat([labels, draws.to(labels)]).unique()
+
+    def shard(self, shard: Shard) -> None:
+        """Refuse: a step draws its classes from all of them.
+
+        Raises:
+            ValueError: always.
+        """
+        touched = self.others or "batch"
+        raise ValueError(
+            f"touched: got {touched!r} for proxies that are to be divided among processes (shard), expected "
+            "touched='all', or all proxies in every process (train.shard=false)"
+        )
 
     def class_proxies(self) -> ClassProxies:
         """The rows of the table (`HasClassProxies`)."""

@@ -24,7 +24,7 @@ class RowTable(nn.Module):
     the device, and averages their gradients over processes.
 
     Args:
-        values: (N, ...) the first values; copied.
+        values: (N, ...) the first values.
         optimizer: "adamw", "adam", "sgd", or "rowwise-adagrad", which keeps one number per row instead of two per
             value: `G += mean(g^2)`, `row -= lr g / (sqrt G + eps)`.
         betas: as in torch.optim.
@@ -38,6 +38,7 @@ class RowTable(nn.Module):
         undo: True: the table declares what a step changes (`DeclaresChanges`), so that a trainer can launch the next
             step before it knows that this one is finite. The trainer then copies the whole table before each step: for
             small tables on the device.
+        copy: False: `values` become the table, so that a large one is in memory once; nobody else may use them then.
 
     Example:
         >>> table = RowTable(torch.zeros(4, 2), optimizer="sgd", momentum=0.0)
@@ -64,13 +65,17 @@ class RowTable(nn.Module):
         rate: str = "proxies",
         host: bool = False,
         undo: bool = False,
+        copy: bool = True,
     ) -> None:
         super().__init__()
         one_of("rate", rate, ("proxies", "network"))
         self.rate = rate
         self.host = host
         self.eps = eps
-        self.register_buffer("values", values.detach().clone(memory_format=torch.contiguous_format))
+        values = values.detach()
+        self.register_buffer(
+            "values", values.clone(memory_format=torch.contiguous_format) if copy else values.contiguous()
+        )
         self.register_buffer("average", values.new_empty(0))
         self.register_buffer("square", values.new_empty(0))
         self.register_buffer("steps", torch.zeros(len(values), dtype=torch.int64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -103,7 +104,10 @@ class Parallel:
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
                 self.learner, self._sharded_proxies
             )
-            self.module = nn.parallel.DistributedDataParallel(self.learner, broadcast_buffers=False)
+            with warnings.catch_warnings():
+                # Newer versions of torch have another argument, which would send buffers once; see the line above.
+                warnings.filterwarnings("ignore", ".*broadcast_buffers.* is deprecated", FutureWarning)
+                self.module = nn.parallel.DistributedDataParallel(self.learner, broadcast_buffers=False)
 
     @contextlib.contextmanager
     def synchronised_if(self, is_last: bool) -> Iterator[None]:
