@@ -38,8 +38,7 @@ def memory_of(work: Workload) -> dict[str, int]:
         - embeddings: (B / devices, D) and their gradient.
         - gathered embeddings: (B, D) and their gradient, if there are several devices.
         - similarities: what the implementation holds in addition to the parts above, see `similarities`.
-        - optimizer step: on a CPU, where Adam is not fused, two (R, D): the square roots of its second moments, before
-          and after they are corrected.
+        - optimizer step: on a CPU, where Adam is not fused, two (R, D) for the square roots of its second moments.
 
     Example:
         >>> parts = memory_of(Workload(classes=5_000_000, dim=512, batch=4096, devices=8))
