@@ -205,14 +205,15 @@ def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """A line for each run of `--method auto`, and their means; no lines if there is none.
 
-    The regret of a run is the highest score among the named methods of the same table and seed, less the score of the
-    run. A run of which the table has no other method at its seed is left out.
+    The regret of a run is the highest score at its seed of a method that it tried, less the score of the run. These
+    scores are those of the rows of the same table that choose a method and set nothing else. A run without such a row
+    is left out.
     """
     from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
 
     note = (
-        f"{METRIC} in per cent. The regret is the highest score of a method at the same seed, less that of the run "
-        "that chose; trials: their time as a share of the time of that run."
+        f"{METRIC} in per cent. The regret is the highest score at the same seed of a method that was tried, less that "
+        "of the run that chose; trials: their time as a share of the time of that run."
     )
     columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
     table = Table(f"{heading}, the choice of a method", columns, note=note)
@@ -220,8 +221,11 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         scores = results.scores(cell, METRIC)
         regrets, gains, shares = [], [], []
         for seed, run in results.runs[cell].items():
-            named = {} if run.auto is None else _named(results, METRIC, cells, seed)
-            if run.auto is None or seed not in scores or not named:
+            if run.auto is None or seed not in scores:
+                continue
+            tried = {trial["method"] for trial in run.auto.get("trials", ())}
+            named = _named(results, METRIC, cells, seed, tried)
+            if not named:
                 continue
             best = max(named, key=named.__getitem__)
             regrets.append(named[best] - scores[seed])
@@ -239,14 +243,25 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
-def _named(results: Results, metric: str, cells: list[Cell], seed: int) -> dict[str, float]:
-    """The score of each method that was named in a recipe, at a seed; of several rows of a method, the highest."""
+def _named(results: Results, metric: str, cells: list[Cell], seed: int, tried: set[str]) -> dict[str, float]:
+    """The score of each method at a seed, of rows that choose a method and set nothing else.
+
+    Args:
+        results: the results.
+        metric: its name.
+        cells: the rows of a table.
+        seed: the seed.
+        tried: the methods that count; empty: all.
+    """
     named_scores = {}
     for cell in cells:
         run = results.runs[cell].get(seed)
-        if run is not None and run.auto is None and seed in (scores := results.scores(cell, metric)):
-            method = run.recipe["method"]
-            named_scores[method] = max(scores[seed], named_scores.get(method, -math.inf))
+        sets_more = results.study.rows[cell.row].settings.keys() - {"method"}
+        if run is None or run.auto is not None or sets_more or seed not in (scores := results.scores(cell, metric)):
+            continue
+        method = run.recipe["method"]
+        if not tried or method in tried:
+            named_scores[method] = scores[seed]
     return named_scores
 
 
