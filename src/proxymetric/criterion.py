@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
-from proxymetric.core.class_shards import Shard, check_own
+from proxymetric.core.class_shards import Shard, check_own, check_part
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
 from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
+from proxymetric.core.pools import pool_from
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_encoder import StepEncoder
@@ -471,13 +472,7 @@ class Criterion(nn.Module):
         Raises:
             ValueError: the state holds the proxies of other classes than this criterion.
         """
-        saved, here = local_metadata.get("classes"), self._classes_here()
-        if saved is not None and saved != here:
-            expected = "the classes from {:,} to {:,} of {:,}".format(*here) if here else "all classes"
-            raise ValueError(
-                "state_dict: got the part with the classes from {:,} to {:,} of {:,}, ".format(*saved)
-                + f"expected {expected}: each process loads the part that it saved, after criterion.shard(rank, size)"
-            )
+        check_part(local_metadata.get("classes"), self._classes_here())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     def _classes_here(self) -> list[int]:
@@ -600,26 +595,3 @@ class _TracedProgress:
     @property
     def epoch(self) -> float | None:
         return self._criterion._current_epoch()
-
-
-def pool_from(embeddings: Tensor, labels: Tensor) -> Pool:
-    """A pool that draws new random rows from the embeddings of all training images at each call.
-
-    Args:
-        embeddings: (N, D).
-        labels: (N,).
-
-    Returns:
-        A function (count) -> (embeddings, labels) of up to `count` random rows of each class, ordered by class.
-    """
-
-    def pool(count: int) -> tuple[Tensor, Tensor]:
-        order = torch.randperm(len(labels)).to(labels.device)
-        order = order[labels[order].argsort(stable=True)]
-        sorted_labels = labels[order]
-        class_starts = torch.searchsorted(sorted_labels, sorted_labels)
-        rank_in_class = torch.arange(len(sorted_labels), device=labels.device) - class_starts
-        rows = order[rank_in_class < count]
-        return embeddings[rows], labels[rows]
-
-    return pool

@@ -6,10 +6,18 @@ import contextlib
 import errno
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+DISK_FULL = "the disk is full, or a limit on file size is reached"
+FULL_CODES = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+FULL_SIGNS = re.compile(
+    "No space left|File too large|os error 2[78]|Disk quota|database or disk is full|[0-9] requested and [0-9]+ written"
+)
+"""what the system, safetensors (Rust), SQLite and NumPy say when a disk is full"""
 
 
 class NotSaved(OSError):
@@ -17,10 +25,28 @@ class NotSaved(OSError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error means that the disk is full, or that a quota or a limit on file size is reached."""
-    messages = ("No space left", "File too large", "os error 28", "os error 27", "Disk quota")
-    codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-    return getattr(error, "errno", None) in codes or any(message in str(error) for message in messages)
+    """Return whether an error means that the disk is full, or that a quota or a limit on file size is reached.
+
+    Example:
+        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
+        True
+        >>> is_disk_full(OSError("64 requested and 8 written"))  # NumPy
+        True
+        >>> is_disk_full(PermissionError(errno.EACCES, "Permission denied"))
+        False
+    """
+    return getattr(error, "errno", None) in FULL_CODES or FULL_SIGNS.search(str(error)) is not None
+
+
+def not_saved(place: str | Path, error: BaseException, consequence: str) -> NotSaved:
+    """Return the error for a file or a folder that could not be written: its name, the reason, and what is there now.
+
+    Example:
+        >>> print(not_saved("a.json", OSError(errno.EROFS, "Read-only file system"), "there is no earlier file"))
+        could not save a.json: Read-only file system; there is no earlier file
+    """
+    reason = DISK_FULL if is_disk_full(error) else getattr(error, "strerror", None) or error
+    return NotSaved(f"could not save {place}: {reason}; {consequence}")
 
 
 def check_output(
@@ -103,11 +129,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, mode)  # safetensors creates files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
-        reason = (
-            "the disk is full, or a limit on file size is reached" if is_disk_full(error) else error.strerror or error
-        )
         consequence = "the earlier file is unchanged" if path.is_file() else "there is no earlier file"
-        raise NotSaved(f"could not save {path}: {reason}; {consequence}") from error
+        raise not_saved(path, error, consequence) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

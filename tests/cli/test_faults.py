@@ -16,6 +16,7 @@ import torch
 
 from proxymetric.cli.faults import sentence
 from proxymetric.files import read_json
+from proxymetric.training.log import Log
 from terminal import proxymetric
 from training_runs import command, until
 
@@ -104,6 +105,53 @@ def test_little_shared_memory(photos, tmp_path):
     _, error = process.communicate(timeout=120)
     assert process.returncode == 1, error
     one_sentence(error, "shared memory (/dev/shm)", "data.workers=0", "--resume")
+
+
+@pytest.mark.skipif(not can_mount(), reason="a separate /dev/shm needs the rights of root and `unshare`")
+def test_no_shared_memory_for_a_semaphore(photos, tmp_path):
+    """This error has the number of a full disk, and names no file either."""
+    words = command(photos, tmp_path / "run", data__workers=2)
+    process = subprocess.Popen(
+        in_small_shared_memory([sys.executable, "-m", "proxymetric", *words], 4),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1, error
+    one_sentence(error, "shared memory (/dev/shm)", "data.workers=0", "--resume")
+
+
+needs_a_full_device = pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+
+
+@needs_a_full_device
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    """The error of a write does not name the file."""
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        Log(tmp_path / "log.jsonl").add(step=1)
+    assert caught.value.filename is None
+    said = sentence(caught.value, "train")
+    assert said == (
+        f"could not save {tmp_path / 'log.jsonl'}: the disk is full, or a limit on file size is reached; expected free "
+        "space for it; --resume continues a run from its last checkpoint"
+    )
+
+
+@needs_a_full_device
+def test_an_output_that_is_full(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "proxymetric", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1, done
+    one_sentence(done.stderr, "could not save the output: the disk is full")
+
+
+def test_only_verbs_with_settings_are_told_of_them():
+    fault = RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+    assert "--set data.workers=0; --resume" in str(sentence(fault, "mlrc"))
+    said = sentence(fault, "demo")
+    assert said == ("shared memory (/dev/shm): got too little for the processes that read images, expected more")
 
 
 @pytest.mark.gpu

@@ -140,9 +140,7 @@ def test_the_part_of_another_process_is_refused(tmp_path: Path) -> None:
     again, other, whole = (pm.method("mpa", classes=12, dim=D) for _ in range(3))
     assert again.shard(0, 2).load_state_dict(state).missing_keys == []
     before = copy.deepcopy(other.shard(1, 2).state_dict())
-    with pytest.raises(
-        ValueError, match="with the classes from 0 to 5 of 12, expected the classes from 6"
-    ):
+    with pytest.raises(ValueError, match="with the classes from 0 to 5 of 12, expected the classes from 6"):
         other.load_state_dict(state)
     assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
     with pytest.raises(ValueError, match="got the part with the classes from 0 to 5 of 12, expected all classes"):

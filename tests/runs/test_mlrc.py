@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from groups import free_port, place
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent
 from proxymetric.data import open_data, split
@@ -13,6 +15,7 @@ from proxymetric.metrics import evaluate
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.mlrc import mlrc
 from terminal import proxymetric, refused
+from training_runs import Process, command
 
 pytestmark = pytest.mark.slow
 
@@ -121,3 +124,41 @@ def test_folds_do_not_choose_their_method(photos, tmp_path):
         proxymetric("mlrc", "--data", photos, "--out", tmp_path / "run", "--method", "auto"), "each fold would choose"
     )
     assert not (tmp_path / "run" / "fold0").exists()
+
+
+@pytest.mark.processes
+def test_two_processes_equal_one(photos, tmp_path):
+    """torchrun: all processes train each fold, and one of them holds the lock."""
+    settings = {
+        "encoder__freeze_bn": True,
+        "train__epochs": 1,
+        "train__warmup": 0,
+        "train__lr": 1e-4,
+        "data__test": 0.4,
+    }
+
+    def study(size: int, *more: str) -> dict:
+        out, port = tmp_path / str(size), free_port()
+        words = ["mlrc", *command(photos, out, "--folds", "2", *more, **settings)[1:]]
+        ranks = [
+            Process(words, tmp_path / f"text{r}", **(place(r, size, port) if size > 1 else {})) for r in range(size)
+        ]
+        codes = [rank.finish() for rank in ranks]
+        assert codes == [0] * size, "".join(rank.text() for rank in ranks)
+        assert ranks[0].text().count("result: ") == 1
+        for rank in ranks[1:]:
+            assert not rank.text().strip(), "only one of them writes"
+        assert {path.name for path in out.iterdir()} == {"fold1", "fold2", "result.json"}
+        return read_json(out / "result.json")
+
+    two, one = study(2), study(1)
+    assert two["machine"]["processes"] == 2
+    for fold in ("fold1", "fold2"):
+        ours, theirs = (Checkpoint.read(tmp_path / size / fold / "last.safetensors").tensors for size in "21")
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=2e-3, atol=2e-5, msg=name)
+    for kind in ("average", "concatenated"):
+        assert two[kind] == pytest.approx(one[kind], abs=0.02)
+    again = study(2, "--resume")
+    assert again["concatenated"] == two["concatenated"]

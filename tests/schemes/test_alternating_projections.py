@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 from oracles import ccp as oracle
-from proxymetric.criterion import pool_from
+from proxymetric.core.pools import pool_from
 from proxymetric.metrics import covering_radius, inter_class_distance
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.schemes.k_center import k_center

@@ -10,6 +10,7 @@ from typing import TextIO
 
 import typer
 from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from proxymetric.cli import (
     catalogue,
@@ -50,6 +51,8 @@ VERBS = (
     planning.plan,
 )
 """the verbs, in the order of `proxymetric --help`"""
+FOR_SEVERAL_PROCESSES = (training.train, training.mlrc, evaluating.evaluate, planning.plan)
+"""the verbs that may run under torchrun"""
 app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
 
 
@@ -60,16 +63,27 @@ def main() -> None:
     faults.quiet_loaders()
     warnings.showwarning = _show_warning
     try:
-        _of_one_verb(sys.argv[1:])()
+        program = _of_one_verb(sys.argv[1:])
+        if len(program.registered_commands) == 1:
+            _check_processes(program.registered_commands[0], sys.argv[1])
+        program()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = faults.sentence(error, sys.argv[1] if len(sys.argv) > 1 else "")
         if message is None:
             raise
-        typer.echo(f"proxymetric: {visible(message, keep=chr(10))}", err=True)
+        # What the processes refuse, they refuse again when torchrun starts them again.
+        _say(visible(message, keep=chr(10)), each_start=not isinstance(error, ValueError))
         sys.exit(1)
     except KeyboardInterrupt:
-        typer.echo("proxymetric: stopped", err=True)
+        _say("stopped", each_start=True)
         sys.exit(130)
+
+
+def _say(sentence: str, each_start: bool) -> None:
+    """Print a sentence on the error stream; of the processes of torchrun that have the same one, only one prints it."""
+    with faults.said_once(sentence, each_start) as is_first:
+        if is_first:
+            typer.echo(f"proxymetric: {sentence}", err=True)
 
 
 def _of_one_verb(words: list[str]) -> typer.Typer:
@@ -82,6 +96,19 @@ def _of_one_verb(words: list[str]) -> typer.Typer:
         if verb.callback and words[:1] == [verb.name or get_command_name(verb.callback.__name__)]
     ] or app.registered_commands
     return one
+
+
+def _check_processes(verb: CommandInfo, name: str) -> None:
+    """Refuse several processes for a verb that has no work for them: each would do the whole of it, to the same files.
+
+    Some schedulers set WORLD_SIZE alone, which says nothing about this command.
+    """
+    size, others = os.environ.get("WORLD_SIZE", ""), ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    is_group = size.isdecimal() and int(size) > 1 and all(variable in os.environ for variable in others)
+    if is_group and verb.callback not in FOR_SEVERAL_PROCESSES:
+        raise ValueError(
+            f"{name}: got {size} processes from torchrun (WORLD_SIZE={size}), expected one: start it without torchrun"
+        )
 
 
 def _show_warning(

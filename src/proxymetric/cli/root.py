@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from proxymetric import __version__
+from proxymetric.cli.faults import said_once
 
 
 def example(*lines: str) -> str:
@@ -33,6 +34,7 @@ class Verbs(TyperGroup):
             return super().invoke(ctx)
         except USAGE_ERROR as error:
             _explain(error)
+            _show_once(error)
             raise
 
 
@@ -48,6 +50,18 @@ def _explain(error: Any) -> None:
         takes_data = any(parameter.name == "data" for parameter in error.ctx.command.params)
         if takes_data and error.ctx.params.get("data") is None:
             error.message += f"; did you mean '--data {match[1]}'?"
+
+
+def _show_once(error: Any) -> None:
+    """Let only one of the processes that torchrun started print a usage error."""
+    show = error.show
+
+    def show_once(file: Any = None) -> None:
+        with said_once(error.format_message(), each_start=False, stream=file) as is_first:
+            if is_first:
+                show(file)
+
+    error.show = show_once
 
 
 app = typer.Typer(

@@ -68,6 +68,24 @@ def check_own(rank: int, size: int, group: Any = None) -> None:
             )
 
 
+def check_part(saved: list[int] | None, here: list[int]) -> None:
+    """Refuse a state that holds the proxies of other classes; the parts of two processes may have the same shapes.
+
+    Args:
+        saved: first class, last class and number of classes that the state names; None: it names none.
+        here: those of this process; empty if its proxies are not divided.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if saved is not None and saved != here:
+        expected = "the classes from {:,} to {:,} of {:,}".format(*here) if here else "all classes"
+        raise ValueError(
+            "state_dict: got the part with the classes from {:,} to {:,} of {:,}, ".format(*saved)
+            + f"expected {expected}: each process loads the part that it saved, after criterion.shard(rank, size)"
+        )
+
+
 def all_reduce_sum(part: Tensor, shard: Shard) -> Tensor:
     """The sum of `part` over all processes; each process gets the gradient of its own part."""
     return _AllReduceSum.apply(part, shard.group)

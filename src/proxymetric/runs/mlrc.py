@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from proxymetric.files import check_output, read_json, write_json
 from proxymetric.lock import locked
 from proxymetric.recipe_keys import flat_keys
 from proxymetric.runs.evaluation_set import unseen_vectors
-from proxymetric.runs.score import score
+from proxymetric.runs.score import EmbeddedSet, score
 from proxymetric.runs.train import Run, read_recipe, train
 from proxymetric.signatures import fit
+from proxymetric.training.process_group import ProcessGroup
 
 FOLDS = 4
 DIM = 128
@@ -42,6 +45,8 @@ def mlrc(
     The training classes are cut into `folds` contiguous blocks. Model k trains on all blocks but the k-th, and MAP@R on
     block k chooses its epoch. Each metric is given twice for the test classes: "average" is the mean over the models
     with `dim` dimensions each, "concatenated" scores their unit vectors side by side (`folds * dim` dimensions).
+
+    Under torchrun all processes train each fold together, and the first one scores the test classes.
 
     Args:
         data: as for `proxymetric.train`.
@@ -75,8 +80,11 @@ def mlrc(
     fixed = {"train.monitor": "MAP@R", "encoder.dim": dim, "protocol": "held-out"}
     check_output("out", folder / "result.json", "a result of MLRC", _is_result)
     _check_test_classes(data, overrides | fixed, options)
-    with locked(folder):
-        return _mlrc(data, folder, folds, dim, overrides | fixed, resume, watcher, options)
+    # One group for all folds: each `train` finds it and does not leave it.
+    with ProcessGroup.joined() as world, contextlib.ExitStack() as locks:
+        world.from_first(lambda: locks.enter_context(locked(folder)))
+        listener = watcher if world.first else Silent()
+        return _mlrc(world, data, folder, folds, dim, overrides | fixed, resume, listener, options)
 
 
 def _is_result(file: Path) -> bool:
@@ -88,6 +96,7 @@ def _is_result(file: Path) -> bool:
 
 
 def _mlrc(
+    world: ProcessGroup,
     data: str | Path | None,
     folder: Path,
     folds: int,
@@ -97,16 +106,29 @@ def _mlrc(
     watcher: Watcher,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train the folds and test once, in a folder that this process has locked."""
+    """Train the folds and test once, in a folder that the first process has locked."""
     runs: list[Run] = []
     for fold in range(1, folds + 1):
         watcher.say(f"fold {fold} of {folds}")
         merged = settings | {"data.validation": f"{fold}/{folds}"}
         out = folder / f"fold{fold}"
-        runs.append(train(data, out=out, settings=merged, watcher=watcher, **options, resume=resume and out.is_dir()))
+        # The first process may create the folder before the others look.
+        has_begun = world.from_first(out.is_dir)
+        runs.append(train(data, out=out, settings=merged, watcher=watcher, **options, resume=resume and has_begun))
+    sets: list[EmbeddedSet] = []
+    for run in runs:
+        world.from_first(functools.partial(_add_unseen, sets, run.folder, watcher))
+    return world.from_first(lambda: _finish(folder, folds, dim, runs, sets))
+
+
+def _add_unseen(sets: list[EmbeddedSet], run: Path, watcher: Watcher) -> None:
+    sets.append(unseen_vectors(run, watcher))
+
+
+def _finish(folder: Path, folds: int, dim: int, runs: list[Run], sets: list[EmbeddedSet]) -> dict[str, Any]:
+    """Score the vectors of all models together, and write `result.json`."""
     results = [run.result for run in runs]
     metrics = results[0].recipe["train"]["metrics"]
-    sets = [unseen_vectors(run.folder, watcher) for run in runs]
     concatenated = sets[0]._replace(vectors=torch.cat([unit(each.vectors) for each in sets], dim=1))
     result = {
         "protocol": "MLRC",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from proxymetric.files import NotSaved, is_disk_full, not_saved
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
 from proxymetric.search.engines import Earlier, build_engine, clean_engine
@@ -110,12 +112,41 @@ def commit(
 
     Returns:
         The manifest that was written.
+
+    Raises:
+        NotSaved: the disk is full; the index is as it was, and nothing of the new generation is left.
     """
     number = manifest.generation + 1
-    place = generation_folder(folder, number)
-    partial = place.with_name(f".{place.name}.part")
-    for leftover in (partial, place):
-        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        written = _write(folder, number, manifest, before, batches, edits, kept)
+    except BaseException as error:
+        _remove(folder, number)
+        if is_disk_full(error) or isinstance(error, sqlite3.OperationalError):
+            state = "its earlier state is unchanged" if is_index(folder) else "there is no earlier state"
+            raise not_saved(folder, error, state) from error
+        raise
+    try:
+        written.write(folder)
+    except NotSaved:
+        _remove(folder, number)
+        raise
+    clean(folder, written)
+    clean_engine(written.engine)
+    return written
+
+
+def _write(
+    folder: Path,
+    number: int,
+    manifest: Manifest,
+    before: Generation | None,
+    batches: Sequence[Batch],
+    edits: Mapping[str, tuple[str | None, str]],
+    kept: set[str] | None,
+) -> Manifest:
+    """Write all files of a new generation; return its manifest, which is not written yet."""
+    _remove(folder, number)  # what a process that was killed may have left
+    place, partial = generation_folder(folder, number), _partial(folder, number)
     partial.mkdir(parents=True)
     new_ids = {item: (index, row) for index, batch in enumerate(batches) for row, item in enumerate(batch.ids)}
     earlier = {} if before is None else before.rows.stamps()
@@ -165,10 +196,15 @@ def commit(
     sync_folder(partial)
     partial.rename(place)
     sync_folder(place.parent)
-    written.write(folder)
-    clean(folder, written)
-    clean_engine(written.engine)
     return written
+
+
+def _remove(folder: Path, number: int) -> None:
+    """Remove the files of a generation that no manifest names."""
+    for place in (_partial(folder, number), generation_folder(folder, number)):
+        shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _pack(folder, number).unlink()
 
 
 def _vector_facts(
@@ -235,6 +271,12 @@ def _without_engine(manifest: Manifest) -> Manifest:
 def generation_folder(folder: Path, number: int) -> Path:
     """Return the folder of a generation."""
     return folder / GENERATIONS / f"{number:08d}"
+
+
+def _partial(folder: Path, number: int) -> Path:
+    """The folder of a generation that is being written."""
+    place = generation_folder(folder, number)
+    return place.with_name(f".{place.name}.part")
 
 
 def _files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from proxymetric.search.array_files import load_array
@@ -57,32 +58,38 @@ def check_engine(kind: str, engine: dict[str, Any]) -> None:
 def write_vectors(folder: Path, kind: str, sources: Sequence[VectorRows], places: np.ndarray, dim: int) -> None:
     """Write vectors in their order.
 
+    The files are written, not mapped into memory: on a full disk a write raises an error, but a store to a mapped page
+    kills the process (SIGBUS).
+
     Args:
         folder: where the files are written.
         kind: "float32", "int8" or "binary".
         sources: where the vectors come from.
         places: (N, 2) number of the source, and row in it.
         dim: dimensions.
+
+    Raises:
+        OSError: a file could not be written.
     """
     shapes = {FLOATS: (np.float32, dim), CODES: (np.int8, dim), BITS: (np.uint8, bytes_per_vector("binary", dim))}
-    if not len(places):
-        for name in FILES[kind]:
-            np.save(folder / name, np.empty((0, shapes[name][1]), shapes[name][0]))
-        return
-    files = {
-        name: open_memmap(folder / name, mode="w+", dtype=shapes[name][0], shape=(len(places), shapes[name][1]))
-        for name in FILES[kind]
-    }
+    empty_rows = {name: np.empty((0, shapes[name][1]), shapes[name][0]) for name in FILES[kind]}
     encode = {FLOATS: lambda vectors: vectors, CODES: int8_codes, BITS: bit_codes}
-    for start in range(0, len(places), COPY_ROWS):
-        part = places[start : start + COPY_ROWS]
-        for source in np.unique(part[:, 0]):
-            chosen = np.flatnonzero(part[:, 0] == source)
-            vectors = torch.from_numpy(np.ascontiguousarray(sources[source][part[chosen, 1]]))
-            for name, array in files.items():
-                array[start + chosen] = encode[name](vectors).numpy()
-    for array in files.values():
-        array.flush()
+    with contextlib.ExitStack() as opened:
+        files = {name: opened.enter_context(open(folder / name, "wb")) for name in FILES[kind]}
+        for name, empty in empty_rows.items():
+            write_array_header_1_0(
+                files[name], header_data_from_array_1_0(empty) | {"shape": (len(places), empty.shape[1])}
+            )
+        for start in range(0, len(places), COPY_ROWS):
+            part = places[start : start + COPY_ROWS]
+            blocks = {name: np.empty((len(part), empty.shape[1]), empty.dtype) for name, empty in empty_rows.items()}
+            for source in np.unique(part[:, 0]):
+                chosen = np.flatnonzero(part[:, 0] == source)
+                vectors = torch.from_numpy(np.ascontiguousarray(sources[source][part[chosen, 1]]))
+                for name, block in blocks.items():
+                    block[chosen] = encode[name](vectors).numpy()
+            for name, block in blocks.items():
+                files[name].write(block.data)
 
 
 class StoredVectors:

@@ -1,0 +1,151 @@
+"""Under torchrun: which verbs may run, and that a sentence which all processes have is printed once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from groups import place
+from proxymetric.cli import FOR_SEVERAL_PROCESSES, VERBS
+from proxymetric.cli.faults import said_once
+from terminal import proxymetric, refused
+
+NAMES = [verb.__name__.replace("_", "-") for verb in VERBS if verb not in FOR_SEVERAL_PROCESSES]
+
+
+@pytest.fixture
+def in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in place(1, 2, 29500).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("in_a_group")
+@pytest.mark.parametrize("verb", NAMES)
+def test_a_verb_without_work_for_several_processes_is_refused(verb):
+    refused(proxymetric(verb), f"{verb}: got 2 processes from torchrun (WORLD_SIZE=2), expected one: start it without")
+
+
+@pytest.mark.usefixtures("in_a_group")
+def test_the_verbs_that_may_run():
+    assert {verb.__name__ for verb in FOR_SEVERAL_PROCESSES} == {"train", "mlrc", "evaluate", "plan"}
+    answer = proxymetric("plan", "--classes", 1000, "--dim", 64, "--batch", 32, "--device", "H200")
+    assert answer.code == 0, answer
+
+
+def test_a_scheduler_that_sets_world_size_alone_is_no_torchrun(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    answer = proxymetric("methods")
+    assert answer.code == 0, answer
+
+
+def torchrun(*words: object, restarts: int = 0) -> str:
+    """The error stream of a command that torchrun starts twice, and that fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         f"--max_restarts={restarts}", *map(str, words)],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0, done
+    return done.stderr
+
+
+def shell(script: str) -> tuple[str, ...]:
+    """Words of torchrun for a shell script that sees RANK and starts `"$PM"`."""
+    return ("--no-python", "sh", "-c", f'PM="{sys.executable} -m proxymetric"; {script}')
+
+
+TRAIN = "train --data glyphs:40 --backbone small"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
+    """Also when torchrun starts them again."""
+    words = ("-m", "proxymetric", "index", tmp_path / "run", photos, "--out", tmp_path / "x.index")
+    assert torchrun(*words, restarts=1).count("index: got 2 processes from torchrun") == 1
+    assert not (tmp_path / "x.index").exists()
+    words = ("-m", "proxymetric", *TRAIN.split(), "--out", tmp_path / "out", "--set", "loss.margn=2")
+    assert torchrun(*words, restarts=2).count("loss.margn: got an unknown key") == 1
+    error = torchrun("-m", "proxymetric", "train", "--bogus", restarts=1)
+    assert error.count("No such option: --bogus") == error.count("Usage: ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_one_process_has_alone_is_printed(tmp_path):
+    """These settings are refused before the processes join."""
+    for alone in (0, 1):
+        script = f"if [ $RANK = {alone} ]; then $PM {TRAIN} --out {tmp_path}/x --set wrong; else sleep 20; fi"
+        assert torchrun(*shell(script)).count("got 'wrong'") == 1
+    error = torchrun(*shell(f"$PM {TRAIN} --out {tmp_path}/x --set wrong$RANK; sleep 5; exit 1"))
+    assert error.count("got 'wrong0'") == error.count("got 'wrong1'") == 1
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What torchrun says to its second process."""
+    file = tmp_path / "command" / "attempt_0" / "1" / "error.json"
+    file.parent.mkdir(parents=True)
+    told = {"TORCHELASTIC_ERROR_FILE": str(file), "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    return told
+
+
+def says(sentence: str, stream: Path, each_start: bool = False) -> bool:
+    with open(stream, "a") as place, said_once(sentence, each_start, place) as is_first:
+        return is_first
+
+
+def test_a_sentence_is_said_once_in_each_place(start, tmp_path):
+    assert says("a", tmp_path / "terminal")
+    assert not says("a", tmp_path / "terminal")
+    assert says("b", tmp_path / "terminal")
+    assert says("a", tmp_path / "own log"), "torchrun --redirects: each process has its own error stream"
+
+
+def test_a_fault_is_said_again_when_it_comes_again(start, tmp_path, monkeypatch):
+    assert says("memory", tmp_path / "terminal", each_start=True)
+    assert not says("memory", tmp_path / "terminal", each_start=True), "by another process"
+    assert says("margn", tmp_path / "terminal")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", start["TORCHELASTIC_ERROR_FILE"].replace("attempt_0", "attempt_1"))
+    assert says("memory", tmp_path / "terminal", each_start=True)
+    assert not says("margn", tmp_path / "terminal")
+
+
+@pytest.mark.parametrize("file", ["", "error.json", "/nowhere/attempt_0/0/error.json", "/tmp/other/0/error.json"])
+def test_without_a_place_for_the_list_all_say_it(file, start, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", file)
+    assert says("a", tmp_path / "terminal")
+    assert says("a", tmp_path / "terminal")
+
+
+@pytest.mark.processes
+def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, tmp_path):
+    script = (
+        "import sys, time\nfrom proxymetric.cli.faults import said_once\n"
+        "with said_once('a', False, open(sys.argv[1], 'a')) as is_first:\n"
+        "    print(is_first, flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "terminal")]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "True\n"
+    second = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    time.sleep(2)
+    first.send_signal(signal.SIGKILL)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "True\n", "it waited for the first one"
+    second.kill()
+    for process in (first, second):
+        process.wait()
+        process.stdout.close()
