@@ -79,16 +79,13 @@ def check_name(name: str) -> None:
 
 
 def id_of(index: Index, photo: Path) -> str | None:
-    """The id of an image file that is itself an item of the index; None for another image.
+    """The id of an image file in an index; None for an image that lies elsewhere and was not added.
 
-    A photo that `add_class` added from elsewhere is recognised by its name and its thumbnail.
+    A file of the indexed folder has its id even if it came later than the index. A photo that `add_class` added from
+    elsewhere is recognised by its name and its thumbnail.
     """
-    folder = index.manifest.photos
-    if folder is not None:
-        try:
-            return photo_id(photo.resolve(), Path(folder))
-        except ValueError:
-            pass  # outside of the indexed folder
+    if (item := _id_in_folder(index, photo)) is not None:
+        return item
     ending = visible(printable(f"/{photo.name}"))
     candidates = [item for item in index.added if item.startswith(ADDED) and item.endswith(ending)]
     if not candidates:
@@ -101,10 +98,14 @@ def id_of(index: Index, photo: Path) -> str | None:
 
 
 def _id(index: Index, name: str, photo: Path) -> str:
+    """The id of a photo that is to be added."""
+    return _id_in_folder(index, photo) or visible(printable(f"{ADDED}{name}/{photo.name}"))
+
+
+def _id_in_folder(index: Index, photo: Path) -> str | None:
+    """The path of a photo in the folder that was indexed; None if it lies elsewhere."""
     folder = index.manifest.photos
-    if folder is not None:
-        try:
-            return photo_id(photo.resolve(), Path(folder))
-        except ValueError:
-            pass  # outside of the indexed folder
-    return visible(printable(f"{ADDED}{name}/{photo.name}"))
+    try:
+        return None if folder is None else photo_id(photo.resolve(), Path(folder))
+    except ValueError:
+        return None
