@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -427,6 +428,24 @@ def test_another_layout_renames_the_classes_that_folders_gave(model, photos, tmp
     assert counts(sync(index, model, folder)) == (0, 0, 0, 80), "the index remembers its layout"
     sync(index, model, folder, layout="folder", rebuild=True)
     assert (index[item].label, index["test/class7/1.png"].label) == ("own", "test")
+
+
+def test_an_index_of_an_earlier_version_keeps_its_classes_until_told(model, photos, tmp_path):
+    """It names no layout, and has the folders directly under PHOTOS as classes."""
+    folder = divided(photos, tmp_path / "divided")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    sync(index, model, folder, layout="folder")
+    file = index.folder / "manifest.json"
+    content = json.loads(file.read_text())
+    del content["layout"]
+    file.write_text(json.dumps(content))
+    index = Index(index.folder)
+    (folder / "test" / "new").mkdir()
+    shutil.copy(folder / "test" / "class7" / "0.png", folder / "test" / "new" / "0.png")
+    sync(index, model, folder)
+    assert set(index.labels) == {"train", "test"}
+    sync(index, model, folder, layout="auto")
+    assert set(index.labels) == {f"class{number}" for number in range(10)} | {"new"}
 
 
 def test_what_was_embedded_before_a_kill_gets_the_classes_of_the_last_call(model, photos, tmp_path, monkeypatch):

@@ -14,6 +14,8 @@ from proxymetric.signatures import neighbour
 FORMAT = 2
 """1: without `vectors`, whose numbers all had 32 bits. 2: with it"""
 FILE = "manifest.json"
+EARLIER_LAYOUT = "folder"
+"""the layout of an index that names none: earlier versions took the folders directly under PHOTOS as classes"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Manifest:
                 "proxymetric wrote it: update proxymetric"
             )
         try:
-            manifest = cls(**content)
+            manifest = cls(**{"layout": EARLIER_LAYOUT} | content)
         except TypeError:
             manifest = None
         annotated = {f.name: f.type.split("[")[0] for f in fields(cls) if isinstance(f.type, str)}
