@@ -25,7 +25,7 @@ from generator.performance import (
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
 from generator.small_vectors import matryoshka_table, small_vectors_table
-from generator.training import criterion_table, files_table, loop_table
+from generator.training import criterion_table, embedding_table, files_table, loop_table
 from generator.tunings import (
     alike_table,
     kernels_table,
@@ -78,6 +78,7 @@ PARTS = {
     "loop": Part(loop_table, benchmark("train-step-cuda", "train-step-cpu")),
     "criterion": Part(criterion_table, benchmark("train-step-cuda")),
     "files": Part(files_table, benchmark("files-cpu")),
+    "embedding": Part(embedding_table, benchmark("files-cpu")),
     "step": Part(step_table, benchmark("step-cuda", "step-cpu")),
     "metrics": Part(metrics_table, benchmark("metrics-cpu", "metrics-cuda")),
     "losses": Part(losses_table, benchmark("losses-cpu")),

@@ -71,6 +71,27 @@ def files_table() -> str:
     return table([*columns, "images per CPU second, of DataLoader's"], rows)
 
 
+def embedding_table() -> str:
+    """The same record: three uses of a network without gradients, against a loop over the same files."""
+    record = read(BENCHMARKS / "files-cpu.json")["networks"]
+    networks = record.get("networks", record)  # with a head of its own, if it was measured by itself
+    uses = {
+        "frozen features": "features for `--frozen`, with their file",
+        "embed": "`Model.embed`: `index`, `embed`, `search`",
+        "evaluation": "an evaluation",
+    }
+    rows = [
+        [
+            text,
+            f"{networks[name]['ours']['images/s']['median']:.0f}",
+            f"{networks[name]['bare']['images/s']['median']:.0f}",
+            _spread(networks[name]["images/s, ours to bare"]),
+        ]
+        for name, text in uses.items()
+    ]
+    return table(["images through a ResNet-18", "images/s", "bare loop", "of the bare loop's (quartiles)"], rows)
+
+
 def _spread(ratio: dict[str, Any]) -> str:
     low, high = ratio["quartiles"]
     return f"{ratio['median']:.2f} ({low:.2f} to {high:.2f})"
