@@ -74,5 +74,5 @@ def _largest_difference(one: list[dict[str, Any]], other: list[dict[str, Any]]) 
         >>> _largest_difference([{"MAP@R": 0.1}, {"MAP@R": 0.5}], [{"MAP@R": 0.1}, {"MAP@R": 0.512}])
         '1.2'
     """
-    differences = [abs(first["MAP@R"] - second["MAP@R"]) for first, second in zip(one, other)]
+    differences = [abs(first.get("MAP@R", 0.0) - second.get("MAP@R", 0.0)) for first, second in zip(one, other)]
     return f"{100 * max(differences, default=0.0):.1f}"

@@ -302,6 +302,19 @@ def test_a_step_of_adam_on_a_cpu_allocates_what_the_plan_says(optimizer, kind):
     assert memory_of(replace(work, touched="batch"))["optimizer step"] == 0
 
 
+def test_a_plan_says_what_your_own_loop_and_the_trainer_ask_for():
+    def notes(**changes: Any) -> str:
+        work = Workload(**({"classes": 1000, "dim": 8, "batch": 16} | changes))
+        return "\n".join(plan(work, 10**9, H200).notes)
+
+    assert "zero_grad() before the forward pass" in notes()
+    assert "fused=True" in notes()
+    assert "fused=True" not in notes(optimizer="sgd")
+    assert "zero_grad" not in notes(touched="batch")
+    assert "takes a batch that is a multiple of the 3 processes" in notes(devices=3)
+    assert "multiple" not in notes(devices=4)
+
+
 def no_kernel(name: str, grid: Any, warps: int, tensors: tuple[torch.Tensor, ...], *_: Any) -> None:
     """Replaces `launch`: writes rows that exist and lengths above zero, and leaves all other memory as it is."""
     for tensor in tensors:

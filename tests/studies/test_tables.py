@@ -74,16 +74,18 @@ def test_a_reading_with_a_wrong_figure_is_refused(text, tmp_path):
 def test_the_regret_of_a_choice_is_what_the_best_method_has_more(tmp_path):
     rows = [{"name": name} for name in ("proxy-anchor", "vcpa", "arcface", "auto")]
     rows.append({"name": "vcpa-5", "settings": {"loss.per_class": 5}})
+    rows.append({"name": "cub-vcpa", "recipe": "cub/vcpa"})
     data = {"g": {"path": "glyphs:60", "title": "Glyphs"}}
     made = parse({"name": "s", "seeds": [0, 1], "metrics": ["MAP@R"], "data": data, "rows": rows})
     scores = {"proxy-anchor": (0.40, 0.50), "vcpa": (0.42, 0.49), "auto": (0.41, 0.49)}
-    scores |= {"arcface": (0.60, 0.60), "vcpa-5": (0.60, 0.60)}  # not tried, and another setting
+    # Not tried, another setting, another recipe.
+    scores |= {"arcface": (0.60, 0.60), "vcpa-5": (0.60, 0.60), "cub-vcpa": (0.60, 0.60)}
     trials = [{"method": "proxy-anchor"}, {"method": "vcpa"}]
     found = {}
     for task in made.tasks():
         row, score = task.cell.row, scores[task.cell.row][task.seed]
         choice = {"auto": {"method": "vcpa", "seconds": 5.0, "trials": trials}} if row == "auto" else {}
-        method = {"method": "vcpa" if row in ("auto", "vcpa-5") else row}
+        method = {"method": "vcpa" if row in ("auto", "vcpa-5", "cub-vcpa") else row}
         found[task.name] = Result(
             rows={"trained encoder": {"MAP@R": score}}, recipe=method, seconds=100.0, **choice
         )  # fmt: skip

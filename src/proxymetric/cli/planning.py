@@ -181,7 +181,7 @@ def _memory_table(plan: Plan) -> TextTable:
         "optimizer state": work.optimizer,
         "embeddings": f"{share:,} x {work.dim:,}, with their gradient",
         "gathered embeddings": f"{work.batch:,} x {work.dim:,}, with their gradient",
-        "optimizer step": f"{work.rows:,} x {work.dim:,}, {work.dtype}, two of them, on a CPU",
+        "optimizer step": f"{work.optimizer}, two temporary copies of {work.rows:,} x {work.dim:,}",
         "similarities": f"{work.implementation}, of {work.batch:,} x {compared:,}{'' if at_once else ' at a time'}",
     }
     table = _table("memory of a device", "part", "content", "GB")

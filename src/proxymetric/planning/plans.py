@@ -137,8 +137,8 @@ def _notes(work: Workload, machine: Machine) -> list[str]:
         )
     if work.touched == "all":
         notes.append(
-            "your own loop needs as much if it calls optimizer.zero_grad() before the forward pass, which makes the "
-            "gradient of the proxies"
+            "your own loop needs the same if it calls optimizer.zero_grad() before the forward pass, in which "
+            "a loss may already make the gradient of the proxies"
             + ("" if work.on_cpu or "adam" not in work.optimizer else ", and if its optimizer has fused=True")
         )
     if work.batch % work.devices:

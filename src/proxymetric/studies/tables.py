@@ -206,8 +206,8 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """A line for each run of `--method auto`, and their means; no lines if there is none.
 
     The regret of a run is the highest score at its seed of a method that it tried, less the score of the run. These
-    scores are those of the rows of the same table that choose a method and set nothing else. A run without such a row
-    is left out.
+    scores are those of the rows of the same table that differ from the run in the method alone. A run without such a
+    row is left out.
     """
     from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
 
@@ -223,8 +223,7 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         for seed, run in results.runs[cell].items():
             if run.auto is None or seed not in scores:
                 continue
-            tried = {trial["method"] for trial in run.auto.get("trials", ())}
-            named = _named(results, METRIC, cells, seed, tried)
+            named = _named(results, METRIC, cells, cell, seed)
             if not named:
                 continue
             best = max(named, key=named.__getitem__)
@@ -243,21 +242,22 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
-def _named(results: Results, metric: str, cells: list[Cell], seed: int, tried: set[str]) -> dict[str, float]:
-    """The score of each method at a seed, of rows that choose a method and set nothing else.
+def _named(results: Results, metric: str, cells: list[Cell], auto: Cell, seed: int) -> dict[str, float]:
+    """The score of each method that a run tried, at its seed, of rows that differ from it in the method alone.
 
     Args:
         results: the results.
         metric: its name.
         cells: the rows of a table.
+        auto: the row of the run that tried methods.
         seed: the seed.
-        tried: the methods that count; empty: all.
     """
+    tried = {trial["method"] for trial in (results.runs[auto][seed].auto or {}).get("trials", ())}
     named_scores = {}
     for cell in cells:
-        run = results.runs[cell].get(seed)
-        sets_more = results.study.rows[cell.row].settings.keys() - {"method"}
-        if run is None or run.auto is not None or sets_more or seed not in (scores := results.scores(cell, metric)):
+        run, row = results.runs[cell].get(seed), results.study.rows[cell.row]
+        is_other = row.recipe != results.study.rows[auto.row].recipe or bool(row.settings.keys() - {"method"})
+        if run is None or run.auto is not None or is_other or seed not in (scores := results.scores(cell, metric)):
             continue
         method = run.recipe["method"]
         if not tried or method in tried:
