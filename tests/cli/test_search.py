@@ -428,6 +428,35 @@ def test_a_model_with_nested_classes_makes_a_nested_index(photos, tmp_path):
     }
 
 
+def test_an_index_of_a_benchmark_has_the_classes_of_training(run, photos, tmp_path):
+    folder, classes = tmp_path / "photos", [f"Bird {number}" for number in range(4)]
+    for number in range(4):
+        shutil.copytree(photos / f"class{number}", folder / "images" / f"{number}")
+    files = sorted((folder / "images").rglob("*.png"))
+    lists = {
+        "classes.txt": classes,
+        "images.txt": [file.relative_to(folder / "images") for file in files],
+        "image_class_labels.txt": [int(file.parent.name) + 1 for file in files],
+    }
+    for name, rows in lists.items():
+        (folder / name).write_text("".join(f"{line} {row}\n" for line, row in enumerate(rows, 1)))
+    words = ("index", run, folder, "--out", tmp_path / "a.index")
+    (folder / "classes.txt").write_text("1 Bird\n2 Bird\n3 Bird\n")
+    refused(proxymetric(*words), "8 images of unknown classes", "; --layout folder takes the folders directly under")
+    assert not (tmp_path / "a.index").exists()
+    (folder / "classes.txt").write_text("".join(f"{line} {row}\n" for line, row in enumerate(classes, 1)))
+    assert proxymetric(*words).code == 0
+    assert list(Index(tmp_path / "a.index").classes) == classes
+    assert "0 added, 32 updated, 0 deleted, 0 unchanged" in proxymetric(*words, "--layout", "folder").out
+    assert list(Index(tmp_path / "a.index").classes) == ["images"]
+    assert "32 unchanged" in proxymetric(*words).out
+    assert "32 updated" in proxymetric(*words, "--layout", "cub").out
+    assert list(Index(tmp_path / "a.index").classes) == classes
+    refused(
+        proxymetric(*words, "--layout", "sop"), "expected the layout of Stanford_Online_Products", "--layout folder"
+    )
+
+
 def test_an_added_photo_is_left_out_of_its_own_results(photos, index, tmp_path):
     """The photo of `add-class` lies elsewhere: its name and its thumbnail tell that it is an item of the index."""
     copy = shutil.copytree(index, tmp_path / "a.index")

@@ -46,14 +46,14 @@ def test_a_scheduler_that_sets_world_size_alone_is_no_torchrun(monkeypatch):
     assert answer.code == 0, answer
 
 
-def torchrun(*words: object, restarts: int = 0) -> str:
-    """The error stream of a command that torchrun starts twice, and that fails."""
+def torchrun(*words: object, restarts: int = 0, code: int = 1, folder: Path | None = None) -> str:
+    """The error stream of a command that torchrun starts twice, and that fails unless `code` is 0."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
          f"--max_restarts={restarts}", *map(str, words)],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder,
     )  # fmt: skip
-    assert done.returncode != 0, done
+    assert (done.returncode != 0) == (code != 0), done
     return done.stderr
 
 
@@ -87,6 +87,32 @@ def test_what_one_process_has_alone_is_printed(tmp_path):
         assert torchrun(*shell(script)).count("got 'wrong'") == 1
     error = torchrun(*shell(f"$PM {TRAIN} --out {tmp_path}/x --set wrong$RANK; sleep 5; exit 1"))
     assert error.count("got 'wrong0'") == error.count("got 'wrong1'") == 1
+
+
+OWN_METHOD = """
+import os
+import warnings
+
+import proxymetric as pm
+
+
+def warned(classes, dim):
+    rank = os.environ["RANK"]
+    for message in ("what all have", f"what {rank} has", *(["what 1 has alone"] if rank == "1" else [])):
+        warnings.warn(message)
+    return pm.method("proxy-anchor", classes=classes, dim=dim).objective
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_all_processes_warn_about_is_printed_once(tmp_path):
+    """And what only some of them warn about is printed, too."""
+    (tmp_path / "own.py").write_text(OWN_METHOD)
+    words = (*TRAIN.split(), "--epochs", 1, "--no-report", "--out", tmp_path / "run", "--method", "own:warned")
+    error = torchrun("-m", "proxymetric", *words, code=0, folder=tmp_path)
+    for warning in ("what all have", "what 0 has", "what 1 has", "what 1 has alone"):
+        assert error.count(f"proxymetric: warning: {warning}\n") == 1, error
 
 
 @pytest.fixture
@@ -149,3 +175,22 @@ def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, t
     for process in (first, second):
         process.wait()
         process.stdout.close()
+
+
+@pytest.mark.processes
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_others_waiting(start, tmp_path):
+    """As one that reads images may be, while a thread prints a warning."""
+    script = (
+        "import os, sys\nfrom proxymetric.cli.faults import said_once\n"
+        "terminal, (read, write) = open(sys.argv[1], 'a'), os.pipe()\n"
+        "with said_once('a', False, terminal):\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(write)\n"
+        "        os.read(read, 1)  # until the first process ends\n"
+        "        os._exit(0)\n"
+        "with said_once('a', False, terminal) as is_first:\n"
+        "    print(is_first)"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "terminal")]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "False\n"

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import proxymetric as pm
+from proxymetric.data import open_data
 from proxymetric.search import Index, folder_sync
 from proxymetric.search.folder_sync import open_to_rebuild, sync
 from proxymetric.search.manifest import Manifest
@@ -469,3 +470,108 @@ def test_files_that_are_no_files_any_more_are_named(model, folder, tmp_path):
     sync(index, model, folder, on_unlisted=unlisted.__setitem__)
     assert list(unlisted) == [str(folder / "class0" / "gone.png")]
     assert len(index) == 80
+
+
+def cub(photos, place):
+    """A copy of the photos in the layout of CUB-200-2011, with classes called "Bird 1" to 10; new.png is not listed."""
+    files = sorted(photos.rglob("*.png"))
+    for file in files:
+        number = int(file.parent.name.removeprefix("class")) + 1
+        (place / "images" / f"{number:03}.Bird").mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place / "images" / f"{number:03}.Bird" / file.name)
+    shutil.copy(files[0], place / "images" / "001.Bird" / "new.png")
+    listed = [file for file in sorted((place / "images").rglob("*.png")) if file.name != "new.png"]
+    lists = {
+        "classes.txt": [f"Bird {number}" for number in range(1, 11)],
+        "images.txt": [file.relative_to(place / "images").as_posix() for file in listed],
+        "image_class_labels.txt": [int(file.parent.name[:3]) for file in listed],
+    }
+    for name, rows in lists.items():
+        (place / name).write_text("".join(f"{number} {row}\n" for number, row in enumerate(rows, 1)))
+    return place
+
+
+def test_the_classes_of_a_benchmark_are_those_of_training(model, photos, tmp_path):
+    """They were all called "images"."""
+    folder = cub(photos, tmp_path / "CUB_200_2011")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    sync(index, model, folder)
+    images = open_data(folder)
+    read = {path.relative_to(folder).as_posix(): images.classes[c] for path, c in zip(images.paths, images.labels)}
+    assert len(read) == 80
+    assert dict(zip(index.ids, index.labels)) == read | {"images/001.Bird/new.png": None}
+    assert set(index.classes) == {f"Bird {number}" for number in range(1, 11)}
+    assert Index(index.folder).manifest.layout == "cub"
+    sync(index, model, tmp_path)
+    assert index["CUB_200_2011/images/002.Bird/0.png"].label == "Bird 2", "found in the folder above it"
+
+
+def test_an_index_that_took_a_benchmark_for_folders_gets_its_classes(model, photos, tmp_path):
+    folder = cub(photos, tmp_path / "birds")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    sync(index, model, folder, layout="folder")
+    assert set(index.labels) == {"images"}
+    sync(index, model, folder)
+    assert set(index.labels) == {"images"}, "until told"
+    assert counts(sync(index, model, folder, layout="auto")) == (0, 81, 0, 0)
+    assert index["images/010.Bird/0.png"].label == "Bird 10"
+
+
+def test_images_of_a_benchmark_drop_out_as_others_do(model, photos, tmp_path):
+    folder = cub(photos, tmp_path / "birds")
+    index = Index.create(tmp_path / "a.index", model.dim, model)
+    sync(index, model, folder)
+    (folder / "images" / "003.Bird" / "0.png").unlink()
+    assert counts(sync(index, model, folder)) == (0, 0, 1, 80)
+    (folder / "classes.txt").unlink()
+    with pytest.raises(ValueError, match=r"expected the 200 of CUB-200-2011.*; --layout folder takes"):
+        sync(index, model, folder)
+    sync(index, model, folder, layout="folder")
+    assert index["images/003.Bird/1.png"].label == "Bird 3", "what its folder was called before is not known any more"
+
+
+@pytest.mark.parametrize("layout", ["sop", "in-shop", "inaturalist", "omniglot"])
+def test_other_benchmarks(layout, tmp_path):
+    rows = {"bicycle_final/1_0.JPG": 1, "bicycle_final/2_0.JPG": 2, "cabinet_final/3_0.JPG": 3, "chair_final/4.JPG": 4}
+    if layout == "omniglot":
+        rows = {f"images_{part}/Greek/{name}/1.png": 0 for part in ("background", "evaluation") for name in "abc"}
+    if layout == "inaturalist":
+        rows = {f"train_val2018/Aves/{number}/1.jpg": number for number in range(4)}
+    for file in rows:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / file)
+    train, test = list(rows)[:2], list(rows)[2:]
+    lists = {
+        "sop": {
+            f"Ebay_{part}.txt": [
+                "image_id class_id super_class_id path",
+                *(f"1 {rows[file]} 1 {file}" for file in files),
+            ]
+            for part, files in (("train", train), ("test", test))
+        },
+        "in-shop": {
+            "list_eval_partition.txt": ["6", "image_name item_id evaluation_status"]
+            + [
+                f"{file} id_{number} {status}"
+                for (file, number), status in zip(rows.items(), ["train"] * 2 + ["query"] * 2)
+            ]
+            + [f"gone_{number}.jpg id_{number} gallery" for number in (3, 4)]
+        },
+        "inaturalist": {"Inaturalist_train_set1.txt": train, "Inaturalist_test_set1.txt": test},
+        "omniglot": {},
+    }[layout]
+    for name, content in lists.items():
+        (tmp_path / name).write_text("\n".join(content))
+    assert folder_sync.layout_of(tmp_path) == layout
+    if layout == "in-shop":
+        with pytest.raises(ValueError, match="got 2 of 6 files that do not exist"):
+            open_data(tmp_path)
+        for number in (3, 4):
+            Image.new("RGB", (8, 8)).save(tmp_path / f"gone_{number}.jpg")
+    images = open_data(tmp_path)
+    read = {path: images.classes[label] for path, label in zip(images.paths, images.labels)}
+    assert len(read) >= 4
+    assert {photo.path: photo.label for photo in folder_sync.list_photos(tmp_path, layout=layout)} == read
+    images.paths[0].unlink()
+    del read[images.paths[0]]
+    assert {photo.path: photo.label for photo in folder_sync.list_photos(tmp_path, layout=layout)} == read

@@ -120,4 +120,4 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning as a sentence, without the line of code that Python adds."""
-    typer.echo(f"proxymetric: warning: {visible(str(message), keep=chr(10))}", err=True)
+    _say(f"warning: {visible(str(message), keep=chr(10))}", each_start=True)

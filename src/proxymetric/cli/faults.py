@@ -143,6 +143,8 @@ def said_once(sentence: str, each_start: bool, stream: TextIO | None = None) -> 
             place = os.fstat((stream or sys.stderr).fileno())
             record = opened.enter_context(open(command / SAID, "ab+", buffering=0))
             fcntl.flock(record, fcntl.LOCK_EX)
+            # Also a process that is forked meanwhile, such as one that reads images, holds the lock until it ends.
+            opened.callback(fcntl.flock, record, fcntl.LOCK_UN)
             record.seek(0)
             words = [place.st_dev, place.st_ino, start if each_start else "", sentence]
             line = json.dumps(words).encode() + b"\n"

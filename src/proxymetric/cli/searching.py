@@ -53,8 +53,9 @@ def index(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Which folders are classes, as data.layout in training: auto (those directly under PHOTOS, or under "
-            "its parts train/, test/, ...), folder (always those directly under PHOTOS) or nested (the whole path). "
+            help="Which classes the images have, as data.layout in training: auto (the folders directly under PHOTOS, "
+            "or under its parts train/, test/, ..., or the classes of a benchmark such as CUB-200-2011), folder "
+            "(always the folders directly under PHOTOS), nested (the whole path), or a benchmark: cub, cars, sop, ... "
             "Default: as before; for a new index auto, or nested if the model was trained so."
         ),
     ] = None,
@@ -107,7 +108,8 @@ def index(
     The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
     out. Another folder for the same index is refused if images would be deleted, unless --replace says so. A command
     that was killed is continued by the same command. The class is the folder directly under PHOTOS, or under its parts
-    train/, test/ and so on; --layout and --metadata say otherwise.
+    train/, test/ and so on; in the folder of a benchmark such as CUB-200-2011 it is the class that training reads.
+    --layout and --metadata say otherwise.
 
     Images that `add-class` added stay, also with --rebuild. Another model cannot embed them again, so that --rebuild by
     another model is refused if there are any, unless --drop-added says that they drop out.
@@ -119,7 +121,15 @@ def index(
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
     from proxymetric.search.engines.milvus import left_behind
-    from proxymetric.search.folder_sync import LAYOUTS, check_same_folder, open_to_rebuild, photo_files, sync
+    from proxymetric.search.folder_sync import (
+        LAYOUTS,
+        check_same_folder,
+        class_rule,
+        layout_of,
+        open_to_rebuild,
+        photo_files,
+        sync,
+    )
     from proxymetric.search.generation import check_place
     from proxymetric.search.manifest import Manifest, is_index
     from proxymetric.search.measuring import advice_on_speed
@@ -155,6 +165,8 @@ def index(
         raise ValueError(f"PHOTOS: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}")
     if is_index(target) and not replace and (earlier := _opened(target, rebuild)) is not None:
         check_same_folder(earlier, folder, files)
+    chosen = layout or (Manifest.read(target).layout if is_index(target) else "auto")
+    class_rule(folder, layout_of(folder, chosen))  # refuses damaged lists of a benchmark before the model is loaded
     terminal.say(f"{len(files):,} images in {folder}")
     if unread:
         terminal.say(f"left out: {unread_types(unread)}")
@@ -197,7 +209,8 @@ def index(
             existing = Index(target)  # another process made it a moment ago: it holds the lock, or has done the work
     elif not rebuild and existing.manifest.count:
         existing.check_model(model)
-    if layout is None and not existing.manifest.count and any("/" in name for name in model.classes):
+    is_folders = layout_of(folder) == "auto"
+    if layout is None and is_folders and not existing.manifest.count and any("/" in name for name in model.classes):
         layout = "nested"  # classes such as fruit/apple come from this layout of the training data
     facts: dict[str, dict[str, Any]] = {"run": source}
     if vectors is not None and vectors != existing.manifest.vectors["kind"]:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import class_folders, image_files, part_folders
 from proxymetric.files import printable
@@ -37,7 +38,9 @@ PART_IMAGES = 4_096
 """images after which the embedded ones are written to disk"""
 PART_SECONDS = 5.0
 """time after which the embedded images are written to disk; a kill loses no more than this and a forward pass"""
-LAYOUTS = ("auto", "folder", "nested")
+BENCHMARK_LAYOUTS = tuple(name for name in BENCHMARKS if name != "mnist")
+"""the benchmarks whose classes are read as in training; "auto" reads the class folders of MNIST as they are"""
+LAYOUTS = ("auto", "folder", "nested", *BENCHMARK_LAYOUTS)
 GPU_BATCH, CPU_BATCH = 64, 16
 """images in a forward pass; on a CPU few, so that a pass of a large model ends within seconds"""
 
@@ -170,7 +173,7 @@ def sync(
         if not rebuild:
             index.check_model(fingerprint)
         unlisted: dict[str, str] = {}
-        layout = index.manifest.layout if layout is None else layout
+        layout = layout_of(photos, index.manifest.layout if layout is None else layout)
         images = list_photos(photos, unlisted, layout)
         folder_labels = {photo.id: photo.label for photo in images}
         for name, reason in unlisted.items():
@@ -274,6 +277,20 @@ def photo_files(photos: Path, unlisted: dict[str, str] | None = None, unread: Co
     return [file for file in files if not indexes.intersection(file.parents)]
 
 
+def layout_of(photos: Path, layout: str = "auto") -> str:
+    """Return the layout of a folder: for "auto" that of a benchmark if the folder has one, as in training.
+
+    Args:
+        photos: the folder.
+        layout: one of `LAYOUTS`; all but "auto" are returned as they are.
+
+    Raises:
+        ValueError: several benchmarks lie in the folder.
+    """
+    detected = detect(photos) if layout == "auto" and photos.is_dir() else None
+    return detected if detected in BENCHMARK_LAYOUTS else layout
+
+
 def class_rule(photos: Path, layout: str = "auto") -> Callable[[Path], str | None]:
     """Return the rule that says which class an image belongs to, the same as in training.
 
@@ -281,19 +298,22 @@ def class_rule(photos: Path, layout: str = "auto") -> Callable[[Path], str | Non
         photos: the folder.
         layout: "folder": the folder directly under `photos`. "auto": the same, but in folders such as train/ and test/
             that hold class folders, those are the classes; distractors have no class. "nested": like "auto", but the
-            class is the path of the folder that holds the image.
+            class is the path of the folder that holds the image. A benchmark such as "cub" (see `layout_of`): the
+            class that training reads for the image; an image that training does not read has none.
 
     Returns:
         A function of a path in `photos`; None for an image in no class folder.
 
     Raises:
-        ValueError: there is no such layout.
+        ValueError: there is no such layout, or the folder does not have the layout of that benchmark.
 
     Example:
         >>> class_rule(Path("photos"), "nested")(Path("fruit/apple/1.jpg"))
         'fruit/apple'
     """
     one_of("layout", layout, LAYOUTS)
+    if layout in BENCHMARK_LAYOUTS:
+        return _benchmark_rule(photos, layout)
     parts = {} if layout == "folder" or not photos.is_dir() else part_folders(photos)
     if not any(class_folders(folder) for folder in parts):  # classes that are called train and test by chance
         parts = {}
@@ -307,6 +327,17 @@ def class_rule(photos: Path, layout: str = "auto") -> Callable[[Path], str | Non
         return visible("/".join(names if layout == "nested" else names[:1])) if names else None
 
     return class_of
+
+
+def _benchmark_rule(photos: Path, layout: str) -> Callable[[Path], str | None]:
+    """The rule of `class_rule` for a benchmark; images that are listed and not there are no error for an index."""
+    try:
+        images = from_benchmark(photos, layout, complete=False)
+    except ValueError as error:
+        raise ValueError(f"{error}; --layout folder takes the folders directly under {photos} as classes") from None
+    labels = zip(images.paths or (), images.labels, strict=True)
+    classes = {path: visible(images.classes[label]) for path, label in labels}
+    return lambda path: classes.get(photos / path)
 
 
 def list_photos(photos: Path, unlisted: dict[str, str] | None = None, layout: str = "auto") -> list[Photo]:
@@ -417,7 +448,10 @@ def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Bat
 
 def _relabelled(index: Index, images: Sequence[Photo], photos: Path) -> set[str]:
     """The ids of files whose label in the index is the name of their class folder, by the layout of the index."""
-    class_of = class_rule(photos, index.manifest.layout)
+    try:
+        class_of = class_rule(photos, index.manifest.layout)
+    except ValueError:  # the lists of a benchmark are gone, and with them what the classes were
+        return set()
     earlier = dict(zip(index.ids, index.labels, strict=True))
     folder_labels = {photo.id: class_of(photo.path.relative_to(photos)) for photo in images if photo.id in earlier}
     return {item for item, label in folder_labels.items() if earlier[item] == label}

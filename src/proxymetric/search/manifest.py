@@ -35,7 +35,7 @@ class Manifest:
         files: size and CRC-32 of each file of the generation.
         packs: size and CRC-32 of each file of thumbnails.
         vectors: kind of the vectors' numbers (`float32`, `int8` or `binary`), bytes of a vector, and what was lost.
-        layout: which folders of `photos` are classes, as `data.layout` says for training.
+        layout: which folders of `photos` are classes, or the benchmark that it is, as `data.layout` says for training.
         added: number of items that are no files, which only the index has; None in an index of an earlier version.
     """
 

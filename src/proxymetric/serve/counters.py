@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,14 @@ FOLDER_VARIABLE = "PROXYMETRIC_SERVE_COUNTERS"
 """environment variable with the folder where the processes of the service keep their counters"""
 _REQUESTS = len(ROUTES) * (len(STATUSES) + 1)
 _SIZE = _REQUESTS + len(BUCKETS) + 1 + 4
+log = logging.getLogger("proxymetric.serve")
 
 
 class Counters:
-    """Counters of one process, in a file that the other processes read; in memory without a folder.
+    """Counters of one process, in memory and in a file that the other processes read; without a folder only in memory.
+
+    The file is written, not mapped: where a full disk has no room for a page of a mapped file, the system kills the
+    process. A file that cannot be written is tried again with the next change, and says so once in the log.
 
     Args:
         folder: where the processes keep their counters; None: only this process counts.
@@ -34,13 +40,14 @@ class Counters:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
-        if self.folder is None:
-            self._values: np.ndarray = np.zeros(_SIZE)
-        else:
-            self._values = np.memmap(self.folder / f"{os.getpid()}.counters", np.float64, "w+", shape=(_SIZE,))
+        self._name = f"{os.getpid()}.counters"
+        self._file: FileIO | None = None
+        self._is_saved = True
+        self._values = np.zeros(_SIZE)
         self._requests = self._values[:_REQUESTS].reshape(len(ROUTES), -1)
         self._buckets = self._values[_REQUESTS : _REQUESTS + len(BUCKETS) + 1]
         self._rest = self._values[-4:]
+        self._save()
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer; for searches that succeed, also their duration."""
@@ -49,15 +56,18 @@ class Counters:
         if route == "search" and status == 200:
             self._buckets[np.searchsorted(BUCKETS, seconds)] += 1
             self._rest[0] += seconds
+        self._save()
 
     def batched(self, size: int) -> None:
         """Count a batch of searches."""
         self._rest[1] += 1
         self._rest[2] += size
+        self._save()
 
     def pending(self, change: int) -> int:
         """Change the number of searches that wait or run in this process, and return it."""
         self._rest[3] += change
+        self._save()
         return int(self._rest[3])
 
     def text(self, items: int) -> str:
@@ -68,8 +78,8 @@ class Counters:
         """
         total = self._values.copy()
         if self.folder is not None:
-            files = [np.fromfile(file) for file in self.folder.glob("*.counters")]
-            total = np.sum([values for values in files if len(values) == _SIZE], axis=0)
+            others = [np.fromfile(file) for file in self.folder.glob("*.counters") if file.name != self._name]
+            total += np.sum([values for values in others if len(values) == _SIZE], axis=0)
         requests = total[:_REQUESTS].reshape(len(ROUTES), -1)
         lines = _head("requests_total", "counter", "Answers by route and status.")
         for row, route in enumerate(ROUTES):
@@ -96,6 +106,26 @@ class Counters:
         lines += [f"proxymetric_pending_searches {total[-1]:.0f}"]
         lines += [*_head("index_items", "gauge", "Items in the index."), f"proxymetric_index_items {items}"]
         return "\n".join(lines) + "\n"
+
+    def _save(self) -> None:
+        """Write all counters to the file of this process."""
+        if self.folder is None:
+            return
+        try:
+            if self._file is None:
+                self._file = FileIO(self.folder / self._name, "w")
+            self._file.seek(0)
+            self._file.write(self._values.tobytes())
+            self._is_saved = True
+        except OSError as error:
+            if self._is_saved:
+                log.warning(
+                    "counters: could not save %s: %s; until it can be written, /metrics of the other processes lacks "
+                    "what this one counts",
+                    self.folder / self._name,
+                    error.strerror or error,
+                )
+            self._is_saved = False
 
 
 def _head(name: str, kind: str, text: str) -> list[str]:

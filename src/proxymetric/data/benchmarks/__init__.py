@@ -32,10 +32,12 @@ class Benchmark(NamedTuple):
 
     matches: Callable[[Path], bool]
     """whether a folder has the layout of the benchmark"""
-    read: Callable[[Path], ImageSet]
+    read: Callable[..., ImageSet]
     """reads the images; raises a ValueError that says what is wrong with the folder"""
     folder_names: tuple[str, ...]
     """usual names of the benchmark's folder, which may be inside the folder that the user gives"""
+    has_lists: bool = True
+    """whether the images are listed, so that listed ones may be missing (argument `complete` of `read`)"""
 
 
 BENCHMARKS = {
@@ -44,8 +46,8 @@ BENCHMARKS = {
     "sop": Benchmark(products.matches, products.read, ("Stanford_Online_Products",)),
     "in-shop": Benchmark(in_shop.matches, in_shop.read, ("In-shop Clothes Retrieval Benchmark", "In-Shop", "inshop")),
     "inaturalist": Benchmark(inaturalist.matches, inaturalist.read, ("iNaturalist", "Inaturalist", "inaturalist")),
-    "omniglot": Benchmark(omniglot.matches, omniglot.read, ("omniglot", "omniglot-py")),
-    "mnist": Benchmark(mnist.matches, mnist.read, ("mnist", "MNIST")),
+    "omniglot": Benchmark(omniglot.matches, omniglot.read, ("omniglot", "omniglot-py"), has_lists=False),
+    "mnist": Benchmark(mnist.matches, mnist.read, ("mnist", "MNIST"), has_lists=False),
 }
 
 
@@ -67,17 +69,23 @@ def detect(root: Path) -> str | None:
     return next(iter(folders_inside), None)
 
 
-def from_benchmark(root: Path, layout: str) -> ImageSet:
+def from_benchmark(root: Path, layout: str, complete: bool = True) -> ImageSet:
     """Read the benchmark `layout` from `root`, or from a folder inside it with a usual name.
+
+    Args:
+        root: the folder.
+        layout: a key of `BENCHMARKS`.
+        complete: whether every listed image must be a file.
 
     Raises:
         ValueError: the folder does not have this layout.
     """
     benchmark = BENCHMARKS[layout]
+    read = partial(benchmark.read, complete=complete) if benchmark.has_lists else benchmark.read
     if benchmark.matches(root):
-        return benchmark.read(root)
+        return read(root)
     named_folder = next((root / name for name in benchmark.folder_names if (root / name).is_dir()), root)
-    return benchmark.read(_folder_inside(root, layout) or named_folder)
+    return read(_folder_inside(root, layout) or named_folder)
 
 
 def _folder_inside(root: Path, layout: str) -> Path | None:

@@ -32,7 +32,7 @@ def matches(root: Path, layout: str) -> bool:
     return len(_numbered_folders(root)) == CLASS_COUNTS[layout]
 
 
-def read(root: Path, layout: str) -> ImageSet:
+def read(root: Path, layout: str, complete: bool = True) -> ImageSet:
     """Read CUB-200-2011 ("cub": 5,864 + 5,924 images) or Cars196 ("cars": 8,054 + 8,131 images) from `root`.
 
     The first of these forms that exists is read:
@@ -43,14 +43,19 @@ def read(root: Path, layout: str) -> ImageSet:
 
     If images are missing, the notes of the set say how many.
 
+    Args:
+        root: the folder.
+        layout: "cub" or "cars".
+        complete: whether every listed image must be a file.
+
     Raises:
         ValueError: the folder does not have this layout, its lists contradict each other, or there are no lists and
             class folders are missing.
     """
     if layout == "cars" and (root / "cars_annos.mat").is_file():
-        return _from_annotations(root)
+        return _from_annotations(root, complete)
     if all((root / name).is_file() for name in _LISTS):
-        return _from_lists(root, layout)
+        return _from_lists(root, layout, complete)
     if _numbered_folders(root):
         return _from_numbered_folders(root, layout)
     official = "cars_annos.mat and car_ims/" if layout == "cars" else f"{', '.join(_LISTS)} and images/"
@@ -60,7 +65,7 @@ def read(root: Path, layout: str) -> ImageSet:
     )
 
 
-def _from_lists(root: Path, layout: str) -> ImageSet:
+def _from_lists(root: Path, layout: str, complete: bool) -> ImageSet:
     names = _numbered_lines(root / "classes.txt")
     files = _numbered_lines(root / "images.txt")
     labels = _numbered_lines(root / "image_class_labels.txt")
@@ -82,11 +87,12 @@ def _from_lists(root: Path, layout: str) -> ImageSet:
             f"{root / 'classes.txt'}"
         )
     paths = [root / "images" / file for file in files.values()]
-    require_files(paths, root, root / "images.txt")
+    if complete:
+        require_files(paths, root, root / "images.txt")
     return _make_halved_set(layout, [order[int(labels[n])] for n in files], list(names.values()), paths, root)
 
 
-def _from_annotations(root: Path) -> ImageSet:
+def _from_annotations(root: Path, complete: bool) -> ImageSet:
     from scipy.io import loadmat
 
     file = root / "cars_annos.mat"
@@ -105,7 +111,8 @@ def _from_annotations(root: Path) -> ImageSet:
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
         raise ValueError(f"{file}: got classes from {min(labels) + 1} to {max(labels) + 1}, expected 1 to {len(names)}")
     paths = [root / str(path) for path in rows["relative_im_path"]]
-    require_files(paths, root, file)
+    if complete:
+        require_files(paths, root, file)
     return _make_halved_set("cars", labels, names, paths, root)
 
 

@@ -24,13 +24,17 @@ def matches(root: Path) -> bool:
         return [line.split() for _, line in zip(range(2), lines)][1:] == [_HEADER]
 
 
-def read(root: Path) -> ImageSet:
+def read(root: Path, complete: bool = True) -> ImageSet:
     """Read the clothes listed in `list_eval_partition.txt`, in `root` or `root/Eval`.
 
     The official set has 3,997 items with 25,882 images for training, and 3,985 items for the test, with 14,218 queries
     and a gallery of 12,612 images; `gallery` distinguishes the two. The list begins with the number of images and the
     header `image_name item_id evaluation_status`. Images are in `root` or `root/Img` under the listed names, such as
     `img/WOMEN/Dresses/id_00000002/02_1_front.jpg`. Classes are sorted by item.
+
+    Args:
+        root: the folder.
+        complete: whether every listed image must be a file.
 
     Raises:
         ValueError: the list is missing or incomplete, or images are missing.
@@ -63,7 +67,7 @@ def read(root: Path) -> ImageSet:
             raise ValueError(f"{file}: got no images with the status {status}, expected at least one")
     rows.sort(key=lambda row: row.class_name)
     images = root / "Img" if not (root / rows[0].file).exists() and (root / "Img").is_dir() else root
-    return make_image_set("in-shop", rows, root, images, file)
+    return make_image_set("in-shop", rows, root, images, file, complete)
 
 
 def _list_of(root: Path) -> Path | None:

@@ -16,7 +16,7 @@ def matches(root: Path) -> bool:
     return _lists_of(root) is not None
 
 
-def read(root: Path) -> ImageSet:
+def read(root: Path, complete: bool = True) -> ImageSet:
     """Read the species listed in `Inaturalist_train_set1.txt` and `Inaturalist_test_set1.txt` (Brown et al., 2020).
 
     The official set has 5,690 species with 325,846 images for training and 2,452 species with 136,093 images for the
@@ -24,6 +24,10 @@ def read(root: Path) -> ImageSet:
     `root/Inat_dataset_splits`. A line is the path of an image below `root`, such as
     `train_val2018/Aves/3305/0b1f.jpg`; the species is its folder, `Aves/3305`. If a label follows the path, the species
     is that label.
+
+    Args:
+        root: the folder.
+        complete: whether every listed image must be a file.
 
     Raises:
         ValueError: a list is missing or damaged, or images are missing.
@@ -46,7 +50,7 @@ def read(root: Path) -> ImageSet:
             species = words[1] if len(words) == 2 else "/".join(path.parts[-3:-1])
             rows.append(ListedImage(words[0], species, test))
     rows.sort(key=lambda row: (row.test, row.class_name))
-    return make_image_set("inaturalist", rows, root, root, folder)
+    return make_image_set("inaturalist", rows, root, root, folder, complete)
 
 
 def _lists_of(root: Path) -> Path | None:

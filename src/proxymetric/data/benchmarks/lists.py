@@ -30,7 +30,9 @@ def lines_of(file: Path) -> list[tuple[int, list[str]]]:
     return [(number, words) for number, line in enumerate(read_text(file).splitlines(), 1) if (words := line.split())]
 
 
-def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path, listed_in: Path) -> ImageSet:
+def make_image_set(
+    name: str, rows: list[ListedImage], root: Path, images: Path, listed_in: Path, complete: bool = True
+) -> ImageSet:
     """Make an image set from listed images; classes are in the order of their first image.
 
     Args:
@@ -39,6 +41,7 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
         root: the folder that paths are shown relative to.
         images: the folder that the files of `rows` are relative to.
         listed_in: the list, or the folder of lists, for messages.
+        complete: whether every listed image must be a file.
 
     Raises:
         ValueError: training or test has fewer than two classes, a class is in both, or files are missing.
@@ -55,7 +58,8 @@ def make_image_set(name: str, rows: list[ListedImage], root: Path, images: Path,
             "expected no class for both"
         )
     paths = [images / row.file for row in rows]
-    require_files(paths, root, listed_in)
+    if complete:
+        require_files(paths, root, listed_in)
     classes = list(dict.fromkeys(row.class_name for row in rows))
     label_of = {class_name: label for label, class_name in enumerate(classes)}
     gallery = np.array([row.gallery for row in rows])

@@ -16,12 +16,16 @@ def matches(root: Path) -> bool:
     return all((root / name).is_file() for name in _LISTS)
 
 
-def read(root: Path) -> ImageSet:
+def read(root: Path, complete: bool = True) -> ImageSet:
     """Read the products listed in `Ebay_train.txt` and `Ebay_test.txt` in `root`; the photographs are in `root` too.
 
     The official set has 11,318 classes with 59,551 images for training and 11,316 classes with 60,502 images for the
     test. A list has the header `image_id class_id super_class_id path` and one line for each image, with a path such as
     `bicycle_final/111085122871_0.JPG`. The name of a class is its category and its number, `bicycle 1`.
+
+    Args:
+        root: the folder.
+        complete: whether every listed image must be a file.
 
     Raises:
         ValueError: a list is missing or damaged, or images are missing.
@@ -49,4 +53,4 @@ def read(root: Path) -> ImageSet:
                 (number, ListedImage(words[3], names.setdefault(number, f"{category} {number}"), test))
             )
     numbered_images.sort(key=lambda row: row[0])
-    return make_image_set("sop", [row for _, row in numbered_images], root, root, root)
+    return make_image_set("sop", [row for _, row in numbered_images], root, root, root, complete)
