@@ -530,6 +530,19 @@ def test_images_of_a_benchmark_drop_out_as_others_do(model, photos, tmp_path):
     assert index["images/003.Bird/1.png"].label == "Bird 3", "what its folder was called before is not known any more"
 
 
+def test_several_benchmarks_in_a_folder_are_read_by_folders(photos, tmp_path):
+    """Training asks which one; an index has them all."""
+    cub(photos, tmp_path / "CUB_200_2011")
+    products = tmp_path / "Stanford_Online_Products"
+    products.mkdir()
+    for part in ("train", "test"):
+        (products / f"Ebay_{part}.txt").write_text("image_id class_id super_class_id path\n")
+    with pytest.raises(ValueError, match="expected one of these folders"):
+        open_data(tmp_path)
+    assert folder_sync.layout_of(tmp_path) == "auto"
+    assert folder_sync.class_rule(tmp_path)(Path("CUB_200_2011/images/001.Bird/0.png")) == "CUB_200_2011"
+
+
 @pytest.mark.parametrize("layout", ["sop", "in-shop", "inaturalist", "omniglot"])
 def test_other_benchmarks(layout, tmp_path):
     rows = {"bicycle_final/1_0.JPG": 1, "bicycle_final/2_0.JPG": 2, "cabinet_final/3_0.JPG": 3, "chair_final/4.JPG": 4}

@@ -280,14 +280,18 @@ def photo_files(photos: Path, unlisted: dict[str, str] | None = None, unread: Co
 def layout_of(photos: Path, layout: str = "auto") -> str:
     """Return the layout of a folder: for "auto" that of a benchmark if the folder has one, as in training.
 
+    A folder with several benchmarks inside is read by its folders: training asks which one, but an index has them all.
+
     Args:
         photos: the folder.
         layout: one of `LAYOUTS`; all but "auto" are returned as they are.
-
-    Raises:
-        ValueError: several benchmarks lie in the folder.
     """
-    detected = detect(photos) if layout == "auto" and photos.is_dir() else None
+    if layout != "auto" or not photos.is_dir():
+        return layout
+    try:
+        detected = detect(photos)
+    except ValueError:
+        return layout
     return detected if detected in BENCHMARK_LAYOUTS else layout
 
 
