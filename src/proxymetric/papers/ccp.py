@@ -17,7 +17,7 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
 
 @about(
     paper="Gürbüz et al. 2023, Deep Metric Learning with Chance Constraints",
-    choose="around a pair loss with small batches; on CUB here above its base with batches of 16, level with 32",
+    choose="around a pair loss with small batches; on CUB here above contrastive with batches of 16, level with 32",
     needs=("encoder", "validation", "pool"),
     samples_per_class=4,
     no_plan="has a copy of the encoder and a pool of embeddings in addition to its proxies; plan its base loss",

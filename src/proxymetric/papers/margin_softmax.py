@@ -88,7 +88,7 @@ def cosface(
 
 @about(
     paper="Deng et al. 2019, ArcFace: Additive Angular Margin Loss for Deep Face Recognition",
-    choose="faces, very many classes with clean labels, and frozen backbones",
+    choose="faces, and very many classes with clean labels",
     sums_over="classes",
 )
 def arcface(

@@ -91,7 +91,7 @@ def mpa_dw(
 
 @about(
     paper=PAPER,
-    choose="over mpa according to its paper; on CUB here level with it",
+    choose="over mpa on Cars in its paper; here level with it",
     sums_over="classes",
     grouped=True,
 )

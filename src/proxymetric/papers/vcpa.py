@@ -22,7 +22,7 @@ from proxymetric.sources import VariationalProxies
 
 @about(
     paper="Kim et al. 2022, Variational Continual Proxy-Anchor for Deep Metric Learning",
-    choose="with few images, or to know how certain each class is; else level with proxy-anchor on CUB, below on Cars",
+    choose="with few images (MAP@R), or for the certainty of each class; else at most level with proxy-anchor",
     no_plan="has two vectors for each proxy and fits them in Newton steps; it needs more than proxy-anchor",
 )
 def vcpa(

@@ -24,7 +24,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
 
 @about(
     paper=PAPER,
-    choose="for prompts in a frozen vision transformer; on CUB and Cars here not above free proxies",
+    choose="for prompts in a frozen vision transformer; here not above free proxies at 160 pixels",
     needs=("encoder", "images"),
     samples_per_class=2,
     no_plan=NO_PLAN,
