@@ -6,6 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
+from generator.choices import choices_section
 from generator.claims import claimed_differences, claims_picture, claims_table, costs_table, why_list
 from generator.repeats import repeats_section
 from generator.scores import RESULTS, ROOT, table
@@ -62,8 +63,9 @@ def _summary(all_results: list) -> str:
         f"{why_list(all_results)}\n\n"
     )
     return (
-        f"{claims if differences else ''}## What the runs cost\n\nRuns share a machine; its minutes are those in which "
-        f"at least one of them ran.\n\n{costs_table(all_results)}\n\n"
+        f"{claims if differences else ''}{choices_section(all_results)}"
+        "## What the runs cost\n\nRuns share a machine; its minutes are those in which at least one of them ran.\n\n"
+        f"{costs_table(all_results)}\n\n"
     )
 
 

@@ -13,11 +13,25 @@ import pytest
 
 import proxymetric as pm
 from proxymetric.papers import CATALOGUE
+from proxymetric.studies import load_study
+from proxymetric.studies.results import stored_results
+from proxymetric.studies.scores import Results
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generator import claims, equations, growth, methods, parts, performance, reference, scores, study_pages  # noqa: E402
+from generator import (  # noqa: E402
+    choices,
+    claims,
+    equations,
+    growth,
+    methods,
+    parts,
+    performance,
+    reference,
+    scores,
+    study_pages,
+)
 
 
 @pytest.mark.parametrize("page", parts.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -187,3 +201,22 @@ def test_growth_is_drawn_with_its_exponents(tmp_path, monkeypatch):
     assert list(pictures) == ["images/growth-cpu.svg"]
     assert "triplet, exponent 1.00" in pictures["images/growth-cpu.svg"].decode()
     assert pictures == growth.growth_pictures(), "the picture does not depend on the time"
+
+
+def test_the_choices_of_auto_are_those_of_its_stored_results():
+    runs = [json.loads(file.read_text()) for file in (ROOT / "results" / "glyphs-frozen").glob("*-seed*.json")]
+    scores = {(run["recipe"]["seed"], run["recipe"]["method"]): run["rows"]["trained encoder"]["MAP@R"] for run in runs}
+    chosen = {run["recipe"]["seed"]: run["auto"]["method"] for run in runs if "auto" in run}
+    tried = {trial["method"] for run in runs for trial in run.get("auto", {}).get("trials", ())}
+    assert len(chosen) == 3
+    assert len(tried) == 6
+    regrets, gains = [], []
+    for seed, method in chosen.items():
+        regrets.append(100 * (max(scores[seed, name] for name in tried) - scores[seed, method]))
+        gains.append(100 * (scores[seed, method] - scores[seed, "proxy-anchor"]))
+    study = load_study(ROOT / "studies" / "glyphs-frozen.toml")
+    section = choices.choices_section([Results(study, stored_results(study, ROOT / "results" / "glyphs-frozen"))])
+    line = next(
+        line for line in section.splitlines() if line.startswith("| [glyphs-frozen](glyphs-frozen.md) | Glyphs, ")
+    )
+    assert line.split(" | ")[3:6] == [f"{sum(regrets) / 3:.2f}", f"{sum(gains) / 3:+.2f}", f"{min(gains):+.2f}"]

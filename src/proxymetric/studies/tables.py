@@ -210,6 +210,7 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     row is left out.
     """
     from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
+    from proxymetric.studies.regret import method_choices
 
     note = (
         f"{METRIC} in per cent. The regret is the highest score at the same seed of a method that was tried, less that "
@@ -218,51 +219,21 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
     table = Table(f"{heading}, the choice of a method", columns, note=note)
     for cell in cells:
-        scores = results.scores(cell, METRIC)
-        regrets, gains, shares = [], [], []
-        for seed, run in results.runs[cell].items():
-            if run.auto is None or seed not in scores:
-                continue
-            named = _named(results, METRIC, cells, cell, seed)
-            if not named:
-                continue
-            best = max(named, key=named.__getitem__)
-            regrets.append(named[best] - scores[seed])
-            shares.append(100 * run.auto["seconds"] / run.seconds)
-            line = [results.study.rows[cell.row].title, str(seed), run.auto["method"], f"{scores[seed]:.1f}"]
-            line += [f"{best}, {named[best]:.1f}", f"{_rounded(regrets[-1], 2):+.2f}"]
-            if DEFAULT_METHOD in named:
-                gains.append(scores[seed] - named[DEFAULT_METHOD])
-            line += [f"{_rounded(gains[-1], 2):+.2f}" if DEFAULT_METHOD in named else "", f"{shares[-1]:.0f} %"]
-            table.rows.append(line)
-        if regrets:
+        choices = method_choices(results, cells, cell)
+        title = results.study.rows[cell.row].title
+        for each in choices:
+            gain = "" if each.gain is None else f"{_rounded(each.gain, 2):+.2f}"
+            table.rows.append(
+                [title, str(each.seed), each.method, f"{each.score:.1f}", f"{each.best}, {each.best_score:.1f}",
+                 f"{_rounded(each.regret, 2):+.2f}", gain, f"{100 * each.trial_share:.0f} %"]
+            )  # fmt: skip
+        if choices:
+            regrets = [each.regret for each in choices]
+            gains = [each.gain for each in choices if each.gain is not None]
             means = [mean_text(student(values), "+") if values else "" for values in (regrets, gains)]
-            share = f"{student(shares).value:.0f} %"
-            table.rows.append([results.study.rows[cell.row].title, "mean", "", "", "", *means, share])
+            share = f"{100 * student([each.trial_share for each in choices]).value:.0f} %"
+            table.rows.append([title, "mean", "", "", "", *means, share])
     return table
-
-
-def _named(results: Results, metric: str, cells: list[Cell], auto: Cell, seed: int) -> dict[str, float]:
-    """The score of each method that a run tried, at its seed, of rows that differ from it in the method alone.
-
-    Args:
-        results: the results.
-        metric: its name.
-        cells: the rows of a table.
-        auto: the row of the run that tried methods.
-        seed: the seed.
-    """
-    tried = {trial["method"] for trial in (results.runs[auto][seed].auto or {}).get("trials", ())}
-    named_scores = {}
-    for cell in cells:
-        run, row = results.runs[cell].get(seed), results.study.rows[cell.row]
-        is_other = row.recipe != results.study.rows[auto.row].recipe or bool(row.settings.keys() - {"method"})
-        if run is None or run.auto is not None or is_other or seed not in (scores := results.scores(cell, metric)):
-            continue
-        method = run.recipe["method"]
-        if not tried or method in tried:
-            named_scores[method] = scores[seed]
-    return named_scores
 
 
 MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (

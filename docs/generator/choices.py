@@ -1,0 +1,46 @@
+"""What `--method auto` chose in all studies with results: its regret, its gain over Proxy-Anchor, its time."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+from generator.scores import table
+
+
+def choices_section(all_results: list) -> str:
+    """The section of the page of studies about `--method auto`; empty without such runs."""
+    from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
+    from proxymetric.studies.regret import method_choices
+
+    rows, all_choices = [], []
+    for results in all_results:
+        for heading, cells in results.groups():
+            if choices := [choice for cell in cells for choice in method_choices(results, cells, cell)]:
+                name = results.study.name
+                rows.append([f"[{name}]({name}.md)", heading.split(":")[0], *_line(choices)])
+                all_choices += choices
+    if not rows:
+        return ""
+    rows.append(["all", "", *_line(all_choices)])
+    columns = ["study", "data and backbone", "chosen (runs)", "regret", f"against {DEFAULT_METHOD}", "lowest", "trials"]
+    return (
+        "## What --method auto chooses\n\n`--method auto` tries six methods on features of the training images. "
+        f"Regret: the highest {METRIC} at the same seed of a method that it tried, less that of the method that it "
+        f"chose. Then the difference of its choice to {DEFAULT_METHOD}, on average and at the seed where it is "
+        "lowest, in points. Trials: their time as a share of the time of the run.\n\n"
+        f"{table(columns, rows)}\n\n"
+    )
+
+
+def _line(choices: list) -> list[str]:
+    """What was chosen how often, and the means of the choices."""
+    names = Counter(choice.method for choice in choices)
+    gains = [choice.gain for choice in choices if choice.gain is not None]
+    return [
+        ", ".join(f"{name} ({count})" for name, count in names.most_common()),
+        f"{statistics.fmean(choice.regret for choice in choices):.2f}",
+        f"{statistics.fmean(gains):+.2f}" if gains else "",
+        f"{min(gains) + 0.0:+.2f}" if gains else "",
+        f"{100 * statistics.fmean(choice.trial_share for choice in choices):.0f} %",
+    ]
