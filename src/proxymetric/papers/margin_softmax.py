@@ -88,7 +88,7 @@ def cosface(
 
 @about(
     paper="Deng et al. 2019, ArcFace: Additive Angular Margin Loss for Deep Face Recognition",
-    choose="faces, and very many classes with clean labels",
+    choose="faces, very many classes, and wrong labels (on frozen features here)",
     sums_over="classes",
 )
 def arcface(
@@ -127,7 +127,7 @@ def arcface(
 
 @about(
     paper="Deng et al. 2020, Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
-    choose="over arcface if labels are noisy: lists images that may be wrong",
+    choose="lists images that may have wrong labels; here not above arcface",
     sums_over="classes",
     grouped=True,
 )

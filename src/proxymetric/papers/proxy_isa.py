@@ -20,7 +20,7 @@ from proxymetric.weightings import InformativeSamples
 
 @about(
     paper="Li et al. 2022, Informative Sample-Aware Proxy for Deep Metric Learning",
-    choose="for noisy labels according to its paper; here below proxy-anchor, also with wrong labels",
+    choose="for noisy labels according to its paper; here seldom above proxy-anchor",
     needs=("epochs",),
     no_plan="has a memory of embeddings in addition to its proxies; plan its base, such as proxy-anchor",
 )
