@@ -35,12 +35,14 @@ def choices_section(all_results: list) -> str:
 
 def _line(choices: list) -> list[str]:
     """What was chosen how often, and the means of the choices."""
+    from proxymetric.studies.tables import rounded
+
     names = Counter(choice.method for choice in choices)
     gains = [choice.gain for choice in choices if choice.gain is not None]
     return [
         ", ".join(f"{name} ({count})" for name, count in names.most_common()),
-        f"{statistics.fmean(choice.regret for choice in choices):.2f}",
-        f"{statistics.fmean(gains):+.2f}" if gains else "",
-        f"{min(gains) + 0.0:+.2f}" if gains else "",
+        f"{rounded(statistics.fmean(choice.regret for choice in choices), 2):.2f}",
+        f"{rounded(statistics.fmean(gains), 2):+.2f}" if gains else "",
+        f"{rounded(min(gains), 2):+.2f}" if gains else "",
         f"{100 * statistics.fmean(choice.trial_share for choice in choices):.0f} %",
     ]

@@ -13,13 +13,13 @@ class MethodChoice(NamedTuple):
     """What one run with `--method auto` chose, beside runs that differ from it in the method alone.
 
     Attributes:
-        seed: of the run.
-        method: that it chose.
-        score: its score, in per cent.
-        best: the method with the highest score at this seed, of those that it tried.
-        best_score: in per cent.
-        default_score: of Proxy-Anchor at this seed; None if it has no run.
-        trial_share: time of the trials as a share of the time of the run.
+        seed: the seed of the run.
+        method: the method that it chose.
+        score: the MAP@R of the run, in per cent.
+        best: of the methods that it tried, the one whose own run has the highest MAP@R at this seed.
+        best_score: that MAP@R, in per cent.
+        default_score: the MAP@R of Proxy-Anchor at this seed; None if there is no such run.
+        trial_share: the time of the trials as a share of the time of the run.
     """
 
     seed: int
@@ -50,12 +50,14 @@ class MethodChoice(NamedTuple):
 
 
 def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[MethodChoice]:
-    """The choices of a row, one for each seed that has the run of a method that was tried.
+    """The choices of the runs of a row; none if the row names its method.
+
+    A seed is left out if no method that was tried has a run of its own at this seed.
 
     Args:
-        results: of the study.
-        cells: the rows of the same table.
-        auto: the row; runs of other rows have no choices.
+        results: the results of the study.
+        cells: the rows of the table, among them the runs of the methods that were tried.
+        auto: the row whose runs chose.
     """
     choices = []
     scores = results.scores(auto, METRIC)

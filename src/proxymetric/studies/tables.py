@@ -222,10 +222,10 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         choices = method_choices(results, cells, cell)
         title = results.study.rows[cell.row].title
         for each in choices:
-            gain = "" if each.gain is None else f"{_rounded(each.gain, 2):+.2f}"
+            gain = "" if each.gain is None else f"{rounded(each.gain, 2):+.2f}"
             table.rows.append(
                 [title, str(each.seed), each.method, f"{each.score:.1f}", f"{each.best}, {each.best_score:.1f}",
-                 f"{_rounded(each.regret, 2):+.2f}", gain, f"{100 * each.trial_share:.0f} %"]
+                 f"{rounded(each.regret, 2):+.2f}", gain, f"{100 * each.trial_share:.0f} %"]
             )  # fmt: skip
         if choices:
             regrets = [each.regret for each in choices]
@@ -290,7 +290,7 @@ def mean_text(mean: Mean | None, sign: str = "") -> str:
         return ""
     digits = 2 if sign else 1
     half = "" if mean.half is None else f" ± {mean.half:.{digits}f}"
-    return f"{_rounded(mean.value, digits):{sign}.{digits}f}{half}"
+    return f"{rounded(mean.value, digits):{sign}.{digits}f}{half}"
 
 
 def _as_printed(value: float, sign: str = "") -> str:
@@ -299,13 +299,13 @@ def _as_printed(value: float, sign: str = "") -> str:
     >>> _as_printed(69.7), _as_printed(64.65), _as_printed(0.5, "+")
     ('69.7', '64.65', '+0.5')
     """
-    return f"{_rounded(value, 2):{sign}.{1 if round(value, 1) == round(value, 2) else 2}f}"
+    return f"{rounded(value, 2):{sign}.{1 if round(value, 1) == round(value, 2) else 2}f}"
 
 
-def _rounded(value: float, digits: int) -> float:
+def rounded(value: float, digits: int) -> float:
     """A rounded value; zero has no minus sign.
 
-    >>> _rounded(-0.001, 2)
+    >>> rounded(-0.001, 2)
     0.0
     """
     return round(value, digits) + 0.0
