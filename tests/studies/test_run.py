@@ -499,7 +499,7 @@ def test_a_dry_run_says_what_is_not_there_yet(tmp_path):
 
 
 @pytest.mark.parametrize("action", ["--collect", "--tables"])
-@pytest.mark.parametrize(("flag", "value"), [("--only", "proxy-anchor"), ("--seeds", "0")])
+@pytest.mark.parametrize(("flag", "value"), [("--only", "proxy-anchor"), ("--seeds", "0"), ("--data", "glyphs")])
 def test_collect_and_tables_take_all_results(action, flag, value, finished, tmp_path):
     words = [action, finished, "--results", tmp_path / "results", flag, value]
     refused(proxymetric("study", GLYPHS, *words), f"{flag}: got '{value}' together with {action}")

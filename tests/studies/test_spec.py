@@ -120,6 +120,21 @@ def test_narrowing():
         narrowed(study, ["B"])
     with pytest.raises(ValueError, match="--seeds: got 7, expected one of 1, 3"):
         narrowed(study, (), [7])
+    with pytest.raises(
+        ValueError, match=r"--data: got 'gg', expected data sets of the study \(g, d\); did you mean 'g'"
+    ):
+        narrowed(study, data=["gg"])
+
+
+def test_narrowing_to_a_data_set():
+    rows = [{"name": "a"}, {"name": "b", "data": ["h"]}]
+    study = parse(small(seeds=[1], data={"g": {"path": "x"}, "h": {"path": "y"}}, rows=rows))
+    assert [task.name for task in narrowed(study, data=["g"])] == ["a-g-held-out-seed1"]
+    assert {task.name for task in narrowed(study, data=["h"])} == {"a-h-held-out-seed1", "b-h-held-out-seed1"}
+    with pytest.raises(
+        ValueError, match="--data: got 'g', on which the rows and seeds that were asked for have no run"
+    ):
+        narrowed(study, ["b"], data=["g"])
 
 
 def test_the_glyphs_study_is_whole():

@@ -38,6 +38,7 @@ def study(
     ] = None,
     only: Annotated[str, typer.Option(metavar="ROW[,ROW]", help="Run only these rows of the study.")] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1", help="Run only these seeds.")] = "",
+    data: Annotated[str, typer.Option(metavar="NAME[,NAME]", help="Run only on these data sets of the study.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and their times; run nothing.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Repeat runs whose recipe or data changed; replace collected results.")
@@ -80,6 +81,7 @@ def study(
         minutes=minutes,
         only=only,
         seeds=seeds,
+        data=data,
         dry_run=dry_run,
         overwrite=overwrite,
         archive=archive,

@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", default="")
+    parser.add_argument("--data", default="")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
     options = vars(parser.parse_args(arguments))

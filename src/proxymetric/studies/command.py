@@ -34,6 +34,7 @@ class Options:
     minutes: float | None = None
     only: str = ""
     seeds: str = ""
+    data: str = ""
     dry_run: bool = False
     overwrite: bool = False
     archive: Path | None = None
@@ -54,7 +55,7 @@ def execute(options: Options, reporter: Reporter) -> int:
     """
     _check(options)
     study = load_study(options.study)
-    tasks = narrowed(study, _words(options.only), _numbers(options.seeds))
+    tasks = narrowed(study, _words(options.only), _numbers(options.seeds), _words(options.data))
     check_outputs(study, options.archive, options.tables)
     out = options.out or Path("runs") / f"study-{study.name}"
     if options.collect:
@@ -88,7 +89,7 @@ def _check(options: Options) -> None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
     if options.results is not None and not (options.collect or options.tables):
         raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
-    for flag, value in (("--only", options.only), ("--seeds", options.seeds)):
+    for flag, value in (("--only", options.only), ("--seeds", options.seeds), ("--data", options.data)):
         if value and (options.collect or options.tables):
             action = "--collect" if options.collect else "--tables"
             raise ValueError(

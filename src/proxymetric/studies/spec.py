@@ -183,11 +183,11 @@ class Study:
             ) from None
 
 
-def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) -> list[Task]:
-    """The runs of the given rows and seeds; an empty argument selects all.
+def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), data: Iterable[str] = ()) -> list[Task]:
+    """The runs of the given rows, seeds and data sets; an empty argument selects all.
 
     Raises:
-        ValueError: the study has no such row or seed.
+        ValueError: the study has no such row, seed or data set, or no run of all three.
 
     Example:
         >>> from proxymetric.studies import parse
@@ -195,13 +195,30 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = ()) 
         >>> [task.name for task in narrowed(study, only=["b"])]
         ['b-g-held-out-seed0']
     """
-    only, seeds, tasks = list(only), list(seeds), study.tasks()
-    for row in only:
-        if row not in study.rows:
-            rows = ", ".join(study.rows)
-            raise ValueError(f"--only: got {row!r}, expected rows of the study ({rows}){did_you_mean(row, study.rows)}")
+    only, seeds, data, tasks = list(only), list(seeds), list(data), study.tasks()
+    for flag, kind, names, known_names in (
+        ("--only", "rows", only, list(study.rows)), ("--data", "data sets", data, list(study.data))
+    ):  # fmt: skip
+        for name in names:
+            if name not in known_names:
+                listed = ", ".join(known_names)
+                raise ValueError(
+                    f"{flag}: got {name!r}, expected {kind} of the study ({listed}){did_you_mean(name, known_names)}"
+                )
     known = sorted({task.seed for task in tasks})
     for seed in seeds:
         if seed not in known:
             raise ValueError(f"--seeds: got {seed}, expected one of {', '.join(map(str, known))}")
-    return [t for t in tasks if (not only or t.cell.row in only) and (not seeds or t.seed in seeds)]
+    chosen = [
+        task
+        for task in tasks
+        if (not only or task.cell.row in only)
+        and (not seeds or task.seed in seeds)
+        and (not data or task.cell.data in data)
+    ]
+    if not chosen:
+        raise ValueError(
+            f"--data: got {', '.join(data)!r}, on which the rows and seeds that were asked for have no run; expected a "
+            "data set of these rows"
+        )
+    return chosen
