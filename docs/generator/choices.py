@@ -23,12 +23,19 @@ def choices_section(all_results: list) -> str:
     if not rows:
         return ""
     rows.append(["all", "", *_line(all_choices)])
+    changed = ""
+    if any(choice.method != choice.method_now for choice in all_choices):
+        changed = (
+            " Now: what the rule of this version chooses from the same trials, where it is another method; regret and "
+            "differences are those of the runs."
+        )
     columns = ["study", "data and backbone", "chosen (runs)", "regret", f"against {DEFAULT_METHOD}", "lowest", "trials"]
     return (
         "## What --method auto chooses\n\n`--method auto` tries six methods on features of the training images. "
         f"Regret: the highest {METRIC} at the same seed of a method that it tried, less that of the method that it "
         f"chose. Then the difference of its choice to {DEFAULT_METHOD}, on average and at the seed where it is "
-        "lowest, in points. Trials: their time as a share of the time of the run.\n\n"
+        "lowest, in points. Trials: their time as a share of the time of the run."
+        f"{changed}\n\n"
         f"{table(columns, rows)}\n\n"
     )
 
@@ -37,7 +44,7 @@ def _line(choices: list) -> list[str]:
     """What was chosen how often, and the means of the choices."""
     from proxymetric.studies.tables import rounded
 
-    names = Counter(choice.method for choice in choices)
+    names = Counter(choice.label for choice in choices)
     gains = [choice.gain for choice in choices if choice.gain is not None]
     return [
         ", ".join(f"{name} ({count})" for name, count in names.most_common()),

@@ -103,8 +103,20 @@ def test_settings_of_a_loss_are_refused(photos: Path, tmp_path: Path) -> None:
 def test_a_method_must_be_better_with_its_whole_interval() -> None:
     plain = Trial(DEFAULT_METHOD, 0.5, 0.0, 0.0, 0.0, 1.0)
     unsure, sure = Trial("mpa-ap", 0.6, 0.1, -0.01, 0.2, 1.0), Trial("vcpa", 0.52, 0.02, 0.01, 0.03, 1.0)
-    assert decide([unsure, plain])[0] == DEFAULT_METHOD
-    assert decide([unsure, sure, plain])[0] == "vcpa"
+    assert decide([unsure, plain], frozen=True)[0] == DEFAULT_METHOD
+    assert decide([unsure, sure, plain], frozen=True)[0] == "vcpa"
+
+
+def test_a_run_that_trains_the_backbone_needs_a_larger_gain() -> None:
+    plain, small = Trial(DEFAULT_METHOD, 0.5, 0.0, 0.0, 0.0, 1.0), Trial("vcpa", 0.529, 0.029, 0.02, 0.04, 1.0)
+    method, reason = decide([small, plain], frozen=False)
+    assert method == DEFAULT_METHOD
+    assert reason.startswith("on held-out classes no other method is better by 3 MAP@R")
+    large = Trial("mpa-ap", 0.53, 0.03, 0.01, 0.05, 1.0)
+    assert decide([large, small, plain], frozen=False) == (
+        "mpa-ap", "+3.0 MAP@R (1.0 to 5.0) over proxy-anchor on held-out classes"
+    )  # fmt: skip
+    assert decide([large, small, plain], frozen=True)[0] == "mpa-ap"
 
 
 @pytest.mark.usefixtures("few_classes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
+from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC, Trial, decide
 from proxymetric.studies.scores import Results
 from proxymetric.studies.spec import Cell
 
@@ -15,6 +15,7 @@ class MethodChoice(NamedTuple):
     Attributes:
         seed: the seed of the run.
         method: the method that it chose.
+        method_now: the method that this version chooses from the same trials.
         score: the MAP@R of the run, in per cent.
         best: of the methods that it tried, the one whose own run has the highest MAP@R at this seed.
         best_score: that MAP@R, in per cent.
@@ -24,6 +25,7 @@ class MethodChoice(NamedTuple):
 
     seed: int
     method: str
+    method_now: str
     score: float
     best: str
     best_score: float
@@ -34,7 +36,7 @@ class MethodChoice(NamedTuple):
     def regret(self) -> float:
         """How far the chosen method is below the best one, in points.
 
-        >>> MethodChoice(0, "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).regret
+        >>> MethodChoice(0, "vcpa", "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).regret
         1.0
         """
         return self.best_score - self.score
@@ -43,10 +45,19 @@ class MethodChoice(NamedTuple):
     def gain(self) -> float | None:
         """How far the chosen method is above Proxy-Anchor, in points.
 
-        >>> MethodChoice(0, "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).gain
+        >>> MethodChoice(0, "vcpa", "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).gain
         1.0
         """
         return None if self.default_score is None else self.score - self.default_score
+
+    @property
+    def label(self) -> str:
+        """The method that was chosen, and the one that this version chooses if it is another one.
+
+        >>> MethodChoice(0, "vcpa", "proxy-anchor", 41.0, "mpa-ap", 42.0, 40.0, 0.1).label
+        'vcpa (now: proxy-anchor)'
+        """
+        return self.method if self.method_now == self.method else f"{self.method} (now: {self.method_now})"
 
 
 def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[MethodChoice]:
@@ -68,10 +79,12 @@ def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[Meth
         if not tried_scores:
             continue
         best = max(tried_scores, key=tried_scores.__getitem__)
+        trials = [Trial(**trial) for trial in run.auto["trials"]]
+        method_now = decide(trials, run.recipe["train"]["frozen"])[0]
         choices.append(
             MethodChoice(
-                seed, run.auto["method"], scores[seed], best, tried_scores[best], tried_scores.get(DEFAULT_METHOD),
-                run.auto["seconds"] / run.seconds,
+                seed, run.auto["method"], method_now, scores[seed], best, tried_scores[best],
+                tried_scores.get(DEFAULT_METHOD), run.auto["seconds"] / run.seconds,
             )
         )  # fmt: skip
     return choices

@@ -214,7 +214,8 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
     note = (
         f"{METRIC} in per cent. The regret is the highest score at the same seed of a method that was tried, less that "
-        "of the run that chose; trials: their time as a share of the time of that run."
+        "of the run that chose; trials: their time as a share of the time of that run. Now: what this "
+        "version chooses from the same trials, if it is another method."
     )
     columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
     table = Table(f"{heading}, the choice of a method", columns, note=note)
@@ -224,7 +225,7 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
         for each in choices:
             gain = "" if each.gain is None else f"{rounded(each.gain, 2):+.2f}"
             table.rows.append(
-                [title, str(each.seed), each.method, f"{each.score:.1f}", f"{each.best}, {each.best_score:.1f}",
+                [title, str(each.seed), each.label, f"{each.score:.1f}", f"{each.best}, {each.best_score:.1f}",
                  f"{rounded(each.regret, 2):+.2f}", gain, f"{100 * each.trial_share:.0f} %"]
             )  # fmt: skip
         if choices:
