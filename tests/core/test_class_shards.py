@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from torch.utils._pytree import tree_leaves
 import proxymetric as pm
 from groups import together
 from proxymetric import recipe as recipes
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import unit
 from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
+from proxymetric.files import NotSaved
 from proxymetric.ops import using
+from proxymetric.recipe import TrainOptions
 from proxymetric.runs.assemble import RunContext, make_learner
 from proxymetric.sources import INITIALISATIONS, learned_proxies
+from proxymetric.training import sharded_state
+from proxymetric.training.learner import Learner
 from proxymetric.training.process_group import ProcessGroup
+from proxymetric.training.trainer import Trainer
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, run
 
@@ -301,6 +308,77 @@ def test_no_process_makes_the_proxies_of_all_classes(settings: dict[str, Any], m
 
     assert largest(shard=False) == table
     assert largest(shard=True) == table // size
+
+
+# Checkpoints
+
+
+class NoImages:
+    """A feed for a trainer that takes no step."""
+
+    advice = ""
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        return iter(())
+
+
+def trainer_of(rank: int, size: int, folder: Path, seed: int) -> Trainer:
+    """A trainer with 40,000 classes of 32 numbers, 5 MB: more than any other tensor of the run."""
+    torch.manual_seed(seed)
+    criterion = pm.method("arcface", classes=40_000, dim=32, shard=(rank, size))
+    learner = Learner(build("small", dim=32, size=32), criterion, world=size)
+    options = TrainOptions(shard=True, warmup=0)
+    trainer = Trainer(learner, NoImages(), options, folder, Silent(), world=ProcessGroup(rank, size))
+    trainer.curve.append({"epoch": 0, "step": 0})
+    return trainer
+
+
+def saved_and_resumed(rank: int, size: int, folder: str) -> None:
+    sharded_state.MAX_MESSAGE_BYTES = 100_001  # not a whole number of rows
+    trainer = trainer_of(rank, size, Path(folder), seed=1)
+    vectors = trainer.learner.criterion.objective.source.vectors
+    vectors.grad = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(rank))
+    trainer.optimizer.step()
+    with LargestTensor() as record:
+        trainer.save()
+    assert record.largest == vectors.nbytes, "not even the first process had all proxies"
+    mine = {"vectors": vectors, **{f"state.{key}": value for key, value in trainer.optimizer.state[vectors].items()}}
+    save_file({name: value.detach() for name, value in mine.items()}, f"{folder}/{rank}")
+    torch.distributed.barrier()  # the first process has written the file
+    again = trainer_of(rank, size, Path(folder), seed=2)
+    assert not torch.equal(again.learner.criterion.objective.source.vectors, vectors)
+    assert again.resume()
+    resumed = again.learner.criterion.objective.source.vectors
+    assert torch.equal(resumed, vectors)
+    for key, value in trainer.optimizer.state[vectors].items():
+        assert torch.equal(again.optimizer.state[resumed][key], value), key
+
+
+def test_a_checkpoint_has_the_proxies_of_all_processes_and_none_of_them_does(tmp_path: Path) -> None:
+    size = 3
+    together(size, saved_and_resumed, size, str(tmp_path))
+    parts = [load_file(tmp_path / str(rank)) for rank in range(size)]
+    tensors = Checkpoint.read(tmp_path / "last.safetensors").tensors
+    assert torch.equal(tensors["criterion.objective.source.vectors"], torch.cat([part["vectors"] for part in parts]))
+    states = {name.rpartition(".")[2]: value for name, value in tensors.items() if name.startswith("optimizer.")}
+    assert {"exp_avg", "exp_avg_sq"} <= states.keys()
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(states[key], torch.cat([part[f"state.{key}"] for part in parts])), key
+
+
+def not_saved(rank: int, size: int, folder: str) -> None:
+    sharded_state.MAX_MESSAGE_BYTES = 100_001
+    trainer = trainer_of(rank, size, Path(folder), seed=1)
+    with pytest.raises(NotSaved if rank == 0 else RuntimeError):
+        trainer.save()
+
+
+def test_no_process_waits_for_a_first_one_that_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "last.safetensors").mkdir()
+    together(2, not_saved, 2, str(tmp_path))
 
 
 # Whole runs
