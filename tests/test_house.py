@@ -62,7 +62,7 @@ LAYERS: dict[str, set[str]] = {
     "models": {"core", "data", "encoders", "checkpoint", "files", "papers", "tensor_files", "device"},
     "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
     "serve": {"data", "models", "search"},
-    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe", "tracking"},
+    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe", "tensor_files", "tracking"},
     "runs": {
         "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers", "recipe",
         "training", "models", "checkpoint", "device", "lock", "cli", "search", "tracking",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.search import VectorFile
-from proxymetric.tensor_files import Damaged, checksum, read_header, read_tensors, write_tensors
+from proxymetric.tensor_files import Damaged, StreamedTensor, checksum, read_header, read_tensors, write_tensors
 
 TENSORS = {
     "float": torch.randn(3, 5),
@@ -33,6 +33,42 @@ def test_what_is_written_is_read(tmp_path):
     assert header["k"] == "v"
     assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
     assert header["crc32"] == checksum(tensors, {"k": "v"})
+
+
+def test_safetensors_reads_what_is_written(tmp_path):
+    """An odd number of bytes before numbers of 8 bytes, a name and a value that are not ASCII."""
+    tensors = TENSORS | {
+        "bytes": torch.arange(3, dtype=torch.uint8),
+        "a": torch.arange(5, dtype=torch.int8),
+        "ä": torch.ones(1),
+    }
+    write_tensors(tmp_path / "ours", tensors, {"k": "ü"})
+    save_file(tensors, tmp_path / "theirs", {"k": "ü"})
+    ours, theirs = load_file(tmp_path / "ours"), load_file(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys() == tensors.keys()
+    assert all(torch.equal(ours[name], value) and value.dtype == ours[name].dtype for name, value in theirs.items())
+    assert read_header(tmp_path / "ours")["k"] == "ü"
+
+
+def test_a_streamed_tensor_makes_the_same_file(tmp_path):
+    asked = []
+
+    def parts(name, value, sizes):
+        for part in value.split(sizes):
+            asked.append(name)
+            yield part
+
+    streamed = {
+        name: StreamedTensor(TENSORS[name].dtype, TENSORS[name].shape, parts(name, TENSORS[name], sizes))
+        for name, sizes in {"whole": [1, 1], "float": [2, 1], "half": [4]}.items()
+    }
+    write_tensors(tmp_path / "streamed", TENSORS | streamed, {"k": "v"})
+    write_tensors(tmp_path / "whole", TENSORS, {"k": "v"})
+    assert asked == ["float", "float", "half", "whole", "whole"], "in the order of the names"
+    assert (tmp_path / "streamed").read_bytes() == (tmp_path / "whole").read_bytes()
+    too_short = StreamedTensor(torch.float32, (3,), iter([torch.ones(2)]))
+    with pytest.raises(AssertionError, match="a has parts of 8 bytes"):
+        write_tensors(tmp_path / "short", {"a": too_short}, {})
 
 
 @pytest.mark.parametrize("seed", range(40))

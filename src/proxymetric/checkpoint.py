@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.files import NotSaved, replacing
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.tensor_files import StreamedTensor, read_tensors, write_tensors
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Checkpoint:
         tensors: the tensors by name.
         state: the other state, as values that JSON can represent.
         file: the file that the checkpoint was read from; None if it was created in memory.
+        streamed: tensors that are written but never in memory as a whole, by name.
 
     Example:
         >>> import tempfile
@@ -36,6 +37,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     file: Path | None = None
+    streamed: Mapping[str, StreamedTensor] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
         """Write the checkpoint atomically: a reader sees either the old file or the complete new file.
@@ -45,7 +47,7 @@ class Checkpoint:
         """
         try:
             with replacing(file) as temporary:
-                write_tensors(temporary, self.tensors, {"state": json.dumps(self.state)})
+                write_tensors(temporary, {**self.tensors, **self.streamed}, {"state": json.dumps(self.state)})
         except NotSaved as error:
             raise NotSaved(f"{error}. Once this is fixed, continue with --resume") from error
 

@@ -310,7 +310,8 @@ class Criterion(nn.Module):
 
         Every process must pass the same embeddings and labels: those of all processes. Each process then computes the
         whole loss and the exact gradient of its own proxies. Data parallelism must not average these gradients;
-        `sharded` lists the parameters.
+        `sharded` lists the parameters. `pm.method(..., shard=(rank, size))` does the same without the memory for the
+        proxies of all classes.
 
         Args:
             rank: number of this process, from 0.

@@ -122,11 +122,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
-        mode = temporary.stat().st_mode
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)  # safetensors creates files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
         consequence = "the earlier file is unchanged" if path.is_file() else "there is no earlier file"

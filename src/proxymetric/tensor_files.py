@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import math
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from proxymetric.signals import interrupt_after
 
 CHECKSUM = "crc32"
 """key of the checksum in the header of a file"""
+TYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""type -> its name in a safetensors file"""
+HEADER_ALIGNMENT = 8
+"""the tensors of a safetensors file begin at a multiple of this many bytes"""
+
+
+class StreamedTensor(NamedTuple):
+    """A tensor that is written part by part, so that it is not in memory as a whole."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Iterable[Tensor]
+    """its rows in their order, in parts of any size; they are asked for once"""
 
 
 class Damaged(ValueError):
@@ -42,43 +66,81 @@ def checksum(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -
         >>> checksum({"a": a}) == checksum({"a": b})
         False
     """
-    crc = 0
-    for key, text in sorted((header or {}).items()):
-        if key != CHECKSUM:
-            crc = zlib.crc32(json.dumps([key, text]).encode(), crc)
+    crc = _header_checksum(header or {})
     for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
-        description = json.dumps([name, str(value.dtype), list(value.shape)])
-        crc = zlib.crc32(description.encode(), crc)
-        crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(_content(tensors[name]), zlib.crc32(_description(name, tensors[name]), crc))
     return f"{crc:08x}"
 
 
-def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+def _header_checksum(header: Mapping[str, str]) -> int:
+    crc = 0
+    for key, text in sorted(header.items()):
+        if key != CHECKSUM:
+            crc = zlib.crc32(json.dumps([key, text]).encode(), crc)
+    return crc
+
+
+def _description(name: str, tensor: Tensor | StreamedTensor) -> bytes:
+    return json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory, without a copy where it lies there in order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor | StreamedTensor], header: dict[str, str]) -> None:
     """Write a safetensors file with a checksum of its tensors in the header.
+
+    The safetensors library needs all tensors in memory; here, they are written one after the other, by their names.
 
     Args:
         path: the file.
-        tensors: the tensors by name.
+        tensors: the tensors by name. The parts of streamed ones are asked for in the order of the names.
         header: text values by name.
 
     Raises:
-        OSError: the file could not be written; also for errors of the safetensors library.
+        OSError: the file could not be written.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.safetensors"
+        >>> write_tensors(file, {"a": StreamedTensor(torch.float32, (3,), iter([torch.ones(1), torch.zeros(2)]))}, {})
+        >>> read_tensors(file)[0]
+        {'a': tensor([1., 0., 0.])}
     """
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    # safetensors first writes to a file with a random name next to its target. In a separate folder, the file that a
-    # killed process leaves behind can be recognised.
-    target = Path(path)
-    folder = target.with_name(f"{target.name}.tensors")
-    try:
-        folder.mkdir(exist_ok=True)
-        with interrupt_after():
-            save_file(contiguous, str(folder / target.name), header | {CHECKSUM: checksum(contiguous, header)})
-        os.replace(folder / target.name, target)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    places, size = dict[str, tuple[int, int]](), 0
+    # A tensor must begin at a multiple of the size of its numbers: those of the largest numbers are first in the file.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+        start, size = size, size + math.prod(tensors[name].shape) * tensors[name].dtype.itemsize
+        places[name] = start, size
+    entries: dict[str, dict[str, object]] = {
+        name: {"dtype": TYPE_NAMES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": place}
+        for name, place in places.items()
+    }
+    with open(path, "wb") as file:
+        crc, begin = _header_checksum(header), _write_header(file, entries, header, crc=0)
+        for name in sorted(tensors):
+            tensor, (start, stop) = tensors[name], places[name]
+            crc = zlib.crc32(_description(name, tensor), crc)
+            file.seek(begin + start)
+            for part in tensor.parts if isinstance(tensor, StreamedTensor) else (tensor,):
+                content = _content(part)
+                crc = zlib.crc32(content, crc)
+                file.write(content)
+            assert file.tell() == begin + stop, f"{name} has parts of {file.tell() - begin - start} bytes"
+        file.seek(0)
+        _write_header(file, entries, header, crc)
+
+
+def _write_header(file: BinaryIO, entries: dict[str, dict[str, object]], header: dict[str, str], crc: int) -> int:
+    """Write the header, whose size does not depend on the checksum; return where the tensors begin."""
+    metadata = header | {CHECKSUM: f"{crc:08x}"}
+    content = json.dumps({"__metadata__": metadata, **entries}, ensure_ascii=False, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % HEADER_ALIGNMENT)
+    file.write(len(content).to_bytes(8, "little"))
+    file.write(content)
+    return 8 + len(content)
 
 
 def read_header(path: str | Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import proxymetric as pm
 from groups import together
+from proxymetric import recipe as recipes
+from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.class_shards import Shard
+from proxymetric.core.normalisation import unit
+from proxymetric.core.watcher import Silent
+from proxymetric.encoders import build
+from proxymetric.files import NotSaved
 from proxymetric.ops import using
+from proxymetric.recipe import TrainOptions
+from proxymetric.runs.assemble import RunContext, make_learner
+from proxymetric.sources import INITIALISATIONS, learned_proxies
+from proxymetric.training import sharded_state
+from proxymetric.training.learner import Learner
+from proxymetric.training.process_group import ProcessGroup
+from proxymetric.training.trainer import Trainer
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, run
 
@@ -120,17 +136,28 @@ def test_several_processes_are_one(name: str, impl: str, parts: tuple[int, Path]
 def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         pm.method(method, classes=C, dim=D, **arguments).shard(0, 2)
+    with pytest.raises(ValueError, match=sentence):
+        pm.method(method, classes=C, dim=D, shard=(0, 2), **arguments)
 
 
 def test_fewer_classes_than_processes() -> None:
-    with pytest.raises(ValueError, match=r"classes: got 11 for 12 processes"):
-        pm.method("proxy-anchor", classes=C, dim=D).shard(0, 12)
+    for refused in (
+        lambda: pm.method("proxy-anchor", classes=C, dim=D).shard(0, 12),
+        lambda: pm.method("proxy-anchor", classes=C, dim=D, shard=(0, 12)),
+    ):
+        with pytest.raises(ValueError, match=r"classes: got 11 for 12 processes"):
+            refused()
+    assert not pm.method("proxy-anchor", classes=C, dim=D).sharded(), "an error leaves nothing behind"
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_that_is_none_is_refused(rank: int) -> None:
-    with pytest.raises(ValueError, match=f"rank: got {rank} of 2 processes, expected 0 to 1"):
-        pm.method("proxy-anchor", classes=C, dim=D).shard(rank, 2)
+    for refused in (
+        lambda: pm.method("proxy-anchor", classes=C, dim=D).shard(rank, 2),
+        lambda: pm.method("proxy-anchor", classes=C, dim=D, shard=(rank, 2)),
+    ):
+        with pytest.raises(ValueError, match=f"rank: got {rank} of 2 processes, expected 0 to 1"):
+            refused()
 
 
 def test_the_part_of_another_process_is_refused(tmp_path: Path) -> None:
@@ -159,6 +186,8 @@ def wrong_numbers(rank: int) -> None:
     for given in ((0, 3), (1 - rank, 2)):
         with pytest.raises(ValueError, match=f"this is process {rank} of 2 in its group; expected shard.{rank}, 2"):
             pm.method("proxy-anchor", classes=C, dim=D).shard(*given)
+        with pytest.raises(ValueError, match=f"this is process {rank} of 2 in its group; expected shard.{rank}, 2"):
+            pm.method("proxy-anchor", classes=C, dim=D, shard=given)
 
 
 def test_numbers_of_another_process_are_refused() -> None:
@@ -169,6 +198,187 @@ def test_a_loss_that_wants_all_references_at_once_is_told() -> None:
     criterion = pm.method("ccp", classes=C, dim=D, base="proxy-anchor").shard(0, 2)
     with pytest.raises(ValueError, match="cannot be re-picked"):
         criterion.boundary(0.0, (torch.randn(44, D), torch.arange(C).repeat(4)))
+    with pytest.raises(ValueError, match="cannot be re-picked"):
+        pm.method("ccp", classes=C, dim=D, base="proxy-anchor", shard=(0, 2))
+
+
+# Making only one's own proxies
+
+MANY, PER_CHUNK = 211, 256
+"""classes, and numbers that are drawn at once: several chunks, and parts that end within a chunk"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("init", INITIALISATIONS)
+def test_numbers_drawn_in_chunks_are_those_drawn_at_once(init: str, dtype: torch.dtype, monkeypatch) -> None:
+    monkeypatch.setattr(learned_proxies, "MAX_NUMBERS_PER_CHUNK", PER_CHUNK)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for classes, dim, per_class in [(4, 1, 1), (5, 3, 1), (16, 1, 1), (33, 7, 1), (100, 2, 3), (1001, 17, 2)]:
+            torch.manual_seed(classes)
+            whole, random_state = learned_proxies.initial(classes, dim, per_class, init), torch.get_rng_state()
+            for rank in range(3):
+                part = Shard.of(classes, rank, 3)
+                torch.manual_seed(classes)
+                rows = learned_proxies.initial(classes, dim, per_class, init, part)
+                assert torch.equal(rows, whole[part.start * per_class : part.stop * per_class]), (classes, dim, rank)
+                assert torch.equal(torch.get_rng_state(), random_state)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_gpu_draws_all_numbers_at_once() -> None:
+    """Its numbers depend on the size of a draw."""
+    assert list(learned_proxies._chunks(10**7, 4, torch.device("cuda"))) == [(0, 10**7)]
+    assert len(list(learned_proxies._chunks(10**7, 4, torch.device("cpu")))) > 5
+
+
+@pytest.mark.parametrize("init", INITIALISATIONS)
+def test_the_first_vectors_are_those_of_earlier_versions(init: str) -> None:
+    rows, dim = 57, 5
+    earlier = {
+        "kaiming": lambda: torch.randn(rows, dim) * (2 / rows) ** 0.5,
+        "kaiming-uniform": lambda: torch.empty(rows, dim).uniform_(-1, 1) / rows**0.5,
+        "xavier": lambda: torch.empty(rows, dim).uniform_(-1, 1) * (6 / (rows + dim)) ** 0.5,
+        "xavier/8": lambda: torch.empty(rows, dim).uniform_(-1, 1) * (6 / (rows + dim)) ** 0.5 / 8,
+        "normal": lambda: torch.randn(rows, dim),
+        "unit": lambda: unit(torch.randn(rows, dim)),
+    }
+    torch.manual_seed(1)
+    expected = earlier[init]()
+    torch.manual_seed(1)
+    assert torch.equal(learned_proxies.initial(rows, dim, 1, init), expected)
+
+
+def made_part(rank: int, size: int, folder: str) -> None:
+    """What each process makes, and the random numbers that follow."""
+    learned_proxies.MAX_NUMBERS_PER_CHUNK = PER_CHUNK
+    for name, (method, arguments) in METHODS.items():
+        torch.manual_seed(0)
+        criterion = pm.method(method, classes=MANY, dim=D, shard=(rank, size), **arguments)
+        assert criterion.sharded().keys() == {"objective.source.vectors"}
+        assert criterion.sharded()["objective.source.vectors"] == Shard.of(MANY, rank, size)
+        state = criterion.state_dict() | {"labels": criterion.objective.source.labels, "next": torch.randn(5)}
+        save_file(state, f"{folder}/{name}.{rank}")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_process_makes_its_rows_of_the_undivided_proxies(size: int, tmp_path: Path) -> None:
+    together(size, made_part, size, str(tmp_path))
+    for name, (method, arguments) in METHODS.items():
+        torch.manual_seed(0)
+        criterion = pm.method(method, classes=MANY, dim=D, **arguments)
+        expected = criterion.state_dict() | {"labels": criterion.objective.source.labels, "next": torch.randn(5)}
+        actual = [load_file(tmp_path / f"{name}.{rank}") for rank in range(size)]
+        for key, value in expected.items():
+            if key in ("objective.source.vectors", "labels"):
+                assert torch.equal(torch.cat([each[key] for each in actual]), value), (name, key)
+            else:
+                assert all(torch.equal(each[key], value) for each in actual), (name, key)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the bytes of the largest tensor that any operator returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("settings", [{"method": "arcface"}, {"method": "soft-triple", "loss": {"per_class": 3}}])
+def test_no_process_makes_the_proxies_of_all_classes(settings: dict[str, Any], monkeypatch) -> None:
+    monkeypatch.setattr(learned_proxies, "MAX_NUMBERS_PER_CHUNK", 2**12)
+    classes, dim, size = 4000, 32, 8
+    per_class = settings.get("loss", {}).get("per_class", 1)
+    table = classes * per_class * dim * 4
+
+    def largest(shard: bool) -> int:
+        recipe = recipes.check({"data": {"path": "glyphs:4"}, "train": {"shard": shard}, **settings})
+        context = RunContext(recipe, torch.device("cpu"), ProcessGroup(3, size), Silent(), {})
+        encoder = build("small", dim=dim, size=32)
+        with LargestTensor() as record:
+            learner = make_learner(context, encoder, [2] * classes)
+        assert bool(learner.criterion.sharded()) is shard
+        return record.largest
+
+    assert largest(shard=False) == table
+    assert largest(shard=True) == table // size
+
+
+# Checkpoints
+
+
+class NoImages:
+    """A feed for a trainer that takes no step."""
+
+    advice = ""
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        return iter(())
+
+
+def trainer_of(rank: int, size: int, folder: Path, seed: int) -> Trainer:
+    """A trainer with 40,000 classes of 32 numbers, 5 MB: more than any other tensor of the run."""
+    torch.manual_seed(seed)
+    criterion = pm.method("arcface", classes=40_000, dim=32, shard=(rank, size))
+    learner = Learner(build("small", dim=32, size=32), criterion, world=size)
+    options = TrainOptions(shard=True, warmup=0)
+    trainer = Trainer(learner, NoImages(), options, folder, Silent(), world=ProcessGroup(rank, size))
+    trainer.curve.append({"epoch": 0, "step": 0})
+    return trainer
+
+
+def saved_and_resumed(rank: int, size: int, folder: str) -> None:
+    sharded_state.MAX_MESSAGE_BYTES = 100_001  # not a whole number of rows
+    trainer = trainer_of(rank, size, Path(folder), seed=1)
+    vectors = trainer.learner.criterion.objective.source.vectors
+    vectors.grad = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(rank))
+    trainer.optimizer.step()
+    with LargestTensor() as record:
+        trainer.save()
+    assert record.largest == vectors.nbytes, "not even the first process had all proxies"
+    mine = {"vectors": vectors, **{f"state.{key}": value for key, value in trainer.optimizer.state[vectors].items()}}
+    save_file({name: value.detach() for name, value in mine.items()}, f"{folder}/{rank}")
+    torch.distributed.barrier()  # the first process has written the file
+    again = trainer_of(rank, size, Path(folder), seed=2)
+    assert not torch.equal(again.learner.criterion.objective.source.vectors, vectors)
+    assert again.resume()
+    resumed = again.learner.criterion.objective.source.vectors
+    assert torch.equal(resumed, vectors)
+    for key, value in trainer.optimizer.state[vectors].items():
+        assert torch.equal(again.optimizer.state[resumed][key], value), key
+
+
+def test_a_checkpoint_has_the_proxies_of_all_processes_and_none_of_them_does(tmp_path: Path) -> None:
+    size = 3
+    together(size, saved_and_resumed, size, str(tmp_path))
+    parts = [load_file(tmp_path / str(rank)) for rank in range(size)]
+    tensors = Checkpoint.read(tmp_path / "last.safetensors").tensors
+    assert torch.equal(tensors["criterion.objective.source.vectors"], torch.cat([part["vectors"] for part in parts]))
+    states = {name.rpartition(".")[2]: value for name, value in tensors.items() if name.startswith("optimizer.")}
+    assert {"exp_avg", "exp_avg_sq"} <= states.keys()
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(states[key], torch.cat([part[f"state.{key}"] for part in parts])), key
+
+
+def not_saved(rank: int, size: int, folder: str) -> None:
+    sharded_state.MAX_MESSAGE_BYTES = 100_001
+    trainer = trainer_of(rank, size, Path(folder), seed=1)
+    with pytest.raises(NotSaved if rank == 0 else RuntimeError):
+        trainer.save()
+
+
+def test_no_process_waits_for_a_first_one_that_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "last.safetensors").mkdir()
+    together(2, not_saved, 2, str(tmp_path))
 
 
 # Whole runs

@@ -276,10 +276,12 @@ def one_of_three(rank: int, folder: str) -> None:
     mine |= {"here": torch.rand(2), "count": torch.tensor(3.0)}
     learner = Learner(build("small", dim=8, size=32), pm.method("proxy-anchor", classes=5, dim=8))
     own = ShardedState(learner, make_optimizer(learner, TrainOptions()))
-    for message in (1, 30, 2**20):
+    for message, larger in ((1, {"seven", "one", "short"}), (30, {"seven"}), (2**20, set())):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sharded_state, "MAX_MESSAGE_BYTES", message)
-            found = own.gather(mine)
+            found, streamed = own.gather(mine)
+            assert streamed.keys() == (set() if rank else larger)
+            found |= {name: torch.cat(list(streamed[name].parts)) for name in sorted(streamed)}
         assert found.keys() == mine.keys()
         for name, value in found.items():
             wanted = full[name] if rank == 0 and name in full else mine[name]

@@ -7,10 +7,16 @@ own references, but only a part of the gradient of the queries: `grad_all_reduce
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+_made: ContextVar[tuple[int, int, Any] | None] = ContextVar("made", default=None)
+"""rank, size and group of the innermost `making_part` block"""
 
 
 class Shard(NamedTuple):
@@ -66,6 +72,43 @@ def check_own(rank: int, size: int, group: Any = None) -> None:
                 f"rank, size: got {rank} and {size}, but this is process {own_rank} of {own_size} in its group; "
                 f"expected shard({own_rank}, {own_size})"
             )
+
+
+@contextmanager
+def making_part(rank: int, size: int, group: Any = None) -> Iterator[None]:
+    """Let sources that are made inside the `with` block make only the proxies that this process will keep.
+
+    `criterion.shard` must follow, with the same numbers.
+
+    Args:
+        rank: number of this process, from 0.
+        size: number of processes.
+        group: process group of torch.distributed; None: all processes.
+
+    Raises:
+        ValueError: the rank is not one of `size` processes, or torch.distributed has other numbers.
+
+    Example:
+        >>> with making_part(1, 2):
+        ...     made_part(classes=10)[:2]
+        (5, 10)
+    """
+    check_own(rank, size, group)
+    token = _made.set((rank, size, group))
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def made_part(classes: int) -> Shard | None:
+    """The part of the classes whose proxies a source should make now; None: those of all classes.
+
+    Args:
+        classes: C.
+    """
+    numbers = _made.get()
+    return None if numbers is None else Shard.of(classes, *numbers)
 
 
 def check_part(saved: list[int] | None, here: list[int]) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from proxymetric.core.class_shards import making_part
 from proxymetric.criterion import Criterion
 from proxymetric.losses.nested import check_sizes, nest
 from proxymetric.papers.about import About, Method
@@ -146,6 +148,7 @@ def method(
     dim: int,
     steps_per_epoch: int | None = None,
     nested: Sequence[int] | None = None,
+    shard: tuple[int, int] | tuple[int, int, Any] | None = None,
     **arguments: object,
 ) -> Criterion:
     """Build a method of the catalogue as a criterion for your own training loop.
@@ -160,13 +163,17 @@ def method(
         steps_per_epoch: optimiser steps in an epoch, for methods with a schedule that counts in epochs.
         nested: sizes that the vectors can be cut to after training, ascending, such as [64, 128, 256, 512]; the last
             one is `dim`. The loss is the mean over the sizes (`losses.Nested`).
+        shard: arguments of `Criterion.shard`: the number of this process and the number of processes, which divide the
+            proxies by class. The result is that of `Criterion.shard`, but the proxies of all classes are not in memory
+            at once.
         **arguments: the arguments of the method itself; `proxymetric.papers.options(name)` has their defaults.
 
     Returns:
         The criterion, a module.
 
     Raises:
-        ValueError: the method or an argument is unknown; the message suggests the most similar name.
+        ValueError: the method or an argument is unknown; the message suggests the most similar name. Or the proxies of
+            this method cannot be divided.
 
     Example:
         >>> criterion = method("proxy-anchor", classes=100, dim=64, margin=0.2)
@@ -176,6 +183,8 @@ def method(
         ['proxies']
         >>> method("proxy-anchor", classes=100, dim=64, nested=[16, 64])
         Criterion('proxy-anchor', classes=100, dim=64, nested=[16, 64])
+        >>> method("proxy-anchor", classes=100, dim=64, shard=(0, 4)).parts()
+        {'proxies': 1600}
     """
     build = lookup(name)
     parameters = options(name)
@@ -189,11 +198,13 @@ def method(
     if nested is not None:
         check_sizes(nested, dim)
     sizes = {} if nested is None else {"nested": list(nested)}
-    objective = build(classes, dim, **arguments)
-    return Criterion(
+    with nullcontext() if shard is None else making_part(*shard):
+        objective = build(classes, dim, **arguments)
+    criterion = Criterion(
         objective if nested is None else nest(objective, nested, dim),
         needs=needs(name, arguments),
         steps_per_epoch=steps_per_epoch,
         name=name,
         arguments={"classes": classes, "dim": dim, **epochs, **sizes, **arguments},
     )
+    return criterion if shard is None else criterion.shard(*shard)

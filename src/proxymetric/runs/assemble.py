@@ -175,16 +175,17 @@ def class_counts(recipe: Recipe, images: ImageSet) -> list[int] | None:
     return images_by_class(images) if uses_frequency(recipe.method, recipe.loss) else None
 
 
-def make_criterion(recipe: Recipe, counts: list[int], dim: int) -> Criterion:
+def make_criterion(recipe: Recipe, counts: list[int], dim: int, shard: tuple[int, int] | None = None) -> Criterion:
     """Build the method of a recipe.
 
     Args:
         recipe: the checked recipe.
         counts: the number of training images of each class.
         dim: width of the embeddings.
+        shard: the number of this process and the number of processes that divide the proxies; None: all are here.
     """
     arguments = with_class_counts(recipe.method, recipe.loss, counts)
-    return make_method(recipe.method, classes=len(counts), dim=dim, **arguments)
+    return make_method(recipe.method, classes=len(counts), dim=dim, shard=shard, **arguments)
 
 
 def make_batches(context: RunContext, labels: np.ndarray) -> Batches:
@@ -439,10 +440,10 @@ def make_learner(context: RunContext, encoder: Encoder, counts: list[int]) -> Le
         encoder: the encoder.
         counts: the number of training images of each class.
     """
-    criterion = make_criterion(context.recipe, counts, encoder.dim)
-    if context.recipe.train.shard and context.world.size > 1:
-        criterion.shard(context.world.rank, context.world.size)
+    world = context.world
+    shard = (world.rank, world.size) if context.recipe.train.shard and world.size > 1 else None
+    criterion = make_criterion(context.recipe, counts, encoder.dim, shard)
     if context.device.type == "cuda":
         # Schemes copy the weights later, and comparing weights with copies in another memory layout is slow.
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Learner(encoder, criterion, context.recipe.train.frozen, context.world.size).to(context.device)
+    return Learner(encoder, criterion, context.recipe.train.frozen, world.size).to(context.device)

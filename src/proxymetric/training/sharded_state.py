@@ -6,17 +6,29 @@ their optimiser state are DTensors, which know the shape of the whole tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxymetric.core.class_shards import Shard
+from proxymetric.tensor_files import StreamedTensor
 from proxymetric.training.learner import Learner
 
 MAX_MESSAGE_BYTES = 2**26
-"""small tensors are sent together in messages of at most this size"""
+"""small tensors are sent together in messages of at most this size; larger tensors are sent in several messages"""
+
+
+class Gathered(NamedTuple):
+    """The tensors of all processes, in the first process."""
+
+    tensors: dict[str, Tensor]
+    """by name; in other processes, their parts"""
+    streamed: dict[str, StreamedTensor]
+    """tensors that are too large for one message, by name: their parts arrive when they are asked for, once, in the
+    order of the names; empty in other processes"""
 
 
 class ShardedState:
@@ -54,29 +66,33 @@ class ShardedState:
             if id(parameters[name]) in numbers
         }
 
-    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gather whole tensors in the host memory of the first process. All processes must call this method.
+    def gather(self, tensors: dict[str, Tensor]) -> Gathered:
+        """Gather whole tensors in the first process. All processes must call this method.
 
-        Small tensors are sent together, because each message has a fixed cost.
+        Small tensors are sent together, because each message has a fixed cost. The first process holds them in host
+        memory. Large ones arrive while they are written, so that no process holds the proxies of all classes; the other
+        processes wait in this method until theirs have arrived.
 
         Args:
             tensors: the tensors by their names in a checkpoint.
-
-        Returns:
-            In the first process, the whole tensors; in the others, `tensors` unchanged.
         """
         row_counts = {
             name: rows for name, value in tensors.items() if (rows := self._row_counts(name, value)) is not None
         }
         if not row_counts:
-            return tensors
+            return Gathered(tensors, {})
         group = self._group
         rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         parts = {name: _local(tensors[name]) for name in row_counts}
+        large = sorted(name for name in parts if sum(row_counts[name]) * _row_bytes(parts[name]) > MAX_MESSAGE_BYTES)
+        large_parts = {name: parts.pop(name) for name in large}
         if rank:
             for names in _bundles(parts):
                 torch.distributed.send(_concatenated([_as_bytes(parts[name].cpu()) for name in names]), 0, group=group)
-            return tensors
+            for part in large_parts.values():
+                for rows in part.split(_rows_per_message(part)) if len(part) else ():
+                    torch.distributed.send(_as_bytes(rows.cpu()), 0, group=group)
+            return Gathered(tensors, {})
         gathered = {
             name: torch.empty(sum(row_counts[name]), *part.shape[1:], dtype=part.dtype) for name, part in parts.items()
         }
@@ -90,7 +106,24 @@ class ShardedState:
                 torch.distributed.recv(message, sender, group=group)
                 for buffer, content in zip(buffers, message.split([len(buffer) for buffer in buffers]), strict=True):
                     buffer.copy_(content)
-        return tensors | gathered
+        streamed = {
+            name: StreamedTensor(
+                part.dtype, (sum(row_counts[name]), *part.shape[1:]), self._arriving(part, row_counts[name])
+            )
+            for name, part in large_parts.items()
+        }
+        return Gathered({name: value for name, value in (tensors | gathered).items() if name not in streamed}, streamed)
+
+    def _arriving(self, part: Tensor, row_counts: list[int]) -> Iterator[Tensor]:
+        """Yield the rows of the first process, and then those of the other processes as they arrive."""
+        rows_per_message = _rows_per_message(part)
+        yield from part.split(rows_per_message)
+        for sender, count in enumerate(row_counts[1:], 1):
+            for start in range(0, count, rows_per_message):
+                rows = min(rows_per_message, count - start)
+                message = torch.empty(rows, *part.shape[1:], dtype=part.dtype, device="cpu")
+                torch.distributed.recv(_as_bytes(message), sender, group=self._group)
+                yield message
 
     def local_part(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Cut this process's part out of the whole tensors of a checkpoint."""
@@ -179,12 +212,20 @@ def _as_bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
+def _row_bytes(part: Tensor) -> int:
+    return math.prod(part.shape[1:]) * part.element_size()
+
+
+def _rows_per_message(part: Tensor) -> int:
+    return max(1, MAX_MESSAGE_BYTES // _row_bytes(part))
+
+
 def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _bundles(parts: dict[str, Tensor]) -> Iterator[list[str]]:
-    """Yield the names of the tensors in each message; a large tensor has its own message, an empty one has none."""
+    """Yield the names of the tensors in each message; an empty tensor is in none."""
     names: list[str] = []
     size = 0
     for name, part in parts.items():

@@ -352,9 +352,9 @@ class Trainer:
             assert value is not None
             self.best, self.stale = (value, self.passed), 0
             # Save the model that was scored, before the method changes it at the boundary.
-            model = self._model()
+            checkpoint = self._checkpoint(self._model())
             if self.world.first:
-                model.write(self.folder / "best.safetensors")
+                checkpoint.write(self.folder / "best.safetensors")
         elif value is not None:
             self.stale += 1
         criterion = self.learner.criterion
@@ -379,18 +379,21 @@ class Trainer:
         has_ended = self.epoch >= self.epochs or self.curve[-1]["step"] >= self.steps
         return has_ended or (patience is not None and self.stale >= patience)
 
-    def _model(self) -> Checkpoint:
-        """A checkpoint of the encoder and the criterion alone."""
+    def _model(self) -> dict[str, Tensor]:
+        """The tensors of the encoder and the criterion; of divided ones, the part of this process."""
         tensors = module_tensors(self.learner.encoder, "encoder.")
-        tensors |= module_tensors(self.learner.criterion, "criterion.")
-        return Checkpoint(self.sharded.gather(tensors), {"epoch": self.passed, "step": self.step})
+        return tensors | module_tensors(self.learner.criterion, "criterion.")
+
+    def _checkpoint(self, tensors: dict[str, Tensor]) -> Checkpoint:
+        """A checkpoint of the tensors of all processes, which the first process must write now."""
+        whole, streamed = self.sharded.gather(tensors)
+        return Checkpoint(whole, {"epoch": self.passed, "step": self.step}, streamed=streamed)
 
     def save(self) -> None:
         """Write the model and the whole state of the training to `last.safetensors`."""
         if not self.world.first and not self.sharded.is_sharded:
             return
-        checkpoint = self._model()
-        checkpoint.tensors |= self.sharded.gather(optimizer_tensors(self.optimizer))
+        checkpoint = self._checkpoint(self._model() | optimizer_tensors(self.optimizer))
         if not self.world.first:
             return
         checkpoint.tensors["random.cpu"] = torch.get_rng_state()
