@@ -14,7 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.search import VectorFile
-from proxymetric.tensor_files import Damaged, StreamedTensor, checksum, read_header, read_tensors, write_tensors
+from proxymetric.tensor_files import (
+    TYPE_NAMES,
+    Damaged,
+    StreamedTensor,
+    checksum,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
 
 TENSORS = {
     "float": torch.randn(3, 5),
@@ -48,6 +56,22 @@ def test_safetensors_reads_what_is_written(tmp_path):
     assert ours.keys() == theirs.keys() == tensors.keys()
     assert all(torch.equal(ours[name], value) and value.dtype == ours[name].dtype for name, value in theirs.items())
     assert read_header(tmp_path / "ours")["k"] == "ü"
+
+
+@pytest.mark.parametrize("dtype", TYPE_NAMES, ids=str)
+def test_every_type_is_written_as_the_library_writes_it(tmp_path, dtype):
+    value = torch.randint(0, 2, (3, 5)).to(dtype)
+    write_tensors(tmp_path / "ours", {"a": value}, {})
+    save_file({"a": value}, tmp_path / "theirs")
+    ours, theirs = load_file(tmp_path / "ours")["a"], load_file(tmp_path / "theirs")["a"]
+    assert ours.dtype == theirs.dtype == dtype
+    assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def test_a_type_that_a_file_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"^a: got a tensor of torch.complex128, expected one of complex64, float64, "):
+        write_tensors(tmp_path / "a", {"a": torch.ones(2, dtype=torch.complex128)}, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_streamed_tensor_makes_the_same_file(tmp_path):

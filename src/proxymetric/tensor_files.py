@@ -18,14 +18,20 @@ from proxymetric.signals import interrupt_after
 CHECKSUM = "crc32"
 """key of the checksum in the header of a file"""
 TYPE_NAMES = {
+    torch.complex64: "C64",
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -100,6 +106,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor | StreamedTenso
         header: text values by name.
 
     Raises:
+        ValueError: a tensor has a type that such a file cannot hold; nothing has been written.
         OSError: the file could not be written.
 
     Example:
@@ -109,6 +116,10 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor | StreamedTenso
         >>> read_tensors(file)[0]
         {'a': tensor([1., 0., 0.])}
     """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TYPE_NAMES:
+            types = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPE_NAMES)
+            raise ValueError(f"{name}: got a tensor of {tensor.dtype}, expected one of {types}")
     places, size = dict[str, tuple[int, int]](), 0
     # A tensor must begin at a multiple of the size of its numbers: those of the largest numbers are first in the file.
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
