@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from generator.divided_proxies import divided_proxies_table
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
 from generator.inspection import inspection_table
@@ -100,6 +101,7 @@ PARTS = {
     "search-ratios": Part(ratios_table, benchmark("search-cpu")),
     "service-load": Part(load_table, benchmark("service-cpu")),
     "map-frames": Part(frames_table, benchmark("map-frames-cpu")),
+    "divided-proxies": Part(divided_proxies_table, benchmark("divided-proxies")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),
 }

@@ -60,3 +60,16 @@ def test_the_kernels_of_tunings(tmp_path: Path) -> None:
         assert side["kernels_ms"] == pytest.approx(sum(kind["ms"] for kind in side["kinds"].values()), abs=0.05)
     runs = [sides[side]["kinds"]["attention"]["launches"] for side in ("full", "vptsp-g")]
     assert runs[1] == 2 * runs[0], "VPTSP runs its network twice"
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_memory_of_divided_proxies(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "divided_proxies.py", "--classes", "200000", "--dim", "64"]
+    done = subprocess.run([*command, "--out", tmp_path / "a.json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "a.json").read_text())
+    first, other = record["processes, in tables"]
+    assert first.keys() - other.keys() == {"size of the checkpoint"}
+    assert {"all proxies, then a part", "a part alone", "a checkpoint"} == other.keys()
+    assert 3.0 <= first["size of the checkpoint"] < 3.2
