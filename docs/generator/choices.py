@@ -26,8 +26,8 @@ def choices_section(all_results: list) -> str:
     changed = ""
     if any(choice.method != choice.method_now for choice in all_choices):
         changed = (
-            " Now: what the rule of this version chooses from the same trials, where it is another method; regret and "
-            "differences are those of the runs."
+            ' "Now" names the method that this version would choose from the same trials, if it is another one; regret '
+            "and differences are those of the runs."
         )
     columns = ["study", "data and backbone", "chosen (runs)", "regret", f"against {DEFAULT_METHOD}", "lowest", "trials"]
     return (

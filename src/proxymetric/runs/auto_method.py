@@ -59,9 +59,9 @@ MAX_HELD_OUT_SHARE = 0.5
 LEVEL = 0.99
 """level of the interval of a difference: five methods are compared with Proxy-Anchor, so 95 % for all of them"""
 LEAST_GAIN = 0.03
-"""MAP@R that another method must gain on features if the run trains the backbone, too. The methods then rank otherwise:
-on held-out classes of CUB, multi-similarity is above Proxy-Anchor on features, and below it with the whole network
-(studies/auto.toml). On features of drawn characters it gains more than this."""
+"""MAP@R that another method must gain on features if the run trains the backbone, too. The order of the methods then
+changes: on CUB, multi-similarity is above Proxy-Anchor on features (held-out classes), and below it once the whole
+network is trained (studies/auto.toml). On features of drawn characters it gains more than this."""
 
 
 class Trial(NamedTuple):
@@ -166,8 +166,8 @@ def decide(trials: list[Trial], frozen: bool) -> tuple[str, str]:
         better = [trial for trial in better if trial.difference >= LEAST_GAIN]
         if not better:
             return DEFAULT_METHOD, (
-                f"on held-out classes no other method is better by {100 * LEAST_GAIN:.0f} {METRIC}, as is required of "
-                "a head on features if the run trains the backbone, too"
+                f"no other method gains {100 * LEAST_GAIN:.0f} points of {METRIC} on held-out classes, which is "
+                "required because this run also trains the backbone"
             )
     best = max(better, key=lambda trial: trial.score)
     gain = f"{100 * best.difference:+.1f} {METRIC} ({100 * best.low:.1f} to {100 * best.high:.1f})"

@@ -214,8 +214,8 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 
     note = (
         f"{METRIC} in per cent. The regret is the highest score at the same seed of a method that was tried, less that "
-        "of the run that chose; trials: their time as a share of the time of that run. Now: what this "
-        "version chooses from the same trials, if it is another method."
+        'of the run that chose; trials: their time as a share of the time of that run. "Now" names the method that '
+        "this version would choose from the same trials, if it is another one."
     )
     columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
     table = Table(f"{heading}, the choice of a method", columns, note=note)
