@@ -66,6 +66,8 @@ class Trainer:
         score: evaluates the learner on the classes that choose the epoch; None if there are none.
         scored_on: what those classes are called in messages.
         pool: embeds random training images, for methods that pick proxies among them.
+        mean_cosine: the mean cosine of two training images under the current encoder, for the curve; None if there are
+            not two of them.
         facts: returns what the checkpoint stores under `facts` besides the state of the training, as JSON.
         stop_after: epochs to train, perhaps a fraction, instead of `options.epochs` (for a refit).
         world: the processes that train together.
@@ -104,6 +106,7 @@ class Trainer:
         *,
         scored_on: str = "held-out classes",
         pool: StepPool | None = None,
+        mean_cosine: Callable[[], float | None] | None = None,
         facts: Callable[[], dict[str, Any]] = dict,
         stop_after: float | None = None,
         world: ProcessGroup = ProcessGroup(),  # noqa: B008 - a tuple
@@ -121,6 +124,7 @@ class Trainer:
         self.score = score
         self.scored_on = scored_on
         self.pool = pool
+        self.mean_cosine = mean_cosine
         self.facts = facts
         self.world = world
         self.device = device
@@ -343,6 +347,11 @@ class Trainer:
         if self.score is not None:
             with gathered_parameters(self.learner.encoder):
                 scores = self.world.from_first(self.score)
+        if self.mean_cosine is not None:
+            with gathered_parameters(self.learner.encoder):
+                cosine = self.world.from_first(self.mean_cosine)
+            if cosine is not None:
+                record["mean_cosine"] = cosine
         value = scores.get(self.options.monitor)
         if value is not None and self.options.monitors_error:
             value = -value  # the method, too, takes a higher score for a better one
