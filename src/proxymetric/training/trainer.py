@@ -18,7 +18,7 @@ from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
 from proxymetric.signals import stop_on_signal
 from proxymetric.tracking import Recorder
-from proxymetric.training.advice import compile_advice, could_compile, waiting_advice
+from proxymetric.training.advice import compile_advice, could_compile, narrow_cone, waiting_advice
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
@@ -375,6 +375,8 @@ class Trainer:
         self.done = self._is_over()
         if value is not None:
             self.watcher.evaluated(self.passed, scores, is_best, self.scored_on)
+        if advice := narrow_cone(self.curve, criterion.arguments or {}):
+            self.watcher.say(advice)
         return is_best
 
     def _draw_pool(self, count: int) -> tuple[Tensor, Tensor]:
