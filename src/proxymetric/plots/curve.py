@@ -13,7 +13,7 @@ _METRICS = ("#0a0b0c", "#0d0e0f", "#101112")
 _PAGE = {_INK: "var(--soft)", _GRID: "var(--line)", _LOSS: "var(--second)"} | {
     colour: f"var(--series-{number})" for number, colour in enumerate(_METRICS)
 }
-_NOT_METRICS = ("epoch", "step", "loss", "figures", "chosen")
+_NOT_METRICS = ("epoch", "step", "loss", "mean_cosine", "figures", "chosen")
 
 
 def metric_columns(curve: Sequence[dict[str, Any]]) -> list[str]:

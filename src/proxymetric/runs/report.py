@@ -270,6 +270,10 @@ def _notes(result: Result) -> list[str]:
     if figures := result.validation.get("figures"):
         values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         notes.append(f"figures of the method at the chosen epoch: {values}")
+    if "mean_cosine" in result.validation:
+        start, chosen = result.curve[0].get("mean_cosine"), result.validation["mean_cosine"]
+        before = "" if start is None else f" ({start:.3f} before training)"
+        notes.append(f"mean cosine of two training images at the chosen epoch: {chosen:.3f}{before}")
     if result.queries_left_out:
         notes.append(
             f"{result.queries_left_out} images have no other image of their class and were not used as queries"

@@ -59,8 +59,9 @@ class Result:
         chosen_epoch: epoch of the best evaluation; the last epoch where no epoch was chosen.
         chosen_step: optimiser step of that evaluation; None in files of schema 1 that lack it.
         chosen_by: metric that chose the epoch, or "last".
-        validation: record of the chosen evaluation: epoch, step, loss, metrics, figures.
-        curve: records of all evaluations.
+        validation: record of the chosen evaluation: epoch, step, loss, `mean_cosine`, metrics, figures.
+        curve: records of all evaluations. `mean_cosine` is that of two training images, see `runs.mean_cosine`; files
+            of earlier versions lack it.
         auto: how `--method auto` chose the method, see `runs.auto_method.Choice`; None if the user named it.
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
         rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in

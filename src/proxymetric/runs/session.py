@@ -48,6 +48,7 @@ from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
+from proxymetric.runs.mean_cosine import cosine_meter
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.same_everywhere import check_images
@@ -279,6 +280,7 @@ class RunSession:
             score=None if validation is None else self._scorer(learner, validation),
             scored_on=scored_on(recipe),
             pool=make_pool(context, encoder, feed) if "pool" in learner.criterion.needs else None,
+            mean_cosine=cosine_meter(context, encoder, training, feed),
             facts=facts.as_dict,
             stop_after=stop_after,
             world=context.world,

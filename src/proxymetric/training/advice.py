@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +17,12 @@ MIN_SECONDS_BEFORE_ADVICE = 10.0
 """seconds of training before a message"""
 MIN_SECONDS_TO_COMPILE = 300.0
 """seconds of steps to come from which on compiling them is worth a message: compilation takes about half a minute"""
+
+MIN_NARROW_COSINE = 0.9
+"""mean cosine of two training images from which on the embeddings are worth a message"""
+MAX_NARROW_SHARE = 0.1
+"""share of 1 - mean cosine before training that is left when the message is shown. A mean cosine above 0.9 alone is
+ordinary: that of an untrained network can be 0.98, and healthy trainings may fall to 0.13 of it before they rise"""
 
 
 def waiting_advice(waited: float, seconds: float, advice: str) -> str:
@@ -145,4 +151,41 @@ def compile_advice(seconds: float, step: int, steps: int) -> str:
     return (
         f"the steps take about {seconds_left / 60:.0f} minutes more: compiled, they often take half the time; Ctrl-C, "
         "then --resume --set train.compile=true"
+    )
+
+
+def narrow_cone(curve: Sequence[Mapping[str, Any]], loss: Mapping[str, Any]) -> str:
+    """Say that the embeddings of all images have fallen into a narrow cone, at the first evaluation that shows it.
+
+    Args:
+        curve: the records of all evaluations so far; the first one is that of the untrained model.
+        loss: the arguments of the method.
+
+    Returns:
+        A sentence; empty if the last record shows no narrow cone, if an earlier one has shown it, or if the figures of
+        the untrained model are missing.
+
+    Example:
+        >>> curve = [{"epoch": 0, "mean_cosine": 0.58}, {"epoch": 1, "mean_cosine": 0.97}]
+        >>> narrow_cone(curve, {"margin": 0.5})
+        'epoch 1: the embeddings of all images have nearly the same direction: the mean cosine of two training images is
+        0.970 (0.580 before training). Try a lower loss.margin, a lower learning rate, or another method'
+        >>> narrow_cone([*curve, {"epoch": 2, "mean_cosine": 0.98}], {"margin": 0.5})
+        ''
+    """
+    start = curve[0].get("mean_cosine") if curve else None
+    if start is None:
+        return ""
+    cosines = [record.get("mean_cosine", start) for record in curve]
+    *earlier, is_narrow = [
+        cosine >= MIN_NARROW_COSINE and 1 - cosine < MAX_NARROW_SHARE * (1 - start) for cosine in cosines
+    ]
+    if any(earlier) or not is_narrow:
+        return ""
+    # A lower loss.scale is not named: on CUB with wrong labels, sub-centre ArcFace collapses with 20 as with 64.
+    lower = "a lower loss.margin, " if isinstance(loss.get("margin"), int | float) else ""
+    return (
+        f"epoch {round(curve[-1]['epoch'], 2)}: the embeddings of all images have nearly the same direction: the "
+        f"mean cosine of two training images is {cosines[-1]:.3f} ({start:.3f} before training). "
+        f"Try {lower}a lower learning rate, or another method"
     )

@@ -18,7 +18,7 @@ from proxymetric.core.watcher import Tick, Watcher
 from proxymetric.recipe import TrainOptions
 from proxymetric.signals import stop_on_signal
 from proxymetric.tracking import Recorder
-from proxymetric.training.advice import compile_advice, could_compile, waiting_advice
+from proxymetric.training.advice import compile_advice, could_compile, narrow_cone, waiting_advice
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
@@ -66,6 +66,8 @@ class Trainer:
         score: evaluates the learner on the classes that choose the epoch; None if there are none.
         scored_on: what those classes are called in messages.
         pool: embeds random training images, for methods that pick proxies among them.
+        mean_cosine: the mean cosine of two training images under the current encoder, for the curve; None if there are
+            not two of them.
         facts: returns what the checkpoint stores under `facts` besides the state of the training, as JSON.
         stop_after: epochs to train, perhaps a fraction, instead of `options.epochs` (for a refit).
         world: the processes that train together.
@@ -104,6 +106,7 @@ class Trainer:
         *,
         scored_on: str = "held-out classes",
         pool: StepPool | None = None,
+        mean_cosine: Callable[[], float | None] | None = None,
         facts: Callable[[], dict[str, Any]] = dict,
         stop_after: float | None = None,
         world: ProcessGroup = ProcessGroup(),  # noqa: B008 - a tuple
@@ -121,6 +124,7 @@ class Trainer:
         self.score = score
         self.scored_on = scored_on
         self.pool = pool
+        self.mean_cosine = mean_cosine
         self.facts = facts
         self.world = world
         self.device = device
@@ -343,6 +347,11 @@ class Trainer:
         if self.score is not None:
             with gathered_parameters(self.learner.encoder):
                 scores = self.world.from_first(self.score)
+        if self.mean_cosine is not None:
+            with gathered_parameters(self.learner.encoder):
+                cosine = self.world.from_first(self.mean_cosine)
+            if cosine is not None:
+                record["mean_cosine"] = cosine
         value = scores.get(self.options.monitor)
         if value is not None and self.options.monitors_error:
             value = -value  # the method, too, takes a higher score for a better one
@@ -366,6 +375,8 @@ class Trainer:
         self.done = self._is_over()
         if value is not None:
             self.watcher.evaluated(self.passed, scores, is_best, self.scored_on)
+        if advice := narrow_cone(self.curve, criterion.arguments or {}):
+            self.watcher.say(advice)
         return is_best
 
     def _draw_pool(self, count: int) -> tuple[Tensor, Tensor]:
