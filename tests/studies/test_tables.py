@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_the_regret_of_a_choice_is_what_the_best_method_has_more(tmp_path):
     alone = {name: result for name, result in found.items() if name.startswith("auto")}
     write_tables(made, alone, tmp_path)
     assert "the choice of a method" not in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize("words", [1, 4, 16])
+def test_the_legend_of_the_curves_fits_into_the_picture(words):
+    rows = [{"name": f"r{i}", "title": " ".join([f"row-{i}"] * words)} for i in range(9)]
+    data = {"g": {"path": "glyphs:60", "title": "Glyphs"}}
+    made = parse({"name": "s", "seeds": [0], "metrics": ["R@1", "MAP@R"], "data": data, "rows": rows})
+    curve = [{"epoch": epoch, "R@1": 0.1 * epoch, "MAP@R": 0.1} for epoch in range(3)]
+    found = {task.name: Result(rows={"trained encoder": {"R@1": 0.2}}, curve=curve) for task in made.tasks()}
+    by_cell = Results(made, found)
+    ((heading, cells_of_table),) = by_cell.groups()
+    figure = PLOTS["curves"](by_cell, heading, cells_of_table)
+    figure.savefig(io.BytesIO(), dpi=figure.dpi)  # places everything
+    (legend,) = figure.legends
+    place = legend.get_window_extent()
+    assert len(legend.get_texts()) == 9
+    assert place.y0 >= 0
+    assert 0 <= place.x0 <= place.x1 <= figure.bbox.width
+    bottom = min(axes.get_tightbbox().y0 for axes in figure.axes)
+    assert place.y1 <= bottom, "it hides no axis"
+    assert min(axes.bbox.height for axes in figure.axes) > 0.4 * 4.2 * figure.dpi
 
 
 def _tables(made: Study, folder: Path) -> str:

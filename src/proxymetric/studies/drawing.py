@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
 MAX_ROWS_WITH_BANDS = 4
 """most rows for which intervals are drawn: with more rows, the bands would hide each other"""
+MAX_LEGEND_COLUMNS = 4
+LEGEND_LINES_WITHIN, LEGEND_LINE_INCHES = 3, 0.18
+"""lines of a legend for which the picture has room, and the height of a further line"""
 SOFTWARE = "proxymetric study"
 """value of the PNG field `Software`, by which the plots of studies are recognised"""
 INK, GRID = "#16181d", "#e3e6eb"
@@ -121,8 +124,22 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
     band = ", band: 95 % interval" if len(cells) <= MAX_ROWS_WITH_BANDS else ""
     figure.suptitle(f"{heading}\nmean over the seeds (their number){band}", fontsize=10, color=INK)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
+    _legend_below(figure, handles, labels)
     return figure
+
+
+def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """Add a legend below the plots: in as many columns as fit into the picture, which grows by its further lines."""
+    for columns in range(min(MAX_LEGEND_COLUMNS, len(labels)), 0, -1):
+        legend = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )  # fmt: skip
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    lines = math.ceil(len(labels) / columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + LEGEND_LINE_INCHES * max(0, lines - LEGEND_LINES_WITHIN))
 
 
 def draw_claim(axes: Any, claim: float, place: float) -> None:
