@@ -15,6 +15,8 @@ PLACES = {"papers": (0, -0.14), "held-out": (2, 0.14), "last": (6, 0.28)}
 """protocol -> number of its colour, and place beside the middle of its line"""
 LIMITS = (-5, 6)
 """points that the picture shows; a longer interval runs over its edge, and a value beyond it is written there"""
+WIDTH_OF_VALUE = 2
+"""points beside the edge that such a value takes"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
                     color=COLOURS[colour], capsize=2, linewidth=1.4, label=f"measured, {each.cell.protocol}",
                 )  # fmt: skip
             else:
-                _draw_outside(axes, each.measured.value, place + shift, COLOURS[colour])
+                _draw_outside(axes, each.measured.value, place + shift, COLOURS[colour], each.claim)
             draw_claim(axes, each.claim, place)
         axes.set_yticks(range(len(lines)), [f"{title}, {data.split('-')[0]}" for title, data in lines])
         axes.set_ylim(len(lines) - 0.5, -0.5)
@@ -113,11 +115,16 @@ def claims_picture(differences: list[ClaimedDifference]) -> bytes:
     return picture.getvalue()
 
 
-def _draw_outside(axes: Any, value: float, place: float, colour: str) -> None:
-    """An arrow at the edge of the picture and the value, for a difference that lies beyond it."""
+def _draw_outside(axes: Any, value: float, place: float, colour: str, claim: float) -> None:
+    """An arrow at the edge of the picture and the value, for a difference that lies beyond it.
+
+    The value stands farther inside if the mark of the claim is at its usual place.
+    """
     left = value < 0
+    edge = LIMITS[0 if left else 1]
+    points = 48 if abs(claim - edge) < WIDTH_OF_VALUE else 24
     axes.annotate(
-        f"{value:+.1f}", (LIMITS[0 if left else 1], place), (24 if left else -24, 0), textcoords="offset points",
+        f"{value:+.1f}", (edge, place), (points if left else -points, 0), textcoords="offset points",
         ha="left" if left else "right", va="center", fontsize=8, color=colour,
         arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.4},
     )  # fmt: skip
