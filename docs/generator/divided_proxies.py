@@ -19,10 +19,10 @@ def divided_proxies_table() -> str:
     rows = [[text, _peak(first[stage]), _peak(max((each[stage] for each in others), key=lambda peak: peak or 0.0))]
             for stage, text in STAGES.items()]  # fmt: skip
     text = paragraph(
-        f"The peak of the main memory above what was held before, in multiples of the table of all proxies: "
-        f"{study['classes']:,} proxies of {study['dim']} numbers, {study['table_mb']:,.0f} MB, divided among "
-        f"{1 + len(others)} processes, on a CPU. The checkpoint has {first['size of the checkpoint']:.1f} tables: Adam "
-        "keeps two numbers for each number of a proxy."
+        f"{1 + len(others)} processes on a CPU divide {study['classes']:,} proxies of {study['dim']} numbers. The "
+        "figures are the peak of the main memory of a process above what it held before, as a multiple of the memory "
+        f"of all proxies, {study['table_mb']:,.0f} MB. The checkpoint has {first['size of the checkpoint']:.1f} times "
+        "this size, because Adam keeps two numbers for each number of a proxy."
     )
     return f"{text}\n\n{table(['', 'first process', 'another process'], rows)}"
 

@@ -131,10 +131,14 @@ def test_narrowing_to_a_data_set():
     study = parse(small(seeds=[1], data={"g": {"path": "x"}, "h": {"path": "y"}}, rows=rows))
     assert [task.name for task in narrowed(study, data=["g"])] == ["a-g-held-out-seed1"]
     assert {task.name for task in narrowed(study, data=["h"])} == {"a-h-held-out-seed1", "b-h-held-out-seed1"}
-    with pytest.raises(
-        ValueError, match="--data: got 'g', on which the rows and seeds that were asked for have no run"
-    ):
+    with pytest.raises(ValueError, match=r"^--only b --data g: got no run of the study"):
         narrowed(study, ["b"], data=["g"])
+
+
+def test_narrowing_to_a_row_without_the_seed():
+    study = parse(small(rows=[{"name": "a", "seeds": [1]}, {"name": "b", "seeds": [3]}]))
+    with pytest.raises(ValueError, match=r"^--only a --seeds 3: got no run of the study"):
+        narrowed(study, ["a"], [3])
 
 
 def test_the_glyphs_study_is_whole():

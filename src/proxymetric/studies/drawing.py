@@ -123,21 +123,23 @@ def _curves(results: Results, heading: str, cells: list[Cell]) -> Figure | None:
         return None
     band = ", band: 95 % interval" if len(cells) <= MAX_ROWS_WITH_BANDS else ""
     figure.suptitle(f"{heading}\nmean over the seeds (their number){band}", fontsize=10, color=INK)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    _legend_below(figure, handles, labels)
+    _legend_below(figure)
     return figure
 
 
-def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Add a legend below the plots: in as many columns as fit into the picture, which grows by its further lines."""
-    for columns in range(min(MAX_LEGEND_COLUMNS, len(labels)), 0, -1):
+def _legend_below(figure: Figure) -> None:
+    """Add a legend of all plots below them, in as many columns as fit into the picture, and make room for its lines."""
+    marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
+    columns = min(MAX_LEGEND_COLUMNS, len(marks))
+    while True:
         legend = figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
-        )  # fmt: skip
+            list(marks.values()), list(marks), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             break
         legend.remove()
-    lines = math.ceil(len(labels) / columns)
+        columns -= 1
+    lines = math.ceil(len(marks) / columns)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + LEGEND_LINE_INCHES * max(0, lines - LEGEND_LINES_WITHIN))
 
@@ -174,8 +176,7 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
         axes.set_ylim(len(paired) - 0.5, -0.5)
         style(axes, f"{metric}, points")
     figure.suptitle(f"{heading}\ndifference to the baseline, paired by seed", fontsize=10, color=INK)
-    marks = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    _legend_below(figure)
     return figure
 
 

@@ -187,7 +187,7 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), 
     """The runs of the given rows, seeds and data sets; an empty argument selects all.
 
     Raises:
-        ValueError: the study has no such row, seed or data set, or no run of all three.
+        ValueError: the study has no such row, seed or data set, or no run that has all of them.
 
     Example:
         >>> from proxymetric.studies import parse
@@ -217,8 +217,9 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), 
         and (not data or task.cell.data in data)
     ]
     if not chosen:
+        asked = {"--only": only, "--seeds": [str(seed) for seed in seeds], "--data": data}
+        words = " ".join(f"{flag} {','.join(names)}" for flag, names in asked.items() if names)
         raise ValueError(
-            f"--data: got {', '.join(data)!r}, on which the rows and seeds that were asked for have no run; expected a "
-            "data set of these rows"
+            f"{words}: got no run of the study, expected rows, seeds and data sets that have runs together"
         )
     return chosen

@@ -21,8 +21,8 @@ MIN_SECONDS_TO_COMPILE = 300.0
 MIN_NARROW_COSINE = 0.9
 """mean cosine of two training images from which on the embeddings are worth a message"""
 MAX_NARROW_SHARE = 0.1
-"""share of 1 - mean cosine before training that is left when the message is shown. A mean cosine above 0.9 alone is
-ordinary: that of an untrained network can be 0.98, and healthy trainings may fall to 0.13 of it before they rise"""
+"""the message is shown if 1 - mean cosine is less than this share of its value before training. A mean cosine above 0.9
+alone is ordinary: that of an untrained small network is close to 1. Trainings that worked kept a larger share"""
 
 
 def waiting_advice(waited: float, seconds: float, advice: str) -> str:
