@@ -41,7 +41,7 @@ DECODINGS = ("full", "reduced")
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer": ("adamw", "adam", "sgd"),
     "proxy_optimizer": (None, "rowwise-adagrad"),
-    "decay": ("none", "step", "cosine"),
+    "decay": ("none", "step", "cosine", "plateau"),
     "amp": ("auto", "bf16", "fp16", "off"),
     "parallel": ("ddp", "fsdp"),
     "track": (None, *TRACKERS),
@@ -141,8 +141,9 @@ class TrainOptions:
         momentum: momentum of "sgd".
         betas: betas of "adam" and "adamw".
         warmup: epochs in which only head and proxies are trained.
-        decay: schedule of the learning rates: "none", "step" (times `decay_by` every `decay_every` epochs) or "cosine"
-            (over `decay_every` epochs; None: over all).
+        decay: schedule of the learning rates: "none", "step" (times `decay_by` every `decay_every` epochs), "cosine"
+            (over `decay_every` epochs; None: over all) or "plateau" (times `decay_by` after `decay_every` evaluations
+            without a better `monitor`).
         decay_every: number of epochs, see `decay`.
         decay_by: factor of the learning rates, see `decay`.
         clip_value: each entry of a gradient is clipped to this absolute value.
@@ -223,6 +224,16 @@ class TrainOptions:
                 raise ValueError(f"train.{name}: got {getattr(self, name)}, expected at least 0 and less than 1")
         for name, choices in CHOICES.items():
             one_of(f"train.{name}", getattr(self, name), choices)
+        if self.decay == "plateau" and self.decay_every is None:
+            raise ValueError(
+                "train.decay_every: got none with train.decay='plateau', expected a number of evaluations without "
+                "improvement, at least 1"
+            )
+        if self.decay == "plateau" and self.refit:
+            raise ValueError(
+                "train.decay: got 'plateau' with train.refit, which has no held-out classes to score; expected 'step', "
+                "'cosine' or 'none', or train.refit=false"
+            )
         if self.monitor not in self.metrics:
             raise ValueError(
                 f"train.monitor: got {self.monitor!r}, expected one of train.metrics ({', '.join(self.metrics)})"

@@ -31,6 +31,30 @@ def test_eval_view_is_torchvisions_resize_and_centre_crop(width, height, interpo
     assert np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)).mean() < 0.1
 
 
+@pytest.mark.parametrize(("width", "height"), [(341, 256), (256, 341), (303, 256), (256, 256), (359, 256)])
+def test_a_centre_crop_that_is_not_resized_has_the_pixels_of_the_image(width, height):
+    """Half of the sides leave an odd margin, in which the centre lies between two pixels."""
+    from torchvision import transforms
+
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    theirs = torch.from_numpy(np.array(transforms.CenterCrop(224)(image))).permute(2, 0, 1)
+    view = EvalView(224, resize=256)
+    assert torch.equal(view(image), theirs)
+    buffer = ImageBuffer([noise])
+    assert torch.equal(buffer.cut(np.array([0]), view.boxes(buffer.heights, buffer.widths), 224)[0], theirs)
+    uncropped = TrainView(224, resize=256, crop="none", flip=False)
+    assert torch.equal(uncropped(image, 0), theirs)
+
+
+def test_a_cache_keeps_the_side_that_was_asked_for():
+    assert TrainView(224).stored == 256
+    assert TrainView(224, resize=240).stored == 240
+    assert TrainView(224, stored=400).stored == 400
+    with pytest.raises(ValueError, match="stored: got 200, expected at least 256"):
+        TrainView(224, resize=256, stored=200)
+
+
 def test_images_of_the_right_size_pass_unchanged():
     image = picture(48, 48)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)

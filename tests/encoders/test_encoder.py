@@ -222,6 +222,38 @@ def test_frozen_batch_norm_stays_frozen() -> None:
     assert not torch.equal(encoder.backbone.conv1.weight, moved)
 
 
+def test_frozen_statistics_let_scale_and_shift_learn() -> None:
+    whole, fixed = (build("resnet18", dim=8, size=64, freeze_bn=what, pretrained=False) for what in ("none", "all"))
+    encoder = build("resnet18", dim=8, size=64, freeze_bn="statistics", pretrained=False)
+    norms = [m for m in encoder.modules() if isinstance(m, nn.BatchNorm2d)]
+    affine = sum(m.weight.numel() + m.bias.numel() for m in norms)
+    trained = {name: parameter_counts(e)["trained"] for name, e in (("all", fixed), ("none", whole), ("own", encoder))}
+    assert trained["own"] == trained["none"] == trained["all"] + affine
+    encoder.set_backbone_trainable(False)
+    assert not any(m.weight.requires_grad or m.bias.requires_grad for m in norms), "not during a warm-up"
+    encoder.set_backbone_trainable(True)
+    stir(encoder)  # timm starts the last norm of a block at 0, which lets no gradient through
+    before = [{name: value.clone() for name, value in m.state_dict().items()} for m in norms]
+    optimizer = torch.optim.SGD([p for p in encoder.parameters() if p.requires_grad], lr=0.1)
+    encoder.train()(pictures(4, 64)).square().mean().backward()
+    optimizer.step()
+    for norm, old in zip(norms, before):
+        moved = {name for name, value in norm.state_dict().items() if not torch.equal(value, old[name])}
+        assert moved == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(("said", "meant"), [(True, "all"), (False, "none")])
+def test_freeze_bn_may_be_true_or_false(said: bool, meant: str) -> None:
+    first, second = (build("resnet18", dim=8, size=64, freeze_bn=value, pretrained=False) for value in (said, meant))
+    assert [p.requires_grad for p in first.parameters()] == [p.requires_grad for p in second.parameters()]
+    assert [m.training for m in first.modules()] == [m.training for m in second.modules()]
+
+
+def test_an_unknown_freeze_bn_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="freeze_bn: got 'statistic', .*did you mean 'statistics'"):
+        build("resnet18", dim=8, size=64, freeze_bn="statistic", pretrained=False)
+
+
 def test_without_freezing_batch_norm_learns() -> None:
     encoder = build("small", dim=8, size=32).train()
     norm = encoder.backbone.stages[0][1]

@@ -214,6 +214,18 @@ def test_in_the_warm_up_only_head_and_proxies_move(photos: Path, tmp_path: Path)
     assert all(moved(initial, none, "encoder.backbone.", weights))
 
 
+def test_frozen_statistics_train_scale_and_shift_after_the_warm_up(photos: Path, tmp_path: Path) -> None:
+    settings = {"encoder__freeze_bn": "statistics", "train__lr": 1e-3}
+    initial = tensors(run(photos, tmp_path / "initial", **settings, train__epochs=1, train__warmup=1))
+    after = tensors(run(photos, tmp_path / "run", **settings, train__epochs=2, train__warmup=1))
+    norms = [name.removesuffix("running_mean") for name in initial if name.endswith("running_mean")]
+    assert len(norms) == 4
+    for norm in norms:
+        assert all(moved(initial, after, norm, ("weight", "bias")))
+        assert not any(moved(initial, after, norm, ("running_mean", "running_var", "tracked")))
+        assert not after[f"{norm}running_mean"].any(), "still as it was built"
+
+
 def test_frozen_batch_norm_keeps_statistics_scale_and_shift(photos: Path, tmp_path: Path) -> None:
     still = {"encoder__freeze_bn": True, "train__warmup": 0, "train__epochs": 1}
     initial = tensors(run(photos, tmp_path / "initial", **still | {"train__lr": 0.0}))
@@ -247,6 +259,35 @@ def test_rates_as_logged(decay: dict, factors: list[float], photos: Path, tmp_pa
         factor = factors[record["epoch"]]
         assert record["epoch"] == (record["step"] - 1) // 16
         assert record["lr"] == pytest.approx({"head": 1e-3 * factor, "proxies": 1e-1 * factor})
+
+
+def test_a_plateau_lowers_the_rates(photos: Path, tmp_path: Path) -> None:
+    """The rates follow from the scores of the curve: as logged, also within an epoch and after a kill."""
+    schedule = {"train__decay": "plateau", "train__decay_every": 2, "train__decay_by": 0.1, "train__patience": None}
+    settings = schedule | {"train__batch": 4, "train__frozen": True, "train__epochs": 3, "train__evaluate_steps": 5}
+    done = run(photos, tmp_path / "run", **settings)
+    best, stale, factor, factors = -1.0, 0, 1.0, {}
+    for evaluation in done.result.curve:
+        score = evaluation["MAP@R"]
+        best, stale = (score, 0) if score > best else (best, stale + 1)
+        if stale == 2:
+            factor, stale = factor * 0.1, 0
+        factors[evaluation["step"]] = factor
+    assert len(set(factors.values())) > 1, "the scores never rested: this test shows nothing"
+    steps = [record for record in records(done.folder) if record["event"] == "step"]
+    assert [record["step"] for record in steps] == [10, 20, 30, 40]
+    for record in steps:
+        factor = factors[max(step for step in factors if step < record["step"])]
+        assert record["lr"] == pytest.approx({"head": 1e-3 * factor, "proxies": 1e-1 * factor})
+
+
+def test_a_plateau_needs_scores(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train.decay: got 'plateau' without classes that are scored"):
+        run(photos, tmp_path / "run", train__decay="plateau", data__validation=0, train__epochs=1)
+    with pytest.raises(ValueError, match="train.decay_every: got none with train.decay='plateau'"):
+        TrainOptions(decay="plateau", decay_every=None)
+    with pytest.raises(ValueError, match="train.decay: got 'plateau' with train.refit"):
+        TrainOptions(decay="plateau", refit=True)
 
 
 def learner(method: str = "proxy-anchor", frozen: bool = False, **encoder: object) -> Learner:

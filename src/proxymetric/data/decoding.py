@@ -29,6 +29,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
 """default of the maximum number of pixels of an image; see `max_pixels`"""
 LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
+UNKNOWN_FORMAT = "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF"
 STRIP_PIXELS = 2**20
 """pixels that are converted to RGB at once, so that the conversion of a large image needs little memory"""
 _WARNINGS_OF_PILLOW = r"PIL\."
@@ -122,7 +123,7 @@ def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Im
     try:
         image = _open(file)
         if image is None:
-            raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+            raise BadImage(title, UNKNOWN_FORMAT)
         if min_side is not None:
             _reduce(image, min_side)
         _limit_pixels(image, limit, title)
@@ -135,6 +136,23 @@ def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Im
         # Decoders raise many types of errors for a damaged file: OSError, SyntaxError, struct.error.
         message = " ".join(str(error).split()) or type(error).__name__
         raise BadImage(title, getattr(error, "strerror", None) or f"the image is damaged: {message}") from error
+
+
+def read_size(file: IO[bytes], title: str) -> tuple[int, int]:
+    """Return width and height of an encoded image as they are stored, without decoding its pixels.
+
+    Args:
+        file: the encoded image.
+        title: name of the image in errors.
+
+    Raises:
+        BadImage: the format is not one that `read_image` decodes.
+    """
+    _silence_pillow()
+    image = _open(file)
+    if image is None:
+        raise BadImage(title, UNKNOWN_FORMAT)
+    return image.size
 
 
 def upright(image: str | Path | Image.Image, title: str) -> Image.Image:

@@ -142,12 +142,24 @@ class ImageSet:
             return Image.fromarray(self.arrays[index]).convert("RGB")
         if self.encoded is not None:
             try:
-                content = self.encoded.content(index)
+                content = self.content(index)
             except OSError as error:
                 raise BadImage(self.title(index), error.strerror or str(error)) from error
             return read_encoded(io.BytesIO(content), self.title(index), min_side)
         assert self.paths is not None
         return read_image(self.paths[index], self.title(index), min_side)
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the encoded image `index`; an `OSError` says why they cannot be read.
+
+        Raises:
+            ValueError: the set holds pixels.
+        """
+        if self.encoded is not None:
+            return self.encoded.content(index)
+        if self.paths is None:
+            raise ValueError(f"content: got the set {self.name!r} of pixels, expected encoded images")
+        return self.paths[index].read_bytes()
 
     def label_of(self, index: int) -> int:
         """Return the label of image `index`."""

@@ -23,6 +23,8 @@ from proxymetric.signatures import one_of
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")
+FROZEN_BATCH_NORM = ("none", "statistics", "all")
+"""values of `freeze_bn`: what of BatchNorm stays fixed in training"""
 FEATURE_SETTINGS = ("backbone", "size", "pooling", "gem_p", "bn_eps", "stride")
 """keys of `Encoder.config` that change the features"""
 
@@ -91,11 +93,12 @@ class Encoder(nn.Module):
         self._compiled: Callable[..., Tensor] | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
-        self._freezes_batch_norm = bool(config["freeze_bn"]) or not tuning.everything
+        frozen_batch_norm = _frozen_batch_norm(config["freeze_bn"])
+        self._freezes_statistics = frozen_batch_norm != "none" or not tuning.everything
         self._learnable = {
             name: part for name, p in self._feature_parameters() if p.requires_grad and (part := self._part(name))
         }
-        if config["freeze_bn"]:
+        if frozen_batch_norm == "all":
             for name, _ in self._batch_norms():
                 self._learnable.pop(f"backbone.{name}.weight", None)
                 self._learnable.pop(f"backbone.{name}.bias", None)
@@ -219,9 +222,12 @@ class Encoder(nn.Module):
         return images.to(self.mean.device).contiguous(memory_format=torch.channels_last)
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Set training mode; with `freeze_bn`, or any tuning but "full", BatchNorm stays in evaluation mode."""
+        """Set training mode; BatchNorm with fixed statistics stays in evaluation mode.
+
+        They are fixed with `freeze_bn` other than "none", and with any tuning but "full".
+        """
         super().train(mode)
-        if self._freezes_batch_norm:
+        if self._freezes_statistics:
             for _, norm in self._batch_norms():
                 norm.eval()
         return self
@@ -289,7 +295,7 @@ def build(
     learn_p: bool = False,
     layer_norm: bool = False,
     head: str = "linear",
-    freeze_bn: bool = False,
+    freeze_bn: bool | str = "none",
     bn_eps: float | None = None,
     pretrained: bool = True,
     weights: str | Path | None = None,
@@ -316,7 +322,9 @@ def build(
         learn_p: train p as well ("gem" only).
         layer_norm: put a LayerNorm before the linear head.
         head: "linear" or "none" (the features are the vectors).
-        freeze_bn: keep the statistics, scale and shift of the backbone's BatchNorm fixed in training.
+        freeze_bn: what stays fixed of the backbone's BatchNorm in training: "none"; "statistics" (the running mean and
+            variance; scale and shift are trained once the warm-up is over, as in the released code of Proxy-Anchor);
+            or "all" of it. False is "none", true is "all".
         bn_eps: epsilon > 0 of the backbone's BatchNorm, for weights that were trained with another epsilon than timm's.
         pretrained: load weights from the model hub, unless `weights` is given; "small" has none and starts random.
         weights: a safetensors file of the backbone's weights under timm's names ("bn_inception": under the names of the
@@ -424,6 +432,19 @@ def build(
     if weights is not None:
         load_weights(encoder, weights)
     return encoder.train()
+
+
+def _frozen_batch_norm(freeze_bn: bool | str) -> str:
+    """Return what `freeze_bn` fixes, one of `FROZEN_BATCH_NORM`.
+
+    Example:
+        >>> _frozen_batch_norm(True), _frozen_batch_norm("statistics")
+        ('all', 'statistics')
+    """
+    if isinstance(freeze_bn, bool):
+        return "all" if freeze_bn else "none"
+    one_of("freeze_bn", freeze_bn, FROZEN_BATCH_NORM)
+    return freeze_bn
 
 
 def _rgb(

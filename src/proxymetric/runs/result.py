@@ -42,8 +42,10 @@ class Result:
         protocol: which classes choose the epoch, see `proxymetric.protocol`.
         recipe: the whole recipe with its defaults, by table.
         weights: the file of the backbone's weights and what its header changed; None without such a file.
-        data: `name` and `identity` of the images; numbers of images and classes in "train", "validation" and "test",
-            without images that could not be read, and of the `training_classes` among the last two if there are any.
+        data: `name` and `identity` of the images, and what they are like: `images`, `shorter_side` and
+            `bytes_per_image` (`data.photographs`). The same and the number of `classes` for "train", "validation" and
+            "test", without images that could not be read, and the number of `training_classes` among the last two if
+            there are any.
         versions: of Python and of the packages that influence results.
         machine: `system`, `processor`, `cores`, `gpu` where there is one, and `processes` where there are several.
         finished: time of the end, UTC.

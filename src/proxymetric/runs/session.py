@@ -17,6 +17,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.open import check_source
+from proxymetric.data.photographs import describe_photographs
 from proxymetric.data.splits import altered
 from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, check_weights_file
@@ -426,10 +427,10 @@ class RunSession:
         """The result of the training, without scores on the unseen classes."""
         recipe, trainer = self.recipe, training.trainer
         chosen = trainer.chosen
-        data: dict[str, Any] = {"name": images.name, "identity": images.identity()}
+        data: dict[str, Any] = {"name": images.name, "identity": images.identity()} | describe_photographs(images)
         for name, part in zip(("train", "validation", "test"), parts):
             if part is not None:
-                data[name] = {"images": len(part), "classes": len(part.classes)}
+                data[name] = describe_photographs(part) | {"classes": len(part.classes)}
                 if part is not parts.train and (known := known_classes(part, parts.train)):
                     data[name]["training_classes"] = known
         return Result(

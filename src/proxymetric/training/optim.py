@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -132,23 +133,43 @@ def steps_in(epochs: float, steps_per_epoch: int) -> int:
     return max(1, round(epochs * steps_per_epoch))
 
 
-def decay_factor(options: TrainOptions, epoch: int) -> float:
+def decay_factor(options: TrainOptions, epoch: int, scores: Sequence[float] = ()) -> float:
     """Return the factor of the initial learning rates in epoch `epoch`, counted from 0.
 
-    The factor depends only on its arguments, so checkpoints need no state of a schedule.
+    The factor depends only on its arguments. A checkpoint has them all, so it needs no state of a schedule.
+
+    Args:
+        options: the training options.
+        epoch: the epoch.
+        scores: the scores of all evaluations so far, higher is better; "plateau" uses them.
 
     Example:
         >>> [decay_factor(TrainOptions(decay="step", decay_every=10, decay_by=0.5), e) for e in (0, 9, 10, 25)]
         [1.0, 1.0, 0.5, 0.25]
         >>> round(decay_factor(TrainOptions(decay="cosine", decay_every=None, epochs=40), 20), 6)
         0.5
+        >>> plateau = TrainOptions(decay="plateau", decay_every=2, decay_by=0.5)
+        >>> [decay_factor(plateau, 0, scores) for scores in ([0.4, 0.5], [0.4, 0.5, 0.5, 0.4], [0.5, 0.4, 0.4, 0.6])]
+        [1.0, 0.5, 0.5]
     """
+    if options.decay == "plateau":
+        return options.decay_by ** _plateaus(scores, options.decay_every or 1)
     if options.decay == "step":
         return options.decay_by ** (epoch // (options.decay_every or options.epochs))
     if options.decay == "cosine":
         length = options.decay_every or options.epochs
         return 0.5 * (1 + math.cos(math.pi * min(epoch, length) / length))
     return 1.0
+
+
+def _plateaus(scores: Sequence[float], patience: int) -> int:
+    """Count how often `patience` scores in a row were not above the best one before them."""
+    best, stale, plateaus = -math.inf, 0, 0
+    for score in scores:
+        best, stale = (score, 0) if score > best else (best, stale + 1)
+        if stale == patience:
+            plateaus, stale = plateaus + 1, 0
+    return plateaus
 
 
 def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:

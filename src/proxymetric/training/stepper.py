@@ -19,7 +19,7 @@ from proxymetric.training.optim import (
     base_rates,
     can_step_unchecked,
     clip_gradients,
-    decay_factor,
+    set_rates,
     step_if,
 )
 from proxymetric.training.parallel import Parallel
@@ -138,19 +138,18 @@ class Stepper:
         """Steps that are launched but not finished: 0 or 1."""
         return len(self._in_flight)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Prepare the steps of an epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-        """
+    def begin_epoch(self) -> None:
+        """Prepare the steps of an epoch."""
         assert not self._in_flight
         training_modules = [module for module in self.learner.encoder.modules() if module.training]
         self._statistics = [buffer for module in training_modules for buffer in module.buffers(recurse=False)]
         self._snapshots = [[value.clone() for value in self._restorable()] for _ in range(2)]
         if self.device.type == "cuda" and not self._host_figures:
             self._host_figures = [torch.empty(2, pin_memory=True) for _ in range(2)]
-        factor = decay_factor(self.options, epoch)
+
+    def set_rates(self, factor: float) -> None:
+        """Set all learning rates to `factor` times their initial values."""
+        set_rates(self.optimizer, factor)
         network_lr, proxy_lr = base_rates(self.options)
         self._rates = proxy_lr * factor, network_lr * factor
 

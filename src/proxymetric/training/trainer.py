@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from proxymetric.training.advice import compile_advice, could_compile, narrow_co
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
-from proxymetric.training.optim import decay_factor, make_optimizer, set_rates, steps_in
+from proxymetric.training.optim import decay_factor, make_optimizer, steps_in
 from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
@@ -128,6 +128,11 @@ class Trainer:
         self.facts = facts
         self.world = world
         self.device = device
+        if options.decay == "plateau" and score is None:
+            raise ValueError(
+                "train.decay: got 'plateau' without classes that are scored during training, expected "
+                "data.validation above 0, or 'step', 'cosine' or 'none'"
+            )
         self.parallel = Parallel(learner, options, world)
         self.optimizer = make_optimizer(learner, options)
         self.sharded = ShardedState(learner, self.optimizer)
@@ -238,6 +243,7 @@ class Trainer:
                 self._add_time(batches)
                 is_best = self._evaluate()
                 self._to_training()
+                self._set_rates()
                 self._restart_clock()
                 stop = self.world.any(self._stop)
             # Save the checkpoint with every new best model: a resumed run must not fall behind its own best model.
@@ -302,10 +308,16 @@ class Trainer:
         learner, warms_up = self.learner, self.epoch < self.options.warmup
         self._to_training()
         learner.encoder.set_backbone_trainable(not (warms_up or learner.frozen))
-        self.stepper.begin_epoch(self.epoch)
+        self.stepper.begin_epoch()
         learner.criterion.epoch(self.epoch)
-        set_rates(self.optimizer, decay_factor(self.options, self.epoch))
+        self._set_rates()
         self.parallel.begin_epoch()
+
+    def _set_rates(self) -> None:
+        """Set the learning rates of the current epoch; a plateau of the scores lowers them."""
+        scores = [self._oriented(record) for record in self.curve]
+        known_scores = [score for score in scores if score is not None]
+        self.stepper.set_rates(decay_factor(self.options, self.epoch, known_scores))
 
     def _to_training(self) -> None:
         """Return to training mode: an evaluation leaves the encoder in evaluation mode."""
@@ -352,9 +364,7 @@ class Trainer:
                 cosine = self.world.from_first(self.mean_cosine)
             if cosine is not None:
                 record["mean_cosine"] = cosine
-        value = scores.get(self.options.monitor)
-        if value is not None and self.options.monitors_error:
-            value = -value  # the method, too, takes a higher score for a better one
+        value = self._oriented(scores)  # the method, too, takes a higher score for a better one
         # The untrained model is a candidate too, because training does not always help.
         is_best = value is not None and (self.best is None or value > self.best[0])
         if is_best:
@@ -378,6 +388,11 @@ class Trainer:
         if advice := narrow_cone(self.curve, criterion.arguments or {}):
             self.watcher.say(advice)
         return is_best
+
+    def _oriented(self, scores: Mapping[str, Any]) -> float | None:
+        """Return the score that chooses the epoch, higher is better; None if there is none."""
+        value = scores.get(self.options.monitor)
+        return -value if value is not None and self.options.monitors_error else value
 
     def _draw_pool(self, count: int) -> tuple[Tensor, Tensor]:
         assert self.pool is not None
