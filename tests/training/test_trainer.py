@@ -282,11 +282,11 @@ def test_a_plateau_lowers_the_rates(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_plateau_needs_scores(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train.decay: got 'plateau' without classes that are scored"):
+    with pytest.raises(ValueError, match=r"train.decay: got 'plateau' without classes that are scored"):
         run(photos, tmp_path / "run", train__decay="plateau", data__validation=0, train__epochs=1)
-    with pytest.raises(ValueError, match="train.decay_every: got none with train.decay='plateau'"):
+    with pytest.raises(ValueError, match=r"train.decay_every: got none with train.decay='plateau'"):
         TrainOptions(decay="plateau", decay_every=None)
-    with pytest.raises(ValueError, match="train.decay: got 'plateau' with train.refit"):
+    with pytest.raises(ValueError, match=r"train.decay: got 'plateau' with train.refit"):
         TrainOptions(decay="plateau", refit=True)
 
 

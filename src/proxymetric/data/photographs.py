@@ -32,12 +32,11 @@ def describe_photographs(images: ImageSet) -> dict[str, Any]:
     facts: dict[str, Any] = {"images": len(images)}
     if images.arrays is not None:
         return facts | {"shorter_side": min(images.arrays.shape[1:3])}
-    rows = np.unique(np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).astype(np.int64)) if len(images) else []
     sides, sizes = [], []
-    for row in rows:
+    for row in np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).astype(np.int64).tolist():
         try:
-            content = images.content(int(row))
-            sides.append(min(read_size(io.BytesIO(content), images.title(int(row)))))
+            content = images.content(row)
+            sides.append(min(read_size(io.BytesIO(content), images.title(row))))
         except (BadImage, OSError):
             continue
         sizes.append(len(content))

@@ -93,12 +93,12 @@ class Encoder(nn.Module):
         self._compiled: Callable[..., Tensor] | None = None
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1))
-        frozen_batch_norm = _frozen_batch_norm(config["freeze_bn"])
-        self._freezes_statistics = frozen_batch_norm != "none" or not tuning.everything
+        fixed = frozen_batch_norm(config["freeze_bn"])
+        self._freezes_statistics = fixed != "none" or not tuning.everything
         self._learnable = {
             name: part for name, p in self._feature_parameters() if p.requires_grad and (part := self._part(name))
         }
-        if frozen_batch_norm == "all":
+        if fixed == "all":
             for name, _ in self._batch_norms():
                 self._learnable.pop(f"backbone.{name}.weight", None)
                 self._learnable.pop(f"backbone.{name}.bias", None)
@@ -356,6 +356,7 @@ def build(
     one_of("pooling", pooling, POOLINGS)
     one_of("head", head, HEADS)
     one_of("head_init", head_init, HEAD_INITS)
+    frozen_batch_norm(freeze_bn)
     tuning = complete_tuning(tuning, TUNINGS)
     if size < 1:
         raise ValueError(f"size: got {size}, expected the side of the images in pixels, at least 1")
@@ -434,11 +435,14 @@ def build(
     return encoder.train()
 
 
-def _frozen_batch_norm(freeze_bn: bool | str) -> str:
-    """Return what `freeze_bn` fixes, one of `FROZEN_BATCH_NORM`.
+def frozen_batch_norm(freeze_bn: bool | str) -> str:
+    """Check `freeze_bn` and return which of `FROZEN_BATCH_NORM` it means.
+
+    Raises:
+        ValueError: the value is unknown.
 
     Example:
-        >>> _frozen_batch_norm(True), _frozen_batch_norm("statistics")
+        >>> frozen_batch_norm(True), frozen_batch_norm("statistics")
         ('all', 'statistics')
     """
     if isinstance(freeze_bn, bool):
