@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.clock import clock
-from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, missing_files
+from proxymetric.files import replacing
+from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, is_over, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import collect, stored_draws, stored_results, write_archive
 from proxymetric.studies.running import Session
-from proxymetric.studies.search import in_words
+from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, read_draws
 from proxymetric.studies.spec import Study, Task, narrowed
 
 GPU_JOBS = 4
@@ -68,15 +69,35 @@ def execute(options: Options, reporter: Reporter) -> int:
     if options.data_root is not None and not options.data_root.is_dir():
         raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
     _check_recipes(study, tasks, options.data_root)
-    book = StudyFolder(study, out, options.data_root)
+    book = StudyFolder(study, out, options.data_root, _given(study, options, out))
     if options.dry_run:
         statuses = book.statuses()
-        jobs = _jobs(options, [task for task in tasks if statuses[task.name].status != "done"])
+        jobs = _jobs(options, [task for task in tasks if not is_over(task, statuses[task.name])])
         _list(book, book.current(tasks), statuses, jobs, reporter)
-        for sentence in missing_files(tasks, options.data_root):
+        for sentence in missing_files(_unfinished_draws_and_runs(book, tasks), options.data_root):
             reporter.say(f"not there yet: {sentence}")
         return 0
     return _run(options, book, tasks, reporter)
+
+
+def _given(study: Study, options: Options, out: Path) -> list[Draw]:
+    """The draws that were collected elsewhere, from which a study goes on; it keeps a copy of them in its folder.
+
+    Raises:
+        ValueError: there is no search, or the draws are not those of the study.
+    """
+    if options.results is not None and study.search is None:
+        raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
+    files = [folder / DRAWS_FILE for folder in (out, options.results) if folder is not None]
+    for file in files[options.overwrite :]:
+        check_draws(study, read_draws(file), file)
+    values = {task.name: task.values for task in study.draws()}
+    return [draw for file in files for draw in read_draws(file) if draw.values == values.get(draw.run)]
+
+
+def _unfinished_draws_and_runs(book: StudyFolder, tasks: list[Task]) -> list[Task]:
+    """The runs whose data must be here: all but the draws that are done."""
+    return [task for task in tasks if task.draw is None or not is_over(task, book.status(task))]
 
 
 def _check(options: Options) -> None:
@@ -86,8 +107,6 @@ def _check(options: Options) -> None:
         raise ValueError(f"--minutes: got {options.minutes}, expected a number above 0")
     if options.collect and options.results is None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
-    if options.results is not None and not (options.collect or options.tables):
-        raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
     for flag, value in (("--only", options.only), ("--seeds", options.seeds), ("--data", options.data)):
         if value and (options.collect or options.tables):
             action = "--collect" if options.collect else "--tables"
@@ -146,7 +165,7 @@ def _check_loss(task: Task, loss: dict[str, Any]) -> None:
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
-    data_identities = identities(tasks, options.data_root)
+    data_identities = identities(_unfinished_draws_and_runs(book, tasks), options.data_root)
     with book.locked() as lock:
         return _run_locked(options, book, tasks, data_identities, lock, reporter)
 
@@ -165,10 +184,17 @@ def _run_locked(
     changed = [task for task in tasks if statuses[task.name].status == "changed"]
     if changed and not options.overwrite:
         raise ValueError(_other_runs(book, changed, statuses))
-    todo = [task for task in tasks if statuses[task.name].status != "done"]
+    todo = [
+        task
+        for task in tasks
+        if not is_over(task, statuses[task.name]) or (options.overwrite and statuses[task.name].status == "failed")
+    ]
     jobs = _jobs(options, todo)
     book.record_finished(statuses)
     book.save()
+    if book.given:
+        with replacing(book.folder / DRAWS_FILE) as temporary:
+            temporary.write_text(as_lines(book.given.values()), encoding="utf-8")
     reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
     session = Session(
         book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter,
@@ -232,8 +258,10 @@ def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], 
             reasons = [f"for the best draw of {book.study.rows[task.cell.row].printed}"]
         reason = f"  {'; '.join(filter(None, reasons))}" if any(reasons) else ""
         if status.status == "done":
-            assert status.result is not None
-            time = f"{status.result.seconds / 60:.1f} min"
+            done = status.result or book.given[task.name]
+            time = f"{done.seconds / 60:.1f} min"
+        elif is_over(task, status):
+            time = ""
         else:
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)

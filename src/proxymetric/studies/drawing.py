@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import student
-from proxymetric.studies.scores import printed_number, short
-from proxymetric.studies.search import SEARCH, chosen
+from proxymetric.studies.scores import printed_number
+from proxymetric.studies.search import SEARCH, chosen, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from proxymetric.files import read_json, write_json
 from proxymetric.signatures import did_you_mean
 from proxymetric.studies.pool import ENDED
-from proxymetric.studies.search import SEARCHED, Draw, draw_of, failed_draw, resolved
-from proxymetric.studies.spec import Study, Task
+from proxymetric.studies.search import SEARCHED, Draw, draw_of, failed_draw, resolved, short
+from proxymetric.studies.spec import Cell, Study, Task
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
@@ -48,6 +48,12 @@ class RunStatus:
     status: str
     reason: str = ""
     result: Result | None = None
+
+
+def is_over(task: Task, run: RunStatus) -> bool:
+    """Whether a run need not be done again: it is done, or a draw that fails with its numbers and was not killed."""
+    fails = task.draw is not None and run.status == "failed" and not run.reason.startswith(ENDED)
+    return run.status == "done" or fails
 
 
 def local_path(path: str, root: Path | None) -> str:
@@ -177,16 +183,19 @@ class StudyFolder:
     """The files of a study.
 
     Each run has a folder `runs/NAME/`, its output in `logs/NAME.log` and its recipe in `plans/NAME.json`; the best run
-    of each row has its vectors in `embeddings/NAME.safetensors`. `study.json` holds the status of all runs.
+    of each row has its vectors in `embeddings/NAME.safetensors`. `study.json` holds the status of all runs. Draws that
+    were made elsewhere are in `draws.jsonl`.
 
     Args:
         study: the study.
         folder: its folder, created by the first file that is written.
         root: the folder of data and weights.
+        given: draws that were collected elsewhere, which are not repeated.
     """
 
-    def __init__(self, study: Study, folder: Path, root: Path | None = None) -> None:
+    def __init__(self, study: Study, folder: Path, root: Path | None = None, given: Iterable[Draw] = ()) -> None:
         self.study, self.folder, self.root = study, folder, root
+        self.given = {draw.run: draw for draw in given}
         self._epochs: dict[str, float] = {}
         self.state: dict[str, Any] = {"study": study.name, "runs": {}, "sessions": []}
         if (folder / STATE).is_file():
@@ -248,6 +257,13 @@ class StudyFolder:
         plan, folder = self.plan(task), self.run(task)
         if task.waits:
             return RunStatus("waits")
+        if (draw := self.given.get(task.name)) is not None:
+            if None not in (identity, draw.identity) and identity != draw.identity:
+                raise ValueError(
+                    f"results: got the draw {draw.run} with the images {short(draw.identity)}, expected the images of "
+                    f"{task.cell.data} that are here, {short(identity)}"
+                )
+            return RunStatus("done", draw.error)
         if not plan.is_file():
             return RunStatus("new")
         stored = read_json(plan)
@@ -285,9 +301,11 @@ class StudyFolder:
         draws = []
         for task in self.study.draws():
             run = statuses.get(task.name, RunStatus("new"))
-            if run.result is not None:
+            if task.name in self.given:
+                draws.append(self.given[task.name])
+            elif run.result is not None:
                 draws.append(draw_of(task, run.result))
-            elif run.status == "failed" and not run.reason.startswith(ENDED):
+            elif is_over(task, run):
                 draws.append(failed_draw(task, run.reason))
         return draws
 
@@ -329,25 +347,28 @@ class StudyFolder:
         `minutes` of the row, or else None. A row and its search count as one row, whose runs take a time in proportion
         to their epochs. The time already spent on an unfinished run is subtracted.
         """
-        pairs = [(task, statuses[task.name].result) for task in tasks]
-        seconds = [
-            (task, self.state["runs"].get(task.name, {}).get("wall") or result.seconds)
-            for task, result in pairs
-            if result is not None
-        ]
+        by_cell: dict[Cell, list[float]] = {}
+        by_row: dict[tuple[str, str], list[tuple[Task, float]]] = {}
+        whole: dict[str, Task] = {}
+        for task in tasks:
+            result, name = statuses[task.name].result, task.cell.row.removesuffix(SEARCHED)
+            if task.draw is None:
+                whole.setdefault(name, task)
+            if result is not None or task.name in self.given:
+                stored = self.given[task.name].seconds if result is None else result.seconds
+                time = self.state["runs"].get(task.name, {}).get("wall") or stored
+                by_cell.setdefault(task.cell, []).append(time)
+                by_row.setdefault((name, task.cell.data), []).append((task, time))
         estimates: dict[str, float | None] = {}
         for task in tasks:
             cell, minutes = task.cell, self.study.rows[task.cell.row].minutes
             name = cell.row.removesuffix(SEARCHED)
-            similar = [time for other, time in seconds if other.cell == cell] or [
-                time * self._share(task, other)
-                for other, time in seconds
-                if (other.cell.row.removesuffix(SEARCHED), other.cell.data) == (name, cell.data)
+            similar = by_cell.get(cell) or [
+                time * self._share(task, other) for other, time in by_row.get((name, cell.data), ())
             ]
             estimate = statistics.median(similar) if similar else None if minutes is None else 60 * minutes
             if estimate is not None and not similar and task.draw is not None:
-                whole = next(other for other in self.study.tasks() if other.cell.row.removesuffix(SEARCHED) == name)
-                estimate *= self._share(task, whole)
+                estimate *= self._share(task, whole[name])
             if estimate is not None and statuses[task.name].status in ("begun", "failed"):
                 estimate = max(0.1 * estimate, estimate - self.seconds_spent(task))
             estimates[task.name] = estimate

@@ -16,7 +16,6 @@ from proxymetric.studies.choice import best_run, selection_score
 from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
 from proxymetric.studies.outputs import check_collected, is_result
 from proxymetric.studies.pool import tail
-from proxymetric.studies.scores import short
 from proxymetric.studies.search import (
     DRAWS_FILE,
     Draw,
@@ -25,6 +24,7 @@ from proxymetric.studies.search import (
     from_lines,
     read_draws,
     resolved,
+    short,
 )
 from proxymetric.studies.spec import LABELS, Study, Task
 
@@ -108,17 +108,16 @@ def stored_results(study: Study, folder: Path, needed: bool = True) -> dict[str,
 
 
 def stored_draws(study: Study, folder: Path) -> list[Draw]:
-    """Read the draws of a study's search from a folder of collected files or from its own folder.
+    """Read the draws of a study's search from a folder of collected files or from its own folder, which may have both.
 
     Raises:
         ValueError: a line of the collected draws is damaged.
     """
-    if (folder / DRAWS_FILE).is_file():
-        names = {task.name for task in study.draws()}
-        return [draw for draw in read_draws(folder / DRAWS_FILE) if draw.run in names]
+    values = {task.name: task.values for task in study.draws()}
+    given = [draw for draw in read_draws(folder / DRAWS_FILE) if draw.values == values.get(draw.run)]
     if not (folder / STATE).is_file():
-        return []
-    book = StudyFolder(study, folder)
+        return given
+    book = StudyFolder(study, folder, given=given)
     found = {task.name: read_result(book.run(task) / "result.json") for task in study.draws()}
     facts = book.state["runs"]
     failed = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxymetric.clock import clock
 from proxymetric.studies.choice import best_run
-from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
+from proxymetric.studies.folder import RunStatus, StudyFolder, is_over, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import write_archive
@@ -339,10 +339,13 @@ class Session:
     def _failed(self, task: Task, error: str, seconds: float) -> None:
         self.record["failed"] += 1
         self.record["busy_minutes"] += seconds / 60
-        self.outcome.failed[task.name] = error
         self.statuses[task.name] = RunStatus("failed", error)
         self.book.note(task, status="failed", error=error, spent=round(self.book.seconds_spent(task) + seconds, 1))
-        self.reporter.say(f"failed    {task.name}: {error}")
+        if is_over(task, self.statuses[task.name]):
+            self.reporter.say(f"failed    {task.name}, which counts as a draw without a score: {error}")
+        else:
+            self.outcome.failed[task.name] = error
+            self.reporter.say(f"failed    {task.name}: {error}")
         self._choose(task)
         self._account()
 

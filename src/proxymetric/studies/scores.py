@@ -10,7 +10,7 @@ from typing import Any
 from proxymetric.runs.result import LAST_EPOCH, TRAINED, Result
 from proxymetric.studies.folder import printed_value
 from proxymetric.studies.inference import Mean, paired
-from proxymetric.studies.search import Draw, Group
+from proxymetric.studies.search import Draw, Group, short
 from proxymetric.studies.spec import LABELS, Cell, Study
 
 CHOSEN, LAST = TRAINED, LAST_EPOCH
@@ -161,15 +161,6 @@ def printed_number(study: Study, group: Group, key: str) -> Any:
     """The number of a row as printed that a search draws; None if the recipe leaves it to the run."""
     task = next((t for t in study.tasks() if (t.cell.row, t.cell.data, t.cell.backbone) == group), None)
     return None if task is None else printed_value(task, key)
-
-
-def short(identity: str | None) -> str:
-    """The first digits of the hash of a data set's images.
-
-    >>> short("1e14fb3c6a164db5"), short(None)
-    ('1e14fb3c6a16', 'unknown')
-    """
-    return "unknown" if identity is None else identity[:12]
 
 
 def image_count(data: Mapping[str, Any]) -> int:

@@ -218,6 +218,11 @@ def read_ranges(where: str, table: Any, shared: Mapping[str, Range]) -> dict[str
     for key, value in _flat(table).items():
         if key in FIXED:
             raise ValueError(f"{where}.{key}: got a range, expected it in {FIXED[key]}")
+        if key in SEARCH_KEYS:
+            raise ValueError(
+                f"{where}.{key}: got {value!r}, expected it in [search]: it is the same for all rows, so that a row "
+                "and its baseline are searched with equal effort"
+            )
         if value is False:
             if key not in shared:
                 raise ValueError(
@@ -405,6 +410,15 @@ def chosen(study: Study, draws: Iterable[Draw]) -> dict[Group, Draw]:
 def resolved(study: Study, draws: Iterable[Draw]) -> Study:
     """The study whose searched rows have the numbers of their best draws, as far as these are known."""
     return study if study.search is None else dataclasses.replace(study, chosen=chosen(study, draws))
+
+
+def short(identity: str | None) -> str:
+    """The first digits of the hash of a data set's images.
+
+    >>> short("1e14fb3c6a164db5"), short(None)
+    ('1e14fb3c6a16', 'unknown')
+    """
+    return "unknown" if identity is None else identity[:12]
 
 
 # Store
