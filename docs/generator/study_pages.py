@@ -17,6 +17,7 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
     from proxymetric.studies import load_study
     from proxymetric.studies.results import stored_draws, stored_results
     from proxymetric.studies.scores import Results
+    from proxymetric.studies.search import of_study
 
     pages: dict[str, str] = {}
     pictures: dict[str, bytes] = {}
@@ -28,7 +29,7 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
             runs = stored_results(study, folder)
         except ValueError:
             runs = {}
-        draws = stored_draws(study, folder)
+        draws = of_study(study, stored_draws(study, folder))
         if runs:
             all_results.append(Results(study, runs))
         text, images = f"No results are stored in `results/{study.name}/` yet.", {}

@@ -288,7 +288,7 @@ settings = { method = "vcpa" }
 baseline = "anchor"
 [rows.search]
 "loss.tau" = { log = [1e-5, 1e-1] }
-"train.per_class" = { choice = [2, 1000] }
+"train.per_class" = { choice = [8, 1000] }
 """
 WINNER = "vcpa-searched-g-small-held-out-seed0"
 
@@ -354,7 +354,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
     assert "8 draws are there" in answer.out
     draws = read_draws(results / "draws.jsonl")
     vcpa = [draw for draw in draws if draw.row == "vcpa"]
-    scored = [draw for draw in vcpa if draw.values["train.per_class"] == 2]
+    scored = [draw for draw in vcpa if draw.values["train.per_class"] == 8]
     failed = [draw for draw in vcpa if draw.values["train.per_class"] == 1000]
     assert scored
     assert failed

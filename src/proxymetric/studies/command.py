@@ -15,7 +15,7 @@ from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import collect, stored_draws, stored_results, write_archive
 from proxymetric.studies.running import Session
-from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, read_draws
+from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, of_study, read_draws
 from proxymetric.studies.spec import Study, Task, narrowed
 
 GPU_JOBS = 4
@@ -91,8 +91,7 @@ def _given(study: Study, options: Options, out: Path) -> list[Draw]:
     files = [folder / DRAWS_FILE for folder in (out, options.results) if folder is not None]
     for file in files[options.overwrite :]:
         check_draws(study, read_draws(file), file)
-    values = {task.name: task.values for task in study.draws()}
-    return [draw for file in files for draw in read_draws(file) if draw.values == values.get(draw.run)]
+    return of_study(study, (draw for file in files for draw in read_draws(file)))
 
 
 def _unfinished_draws_and_runs(book: StudyFolder, tasks: list[Task]) -> list[Task]:
@@ -207,7 +206,9 @@ def _run_locked(
     if any(each.result for each in session.statuses.values()):
         _tables(study, book.folder, book.folder / "tables", reporter, needed=False)
     for name, error in outcome.failed.items():
-        reporter.say(f"failed: {name}: {error.splitlines()[0]} (whole log: {book.folder / 'logs' / name}.log)")
+        log = book.folder / "logs" / f"{name}.log"
+        where = f" (whole log: {log})" if log.is_file() else ""
+        reporter.say(f"failed: {name}: {error.splitlines()[0]}{where}")
     if outcome.unfinished:
         examples = ", ".join(task.name for task in outcome.unfinished[:3])
         count = len(outcome.unfinished)
@@ -278,7 +279,7 @@ def _tables(study: Study, stored: Path, folder: Path, reporter: Reporter, needed
     from proxymetric.studies.tables import write_tables
 
     try:
-        draws = stored_draws(study, stored)
+        draws = of_study(study, stored_draws(study, stored))
         files = write_tables(study, stored_results(study, stored, needed=not draws), folder, draws)
     except ModuleNotFoundError as error:
         if needed:

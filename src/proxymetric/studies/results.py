@@ -8,6 +8,7 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from proxymetric.studies.search import (
     as_lines,
     check_draws,
     from_lines,
+    of_study,
     read_draws,
     resolved,
     short,
@@ -113,19 +115,28 @@ def stored_draws(study: Study, folder: Path) -> list[Draw]:
     Raises:
         ValueError: a line of the collected draws is damaged.
     """
-    values = {task.name: task.values for task in study.draws()}
-    given = [draw for draw in read_draws(folder / DRAWS_FILE) if draw.values == values.get(draw.run)]
+    given = read_draws(folder / DRAWS_FILE)
     if not (folder / STATE).is_file():
         return given
     book = StudyFolder(study, folder, given=given)
-    found = {task.name: read_result(book.run(task) / "result.json") for task in study.draws()}
+    outcomes = {task.name: read_result(book.run(task) / "result.json") for task in study.draws()}
     facts = book.state["runs"]
     failed = {
         name: RunStatus("failed", facts[name].get("error") or "")
-        for name, result in found.items()
+        for name, result in outcomes.items()
         if result is None and facts.get(name, {}).get("status") == "failed"
     }
-    return book.drawn(failed | {name: RunStatus("done", result=each) for name, each in found.items() if each})
+    done = {name: RunStatus("done", result=each) for name, each in outcomes.items() if each}
+    return [_as_made(book, draw) for draw in book.drawn(failed | done)]
+
+
+def _as_made(book: StudyFolder, draw: Draw) -> Draw:
+    """A draw with the numbers of its run, which are not those of the study if its ranges have changed since."""
+    plan = book.folder / "plans" / f"{draw.run}.json"
+    if draw.run in book.given or not plan.is_file():
+        return draw
+    recipe = read_json(plan)["recipe"]
+    return replace(draw, values={key: recipe.get(key) for key in draw.values})
 
 
 def check_study(study: Study, folder: Path) -> None:
@@ -260,23 +271,22 @@ def _collected_draws(study: Study, read: Mapping[Path, list[Draw]], results: Pat
     Raises:
         ValueError: they are not draws of the study as it is written now, or a draw has two outcomes.
     """
-    found: dict[str, Draw] = {}
+    known: dict[str, Draw] = {}
     file = results / DRAWS_FILE
     stored = read_draws(file)
     if overwrite:
-        values = {task.name: task.values for task in study.draws()}
-        stored = [draw for draw in stored if draw.values == values.get(draw.run)]
+        stored = of_study(study, stored)
     for source, draws in {file: stored, **read}.items():
         check_draws(study, draws, source)
         for draw in draws:
-            other = found.setdefault(draw.run, draw)
+            other = known.setdefault(draw.run, draw)
             if other != draw and not overwrite and other.score is not None:
                 raise ValueError(
                     f"draws: got {source} with the draw {draw.run}, which differs from the one collected before; "
                     "expected the same draw, or --overwrite to replace it"
                 )
-            found[draw.run] = draw
-    return [found[task.name] for task in study.draws() if task.name in found]
+            known[draw.run] = draw
+    return [known[task.name] for task in study.draws() if task.name in known]
 
 
 def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], draws: list[Draw], results: Path) -> None:

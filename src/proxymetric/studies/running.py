@@ -101,6 +101,8 @@ class Session:
         self.book.state["sessions"].append(self.record)
         with self._signals(), shared_gpu(min(self.jobs, max(1, len(self.todo))), self.reporter.say) as shared:
             self.environment, self.lock = worker_environment(self.jobs, shared), lock
+            for group in dict.fromkeys(self.study.group(task.cell) for task in self.todo if task.waits):
+                self._choose(group)
             try:
                 while self._continues():
                     self._hand_out()
@@ -207,33 +209,48 @@ class Session:
     def _searching(self) -> set[Group]:
         """The searches with draws that are still to do or running."""
         running = (worker.task for worker in self.workers if worker.task is not None and worker.kind == "train")
-        draws = (task for task in (*self.todo, *running) if task.draw is not None)
-        return {(task.cell.row, task.cell.data, task.cell.backbone) for task in draws}
+        return {group for task in (*self.todo, *running) if (group := self.study.group_of_draw(task)) is not None}
 
-    def _choose(self, task: Task) -> None:
-        """After a draw, give the runs of its search their numbers if the draws are done."""
-        group = task.cell.row, task.cell.data, task.cell.backbone
-        if task.draw is None or group in self._searching():
+    def _choose(self, group: Group | None) -> None:
+        """Give the runs of a search their numbers if its draws are done."""
+        runs = [run for run in self.todo if self.study.group(run.cell) == group]
+        if group is None or group in self._searching():
             return
         self.book.resolve(self.statuses)
         self.study = self.book.study
         best = self.study.chosen.get(group)
         if best is None:
-            self.reporter.say(f"searched  {task.cell.row}: not all draws have ended, or none has a score; no best draw")
+            self._no_best_draw(group, runs)
             return
         score = f"{best.metric} {100 * abs(best.score or 0.0):.1f} ({HELD_OUT})"
-        self.reporter.say(f"searched  {task.cell.row}: the best draw is {best.run}, {score}: {in_words(best.values)}")
+        self.reporter.say(f"searched  {best.row}: the best draw is {best.run}, {score}: {in_words(best.values)}")
         self.todo = self.book.current(self.todo)
-        for run in [run for run in self.todo if self.study.group(run.cell) == group]:
+        for run in self.book.current(runs):
             status = self.statuses[run.name] = self.book.status(run, self.identities.get(run.cell.data))
             if status.status == "done":
                 self.todo.remove(run)
             elif status.status == "changed" and not self.overwrite:
-                self.todo.remove(run)
-                self.outcome.failed[run.name] = (
+                reason = (
                     f"out: got a run with the numbers of another draw ({status.reason}); expected those of the best "
                     "draw: --overwrite repeats it"
                 )
+                self._give_up(run, reason)
+
+    def _no_best_draw(self, group: Group, runs: list[Task]) -> None:
+        """Give up the runs of a search if no draw has a score; if a draw was killed, another session does it again."""
+        draws = [draw for draw in self.study.draws() if self.study.group_of_draw(draw) == group]
+        if all(is_over(draw, self.statuses[draw.name]) for draw in draws):
+            error = self.statuses[draws[0].name].reason.partition("\n")[0]
+            for run in runs:
+                self._give_up(
+                    run,
+                    f"search: got no draw of {group[0]} with a score ({error}), expected ranges with which it trains",
+                )
+
+    def _give_up(self, run: Task, error: str) -> None:
+        """Record that a run cannot be done."""
+        self.todo.remove(run)
+        self.outcome.failed[run.name] = error
 
     def _fits(self, estimate: float | None) -> bool:
         if self.deadline is None or self.budget is None:
@@ -290,7 +307,7 @@ class Session:
         self.reporter.say(f"finished  {task.name}: {scores}{label}, {event['seconds']:.0f} s; {self._summary()}")
         if task.draw is not None:
             self.book.drop_checkpoints(task)
-        self._choose(task)
+        self._choose(self.study.group_of_draw(task))
         self._account()
         self._hand_out()  # the worker need not wait for the archive
         self._update_archive()
@@ -346,7 +363,7 @@ class Session:
         else:
             self.outcome.failed[task.name] = error
             self.reporter.say(f"failed    {task.name}: {error}")
-        self._choose(task)
+        self._choose(self.study.group_of_draw(task))
         self._account()
 
     # Progress and records

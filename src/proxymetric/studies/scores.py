@@ -37,11 +37,11 @@ class Results:
         self.runs: dict[Cell, dict[int, Result]] = {}
         self.identities: dict[str, str | None] = {}
         """data set -> hash of its photographs"""
-        found = [(task, results[task.name]) for task in study.tasks() if task.name in results]
-        for task, result in sorted(found, key=lambda pair: pair[1].finished):
+        finished = [(task, results[task.name]) for task in study.tasks() if task.name in results]
+        for task, result in sorted(finished, key=lambda pair: pair[1].finished):
             self.identities[task.cell.data] = result.data.get("identity")
         older: dict[tuple[str, str | None], dict[str, Result]] = {}
-        for task, result in found:
+        for task, result in finished:
             data, identity = task.cell.data, result.data.get("identity")
             if identity == self.identities[data]:
                 self.runs.setdefault(task.cell, {})[task.seed] = result

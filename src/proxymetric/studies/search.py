@@ -251,26 +251,30 @@ def _range(where: str, value: Any) -> Range:
     ((kind, ends),) = value.items()
     if kind not in KINDS:
         raise ValueError(f"{where}: got {kind!r}, expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
-    said = f"{where}: got {kind} = {list(ends) if isinstance(ends, list | tuple) else ends!r}"
+    refusal = f"{where}: got {kind} = {list(ends) if isinstance(ends, list | tuple) else ends!r}"
     if not isinstance(ends, list | tuple):
-        raise ValueError(f"{said}, expected a list")
+        raise ValueError(f"{refusal}, expected a list")
     if kind == "choice":
         if not all(isinstance(end, str | bool | int | float) for end in ends):
-            raise ValueError(f"{said}, expected names, numbers, true or false")
+            raise ValueError(f"{refusal}, expected names, numbers, true or false")
         if len(ends) < 2 or len({(type(end), end) for end in ends}) < len(ends):
-            raise ValueError(f"{said}, expected two different entries or more; a fixed value belongs into `settings`")
+            raise ValueError(
+                f"{refusal}, expected two different entries or more; a fixed value belongs into `settings`"
+            )
         return Range(kind, tuple(ends))
     wanted = int if kind == "integer" else (int, float)
     are_numbers = all(isinstance(end, wanted) and not isinstance(end, bool) and math.isfinite(end) for end in ends)
     if len(ends) != 2 or not are_numbers:
-        raise ValueError(f"{said}, expected two {'whole ' if kind == 'integer' else ''}numbers, the lower one first")
+        raise ValueError(f"{refusal}, expected two {'whole ' if kind == 'integer' else ''}numbers, the lower one first")
     low, high = ends
     if low == high:
-        raise ValueError(f"{said}, a range of one point, expected two numbers; a fixed value belongs into `settings`")
+        raise ValueError(
+            f"{refusal}, a range of one point, expected two numbers; a fixed value belongs into `settings`"
+        )
     if low > high:
-        raise ValueError(f"{said}, expected the lower number first: [{high}, {low}]")
+        raise ValueError(f"{refusal}, expected the lower number first: [{high}, {low}]")
     if kind == "log" and low <= 0:
-        raise ValueError(f"{said}, expected two numbers above 0; `linear` may start at 0")
+        raise ValueError(f"{refusal}, expected two numbers above 0; `linear` may start at 0")
     return Range(kind, (low, high) if kind == "integer" else (float(low), float(high)))
 
 
@@ -280,9 +284,9 @@ def with_searched_rows(rows: Mapping[str, Row], search: Search | None) -> dict[s
     Raises:
         ValueError: a row is searched and its baseline is not, or a row has nothing to search.
     """
-    found: dict[str, Row] = {}
+    all_rows: dict[str, Row] = {}
     for row in rows.values():
-        found[row.name] = row
+        all_rows[row.name] = row
         if row.ranges is None:
             continue
         where = f"rows.{row.name}.search"
@@ -298,13 +302,13 @@ def with_searched_rows(rows: Mapping[str, Row], search: Search | None) -> dict[s
         name = f"{row.name}{SEARCHED}"
         if name in rows:
             raise ValueError(f"{where}: got a row named {name!r}, expected another name: it is that of the search")
-        found[name] = dataclasses.replace(
+        all_rows[name] = dataclasses.replace(
             row, name=name, title=f"{row.title}, searched, {search.draws} draws", printed=row.name, why="",
             baseline=None if row.baseline is None else f"{row.baseline}{SEARCHED}",
         )  # fmt: skip
-    if search is not None and len(found) == len(rows):
+    if search is not None and len(all_rows) == len(rows):
         raise ValueError("search: got no row to search, expected a table `search` in a row, such as `search = {}`")
-    return found
+    return all_rows
 
 
 # Draw
@@ -451,6 +455,12 @@ def read_draws(file: Path) -> list[Draw]:
         ValueError: a line is damaged.
     """
     return from_lines(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else []
+
+
+def of_study(study: Study, draws: Iterable[Draw]) -> list[Draw]:
+    """The draws that have the numbers of the study as it is written now."""
+    values = {task.name: task.values for task in study.draws()}
+    return [draw for draw in draws if draw.values == values.get(draw.run)]
 
 
 def check_draws(study: Study, draws: Iterable[Draw], source: Path) -> None:

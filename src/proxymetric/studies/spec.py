@@ -173,6 +173,10 @@ class Study:
         seeds = sorted({seed for row in self.rows.values() for seed in row.seeds}, key=self._place)
         return [self._task(cell, seed) for seed in seeds for cell in cells if seed in self.rows[cell.row].seeds]
 
+    def group_of_draw(self, task: Task) -> Group | None:
+        """The search of a draw; None for other runs."""
+        return None if task.draw is None else (task.cell.row, task.cell.data, task.cell.backbone)
+
     @functools.cached_property
     def _draws(self) -> list[Task]:
         groups = dict.fromkeys(filter(None, map(self.group, self.cells())))
@@ -274,5 +278,5 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), 
             f"{words}: got no run of the study, expected rows, seeds and data sets that have runs together"
         )
     needed = {study.group(task.cell) for task in chosen}
-    draws = [task for task in study.draws() if (task.cell.row, task.cell.data, task.cell.backbone) in needed]
+    draws = [task for task in study.draws() if study.group_of_draw(task) in needed]
     return draws + chosen

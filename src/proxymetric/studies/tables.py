@@ -280,10 +280,10 @@ def search_tables(results: Results, data: str, backbone: str) -> list[Table]:
         note="A draw without a score has numbers with which the run fails. These scores choose; they are not results.",
     )
     for (row, *_), draws in groups.items():
-        found = [100 * abs(draw.score) for draw in draws if draw.score is not None]
+        values = [100 * abs(draw.score) for draw in draws if draw.score is not None]
         title, group = study.rows[row].title, draws[0].group
-        figures = [f"{of(found):.1f}" if found else "" for of in (max, statistics.median, min)]
-        scores.rows.append([title, str(len(draws)), str(len(draws) - len(found)), *figures])
+        figures = [f"{of(values):.1f}" if values else "" for of in (max, statistics.median, min)]
+        scores.rows.append([title, str(len(draws)), str(len(draws) - len(values)), *figures])
         for key, each in (study.rows[row].ranges or {}).items():
             value = best[group].values[key] if group in best else None
             numbers.rows.append([title, key, str(each), _number(printed_number(study, group, key)), _number(value)])
