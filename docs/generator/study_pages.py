@@ -85,7 +85,24 @@ def design(study) -> str:
         ", ".join(filter(None, (backbone.title for backbone in study.backbones.values()))) or "those of the recipes"
     )
     heading = f"**Data:** {data}. **Backbones:** {backbones}. **Metrics:** {', '.join(study.metrics)}."
-    return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}"
+    return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}{_ranges(study)}"
+
+
+def _ranges(study) -> str:
+    """How a study searches, with the ranges of each row; nothing without a search."""
+    if study.search is None:
+        return ""
+    of = "each data set" if study.search.data is None else study.data[study.search.data].title
+    rows = [
+        [row.title, key, str(each)]
+        for row in study.rows.values()
+        if row.printed is None
+        for key, each in (row.ranges or {}).items()
+    ]
+    return (
+        f"\n\n**Search:** {study.search.draws} draws of {study.search.epochs} epochs for each row, chosen on held-out "
+        f"classes of {of}.\n\n{table(['row', 'number', 'range'], rows)}"
+    )
 
 
 def command(file: Path, name: str) -> str:

@@ -134,6 +134,16 @@ def test_a_number_that_the_method_does_not_have_is_named(key, kind, said, tmp_pa
     refused(proxymetric("study", file, "--dry-run", "--out", tmp_path / "out"), *said)
 
 
+def test_the_example_of_the_page_is_a_study(tmp_path):
+    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "studies.md").read_text()
+    (example,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[search]" in block]
+    (tmp_path / "mine.toml").write_text(example)
+    answer = proxymetric("study", tmp_path / "mine.toml", "--dry-run", "--out", tmp_path / "out")
+    assert answer.code == 0, answer
+    assert answer.out.count("-search-draw") == 2 * 16
+    assert answer.out.count("for the best draw of") == 2 * 3
+
+
 def test_held_out_classes_are_needed(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text(
@@ -319,7 +329,7 @@ def test_a_killed_search_goes_on_with_the_same_draws(searched):
     for name, recipe in plans.items():
         assert read_json(out / "plans" / f"{name}.json")["recipe"] == recipe
     for done_before in re.findall(r"^finished  (\S+draw0\d)", first, re.MULTILINE):
-        assert done_before not in second, "a finished draw is kept"
+        assert f"started   {done_before}" not in second, "a finished draw is kept"
     tasks = {task.name: task for task in load_study(out.parent / "mine.toml").draws()}
     for name in tasks:
         assert {key: read_json(out / "plans" / f"{name}.json")["recipe"][key] for key in tasks[name].values} == (
@@ -419,15 +429,12 @@ def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     for words in (["--collect", out, "--results", results], ["--results", results, "--out", tmp_path / "new"]):
         answer = proxymetric("study", changed, *words)
         refused(answer, "the draw anchor-g-small-search-draw00, in which loss.margin is", "expected draws of the study")
-    # Fewer draws: the last ones are not of this study any more, and more of them are still to do.
-    fewer = tmp_path / "fewer" / "mine.toml"
-    fewer.parent.mkdir()
-    fewer.write_text(TEXT.replace("draws = 4", "draws = 2"))
-    answer = proxymetric("study", fewer, "--collect", out, "--results", tmp_path / "r2")
-    assert answer.code in (0, 1)
-    more = tmp_path / "fewer" / "more.toml"
-    more.write_text('name = "mine"\n' + TEXT.replace("draws = 4", "draws = 8"))
-    listed = proxymetric("study", more, "--out", out, "--dry-run").out
+    # The last of fewer draws are not of this study any more; of more draws, the further ones are to do.
+    changed.write_text(TEXT.replace("draws = 4", "draws = 2"))
+    answer = proxymetric("study", changed, "--collect", out.parent / "mine.tar.gz", "--results", tmp_path / "fewer")
+    refused(answer, "with the draw anchor-g-small-search-draw02, expected those of the study, with 2 draws of a row")
+    changed.write_text(TEXT.replace("draws = 4", "draws = 8"))
+    listed = proxymetric("study", changed, "--out", out, "--dry-run").out
     assert listed.count(" to do ") == 8
     assert listed.count("waits") == 2
 
