@@ -427,6 +427,7 @@ def test_a_session_counts_the_images_of_its_own_steps(tmp_path):
 
     for epochs in (1, 2):
         job = {"recipe": None, "settings": settings | {"train.epochs": epochs}, "out": str(tmp_path / "run")}
+        job["score_test"] = True
         worker.train_and_report(job, send)
     count = read_json(tmp_path / "run" / "result.json")["data"]["train"]["images"]
     assert [event["images"] for event in finished] == [count, count]
