@@ -499,6 +499,17 @@ def test_draws_of_older_photographs_are_not_in_the_picture(tmp_path):
     assert [file.name for file in draw_search(by_cell, "g", "", tmp_path)] == ["search-vcpa-g.png"]
 
 
+def test_collected_draws_of_other_photographs_are_refused(tmp_path):
+    made = parse(content())
+    draw, task = replace(done(made, {})[0], identity="old" * 20), made.draws()[0]
+    book = StudyFolder(made, tmp_path / "none", given=[draw])
+    assert book.status(task, "old" * 20).status == "done"
+    with pytest.raises(
+        ValueError, match="with the images oldoldoldold, expected the images of g that are here, newnew"
+    ):
+        book.status(task, "new" * 20)
+
+
 def test_collected_draws_are_lines_that_can_be_read(tmp_path):
     file = tmp_path / "draws.jsonl"
     file.write_text(json.dumps({"run": "x"}) + "\n")

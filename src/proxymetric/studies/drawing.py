@@ -248,6 +248,19 @@ def _places(each: Range, draws: list[Draw], key: str) -> list[Any]:
     return [each.ends.index(value) for value in values] if each.kind == "choice" else values
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis: one to three in each power of ten, fewer the longer the axis is.
+
+    >>> log_ticks(2e-5, 5e-4), log_ticks(0.02, 2.0), log_ticks(1e-5, 0.1)
+    ([2e-05, 5e-05, 0.0001, 0.0002, 0.0005], [0.03, 0.1, 0.3, 1.0], [1e-05, 0.0001, 0.001, 0.01, 0.1])
+    """
+    powers = math.log10(high / low)
+    steps = (1, 2, 5) if powers < 1.6 else (1, 3) if powers < 3 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{step}e{exponent}") for exponent in exponents for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
 def _mark_printed(axes: Axes, each: Range, value: Any) -> None:
     """Set the axis of a number, with a dashed line at the number as printed if it is inside."""
     from matplotlib.ticker import MaxNLocator
@@ -262,7 +275,9 @@ def _mark_printed(axes: Axes, each: Range, value: Any) -> None:
         place = value if is_number and low <= value <= high else None
         if each.kind == "log":
             axes.set_xscale("log")
-            axes.tick_params(which="minor", length=0)
+            ticks = log_ticks(low, high)
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.set_xticks([], minor=True)
             edge = (high / low) ** 0.06
             axes.set_xlim(low / edge, high * edge)
         else:

@@ -81,7 +81,7 @@ class Range:
 
     def __str__(self) -> str:
         if self.kind == "choice":
-            return ", ".join(map(str, self.ends))
+            return ", ".join(f"{end:g}" if isinstance(end, float) else str(end) for end in self.ends)
         words = {"log": " (log)", "integer": " (whole numbers)"}.get(self.kind, "")
         return f"{self.ends[0]:g} to {self.ends[1]:g}{words}"
 
