@@ -144,6 +144,12 @@ def test_the_example_of_the_page_is_a_study(tmp_path):
     assert answer.out.count("for the best draw of") == 2 * 3
 
 
+def test_a_missing_folder_of_collected_draws_is_refused(tmp_path):
+    (tmp_path / "mine.toml").write_text(TEXT)
+    words = ["study", tmp_path / "mine.toml", "--dry-run", "--results", tmp_path / "nowhere"]
+    refused(proxymetric(*words), "--results: got", "nowhere', expected a folder of collected results")
+
+
 def test_held_out_classes_are_needed(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text(

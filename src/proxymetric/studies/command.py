@@ -88,6 +88,8 @@ def _given(study: Study, options: Options, out: Path) -> list[Draw]:
     """
     if options.results is not None and study.search is None:
         raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
+    if options.results is not None and not options.results.is_dir():
+        raise ValueError(f"--results: got {str(options.results)!r}, expected a folder of collected results")
     files = [folder / DRAWS_FILE for folder in (out, options.results) if folder is not None]
     for file in files[options.overwrite :]:
         check_draws(study, read_draws(file), file)
