@@ -15,8 +15,9 @@ from generator.scores import RESULTS, ROOT, table
 def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, bytes]]:
     """The pages of all studies and their index (path in the site -> text), and their pictures (path -> PNG)."""
     from proxymetric.studies import load_study
-    from proxymetric.studies.results import stored_results
+    from proxymetric.studies.results import stored_draws, stored_results
     from proxymetric.studies.scores import Results
+    from proxymetric.studies.search import of_study
 
     pages: dict[str, str] = {}
     pictures: dict[str, bytes] = {}
@@ -28,9 +29,12 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
             runs = stored_results(study, folder)
         except ValueError:
             runs = {}
+        draws = of_study(study, stored_draws(study, folder))
         if runs:
             all_results.append(Results(study, runs))
-        text, images = measured(study, runs) if runs else (f"No results are stored in `results/{study.name}/` yet.", {})
+        text, images = f"No results are stored in `results/{study.name}/` yet.", {}
+        if runs or draws:
+            text, images = measured(study, runs, draws)
         comment = "\n".join(re.findall(r"^# ?(.*)$", file.read_text(encoding="utf-8").split("\n\n")[0], re.MULTILINE))
         parts = [f"# {study.title}", comment, design(study), text, "## Run it", command(file, study.name)]
         pages[f"studies/{study.name}.md"] = "\n\n".join(part for part in parts if part) + "\n"
@@ -81,7 +85,24 @@ def design(study) -> str:
         ", ".join(filter(None, (backbone.title for backbone in study.backbones.values()))) or "those of the recipes"
     )
     heading = f"**Data:** {data}. **Backbones:** {backbones}. **Metrics:** {', '.join(study.metrics)}."
-    return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}"
+    return f"{heading}\n\n{table(['row', 'recipe', 'baseline', 'protocols', 'seeds'], rows)}{_ranges(study)}"
+
+
+def _ranges(study) -> str:
+    """How a study searches, with the ranges of each row; nothing without a search."""
+    if study.search is None:
+        return ""
+    of = "each data set" if study.search.data is None else study.data[study.search.data].title
+    rows = [
+        [row.title, key, str(each)]
+        for row in study.rows.values()
+        if row.printed is None
+        for key, each in (row.ranges or {}).items()
+    ]
+    return (
+        f"\n\n**Search:** {study.search.draws} draws of {study.search.epochs} epochs for each row, chosen on held-out "
+        f"classes of {of}.\n\n{table(['row', 'number', 'range'], rows)}"
+    )
 
 
 def command(file: Path, name: str) -> str:
@@ -93,13 +114,13 @@ def command(file: Path, name: str) -> str:
     )
 
 
-def measured(study, runs: dict[str, dict]) -> tuple[str, dict[str, bytes]]:
+def measured(study, runs: dict[str, dict], draws: list) -> tuple[str, dict[str, bytes]]:
     """The tables and pictures of the stored results of a study."""
     from proxymetric.studies.tables import write_tables
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_tables(study, runs, folder)
+        write_tables(study, runs, folder, draws)
         text = (folder / "tables.md").read_text(encoding="utf-8").split("\n", 1)[1].strip()
         text = re.sub(r"\]\(([\w.+-]+\.png)\)", rf"]({study.name}/\1)", text)
         pictures = {file.name: file.read_bytes() for file in folder.glob("*.png")}

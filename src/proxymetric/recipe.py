@@ -454,6 +454,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     from proxymetric.data.views import TrainView, named_view
     from proxymetric.encoders import TUNINGS, build
     from proxymetric.encoders.needs import Needs
+    from proxymetric.encoders.pooling import POOLINGS
     from proxymetric.encoders.tuning import complete_tuning
     from proxymetric.metrics import names as metric_names
     from proxymetric.papers import lookup, needs
@@ -481,6 +482,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
+    one_of("encoder.pooling", encoder["pooling"], POOLINGS)
     if encoder["dim"] is not None and not 1 <= encoder["dim"] <= MAX_DIM:
         limit = "at least 1" if encoder["dim"] < 1 else f"at most {MAX_DIM}"
         raise ValueError(f"encoder.dim: got {encoder['dim']}, expected {limit}")

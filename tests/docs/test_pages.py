@@ -47,7 +47,8 @@ def test_a_study_names_recipes_and_baselines_that_exist(path):
     rows = {row["name"]: row for row in study["rows"]}
     assert len(rows) == len(study["rows"])
     for row in rows.values():
-        assert "recipe" not in row or (ROOT / row["recipe"]).is_file()
+        for data in study["data"]:
+            assert "recipe" not in row or (ROOT / row["recipe"].replace("{data}", data)).is_file()
         if "claim" in row or "baseline" in row:
             assert row["baseline"] in rows
 

@@ -244,8 +244,15 @@ def test_results_of_other_images_are_not_collected(finished, tmp_path):
             if entry.name.endswith((f"{RUNS[1]}.json", "study.json", "embeddings.json")):
                 part.addfile(entry, whole.extractfile(entry))
     words[3] = archive
-    refused(proxymetric(*words), f"got the run {RUNS[1]} with", f"{RUNS[0]} with 7 images to train", "other images")
+    refused(
+        proxymetric(*words), f"got the run {RUNS[1]} with", f"{RUNS[0]} with 7 images to train", "other images",
+        "(identity 000000000000)", f"(identity {read_json(results / f'{RUNS[2]}.json')['data']['identity'][:12]})",
+    )  # fmt: skip
     assert not missing.exists()
+    assert proxymetric(*words, "--overwrite").code == 0
+    assert proxymetric("study", GLYPHS, "--results", results, "--tables", tmp_path / "tables").code == 0
+    text = (tmp_path / "tables" / "tables.md").read_text()
+    assert "held-out training classes, older photographs (000000000000)" in text
 
 
 def test_a_damaged_result_is_named(finished, tmp_path):
@@ -420,6 +427,7 @@ def test_a_session_counts_the_images_of_its_own_steps(tmp_path):
 
     for epochs in (1, 2):
         job = {"recipe": None, "settings": settings | {"train.epochs": epochs}, "out": str(tmp_path / "run")}
+        job["score_test"] = True
         worker.train_and_report(job, send)
     count = read_json(tmp_path / "run" / "result.json")["data"]["train"]["images"]
     assert [event["images"] for event in finished] == [count, count]

@@ -56,7 +56,10 @@ def study(
         ),
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of collected results, one small file per run.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of collected results. A run of a study goes on from the draws that lie there."
+        ),
     ] = None,
     embeddings: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --collect: copy the embeddings to this folder.")

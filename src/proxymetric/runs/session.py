@@ -103,6 +103,7 @@ class RunSession:
         world: the processes that train together.
         report: write `report.html`.
         chooses: choose the method of a new run, see `runs.auto_method`.
+        score_test: score the test classes; False: score the held-out classes instead.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class RunSession:
         world: ProcessGroup,
         report: bool,
         chooses: bool = False,
+        score_test: bool = True,
     ) -> None:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -125,6 +127,7 @@ class RunSession:
         self.earlier_run = earlier_run
         self.overwrite = overwrite
         self.report = report
+        self.score_test = score_test
         self.chooses = chooses and earlier_run is None
         self.choice: dict[str, Any] | None = (earlier_run or {}).get("auto")
         """how the method was chosen; None if the user named it"""
@@ -145,6 +148,8 @@ class RunSession:
         check_loss(recipe)
         self._check_encoder()
         images, parts = open_split(recipe, self.watcher)
+        if not self.score_test:
+            parts = parts._replace(test=None)
         check_images(world, images)
         self.context.bad.update(images.unlisted)
         if self.earlier_run is not None:

@@ -70,6 +70,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     report: bool = True,
+    score_test: bool = True,
     watcher: Watcher | None = None,
 ) -> Run:
     """Train an embedding on labelled images and score it on classes never seen in training.
@@ -106,6 +107,8 @@ def train(
         resume: continue the run in the folder `out`.
         overwrite: replace the run in the folder `out`.
         report: write the page `report.html`.
+        score_test: score the test classes at the end. False: the scores are those of the held-out classes, and no image
+            of the test classes is read, as a search for settings needs it.
         watcher: receives messages and progress; None draws a progress bar in the terminal,
             `proxymetric.core.watcher.Silent()` prints nothing.
 
@@ -169,7 +172,9 @@ def train(
         if resume and earlier_run is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
-            return RunSession(checked, folder, listener, earlier_run, overwrite, world, report, chooses).run()
+            return RunSession(
+                checked, folder, listener, earlier_run, overwrite, world, report, chooses, score_test
+            ).run()  # fmt: skip
         finally:
             listener.close()
 

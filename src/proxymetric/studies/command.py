@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxymetric.clock import clock
-from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, missing_files
+from proxymetric.files import replacing
+from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, is_over, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter
-from proxymetric.studies.results import collect, stored_results, write_archive
+from proxymetric.studies.results import collect, stored_draws, stored_results, write_archive
 from proxymetric.studies.running import Session
+from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, of_study, read_draws
 from proxymetric.studies.spec import Study, Task, narrowed
-
-if TYPE_CHECKING:
-    from proxymetric.runs.result import Result
 
 GPU_JOBS = 4
 """runs at the same time on a GPU, by default"""
@@ -61,23 +60,45 @@ def execute(options: Options, reporter: Reporter) -> int:
     if options.collect:
         assert options.results is not None
         new_names = collect(study, options.collect, options.results, options.overwrite, options.embeddings)
-        reporter.say(f"{len(new_names)} results are new or replaced in {options.results}")
+        draws = f", {len(stored_draws(study, options.results))} draws are there" if study.search else ""
+        reporter.say(f"{len(new_names)} results are new or replaced in {options.results}{draws}")
     if options.tables is not None:
-        _tables(study, stored_results(study, options.results or out), options.tables, reporter)
+        _tables(study, options.results or out, options.tables, reporter)
     if options.collect or options.tables is not None:
         return 0
     if options.data_root is not None and not options.data_root.is_dir():
         raise ValueError(f"--data-root: got {str(options.data_root)!r}, expected a folder")
     _check_recipes(study, tasks, options.data_root)
-    book = StudyFolder(study, out, options.data_root)
+    book = StudyFolder(study, out, options.data_root, _given(study, options, out))
     if options.dry_run:
-        statuses = {task.name: book.status(task) for task in study.tasks()}
-        jobs = _jobs(options, [task for task in tasks if statuses[task.name].status != "done"])
-        _list(book, tasks, statuses, jobs, reporter)
-        for sentence in missing_files(tasks, options.data_root):
+        statuses = book.statuses()
+        jobs = _jobs(options, [task for task in tasks if not is_over(task, statuses[task.name])])
+        _list(book, book.current(tasks), statuses, jobs, reporter)
+        for sentence in missing_files(_unfinished_draws_and_runs(book, tasks), options.data_root):
             reporter.say(f"not there yet: {sentence}")
         return 0
     return _run(options, book, tasks, reporter)
+
+
+def _given(study: Study, options: Options, out: Path) -> list[Draw]:
+    """The draws that were collected elsewhere, from which a study goes on; it keeps a copy of them in its folder.
+
+    Raises:
+        ValueError: there is no search, or the draws are not those of the study.
+    """
+    if options.results is not None and study.search is None:
+        raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
+    if options.results is not None and not options.results.is_dir():
+        raise ValueError(f"--results: got {str(options.results)!r}, expected a folder of collected results")
+    files = [folder / DRAWS_FILE for folder in (out, options.results) if folder is not None]
+    for file in files[options.overwrite :]:
+        check_draws(study, read_draws(file), file)
+    return of_study(study, (draw for file in files for draw in read_draws(file)))
+
+
+def _unfinished_draws_and_runs(book: StudyFolder, tasks: list[Task]) -> list[Task]:
+    """The runs whose data must be here: all but the draws that are done."""
+    return [task for task in tasks if task.draw is None or not is_over(task, book.status(task))]
 
 
 def _check(options: Options) -> None:
@@ -87,8 +108,6 @@ def _check(options: Options) -> None:
         raise ValueError(f"--minutes: got {options.minutes}, expected a number above 0")
     if options.collect and options.results is None:
         raise ValueError("--results: got none, expected the folder that --collect fills")
-    if options.results is not None and not (options.collect or options.tables):
-        raise ValueError("--results: got a folder without --collect or --tables, expected one of these flags")
     for flag, value in (("--only", options.only), ("--seeds", options.seeds), ("--data", options.data)):
         if value and (options.collect or options.tables):
             action = "--collect" if options.collect else "--tables"
@@ -106,6 +125,11 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
     checked: set[str] = set()
     for task in tasks:
         recipe = flat_recipe(task, root)
+        if task.draw is not None and recipe["data.validation"] == 0:
+            raise ValueError(
+                f"rows.{task.cell.row}.search: got data.validation = 0, expected held-out classes, which choose the "
+                "best draw"
+            )
         # The sizes of nested vectors must fit the dimensions.
         loss = {key: recipe[key] for key in recipe if key in ("method", "encoder.dim") or key.startswith("loss.")}
         if (written := json.dumps(loss, sort_keys=True)) not in checked:
@@ -142,7 +166,7 @@ def _check_loss(task: Task, loss: dict[str, Any]) -> None:
 
 
 def _run(options: Options, book: StudyFolder, tasks: list[Task], reporter: Reporter) -> int:
-    data_identities = identities(tasks, options.data_root)
+    data_identities = identities(_unfinished_draws_and_runs(book, tasks), options.data_root)
     with book.locked() as lock:
         return _run_locked(options, book, tasks, data_identities, lock, reporter)
 
@@ -155,34 +179,38 @@ def _run_locked(
     lock: int,
     reporter: Reporter,
 ) -> int:
-    study = book.study
     book.read()
-    statuses = {task.name: book.status(task, data_identities.get(task.cell.data)) for task in study.tasks()}
+    statuses = book.statuses(data_identities)
+    study, tasks = book.study, book.current(tasks)
     changed = [task for task in tasks if statuses[task.name].status == "changed"]
     if changed and not options.overwrite:
-        first = changed[0].name
-        raise ValueError(
-            f"out: got {len(changed)} runs in {book.folder} with another recipe or other data, such as {first} "
-            f"({statuses[first].reason}); expected runs of this study: --overwrite repeats them, another --out keeps "
-            "both"
-        )
-    todo = [task for task in tasks if statuses[task.name].status != "done"]
+        raise ValueError(_other_runs(book, changed, statuses))
+    todo = [
+        task
+        for task in tasks
+        if not is_over(task, statuses[task.name]) or (options.overwrite and statuses[task.name].status == "failed")
+    ]
     jobs = _jobs(options, todo)
     book.record_finished(statuses)
     book.save()
+    if book.given:
+        with replacing(book.folder / DRAWS_FILE) as temporary:
+            temporary.write_text(as_lines(book.given.values()), encoding="utf-8")
     reporter.say(f"{study.name}: {len(todo)} runs to do, {len(tasks) - len(todo)} done; {jobs} at the same time")
     session = Session(
         book, todo, statuses, data_identities, jobs, options.data_root, options.minutes, reporter,
-        _on_gpu(todo), options.archive,
+        _on_gpu(todo), options.archive, options.overwrite,
     )  # fmt: skip
     outcome = session.run(lock)
     if options.archive is not None:
         count = write_archive(book, session.statuses, options.archive)
         reporter.say(f"archive: {options.archive}, {count} results")
     if any(each.result for each in session.statuses.values()):
-        _tables(study, stored_results(study, book.folder), book.folder / "tables", reporter, needed=False)
+        _tables(study, book.folder, book.folder / "tables", reporter, needed=False)
     for name, error in outcome.failed.items():
-        reporter.say(f"failed: {name}: {error.splitlines()[0]} (whole log: {book.folder / 'logs' / name}.log)")
+        log = book.folder / "logs" / f"{name}.log"
+        where = f" (whole log: {log})" if log.is_file() else ""
+        reporter.say(f"failed: {name}: {error.splitlines()[0]}{where}")
     if outcome.unfinished:
         examples = ", ".join(task.name for task in outcome.unfinished[:3])
         count = len(outcome.unfinished)
@@ -190,6 +218,22 @@ def _run_locked(
     if outcome.interrupted:
         return 130
     return 1 if outcome.failed else 0
+
+
+def _other_runs(book: StudyFolder, changed: list[Task], statuses: dict[str, RunStatus]) -> str:
+    """What to say about runs of the folder that are not those of the study as it is written now."""
+    draws = [task for task in changed if task.draw is not None]
+    first = (draws or changed)[0].name
+    if draws:
+        return (
+            f"search: got {len(draws)} draws in {book.folder} with other numbers or data, such as {first} "
+            f"({statuses[first].reason}); expected the draws of this study, with the ranges that they were made with: "
+            "--overwrite draws again, another --out keeps both"
+        )
+    return (
+        f"out: got {len(changed)} runs in {book.folder} with another recipe or other data, such as {first} "
+        f"({statuses[first].reason}); expected runs of this study: --overwrite repeats them, another --out keeps both"
+    )
 
 
 def _jobs(options: Options, todo: list[Task]) -> int:
@@ -205,17 +249,22 @@ def _on_gpu(tasks: list[Task]) -> bool:
 
 def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], jobs: int, reporter: Reporter) -> None:
     """List the runs with their status, and estimate the time of those that are not done."""
-    estimates = book.estimates(book.study.tasks(), statuses)
+    estimates = book.estimates([*book.study.draws(), *book.study.tasks()], statuses)
     width = max(len(task.name) for task in tasks)
     todo, total, unknown = 0, 0.0, 0
     for task in tasks:
         status, estimate = statuses[task.name], estimates[task.name]
         label = {"new": "to do", "begun": "to resume"}.get(status.status, status.status)
         time = "unknown" if estimate is None else f"{estimate / 60:.1f} min"
-        reason = f"  {status.reason.splitlines()[0]}" if status.reason else ""
+        reasons = [in_words(task.values), *status.reason.splitlines()[:1]]
+        if task.waits:
+            reasons = [f"for the best draw of {book.study.rows[task.cell.row].printed}"]
+        reason = f"  {'; '.join(filter(None, reasons))}" if any(reasons) else ""
         if status.status == "done":
-            assert status.result is not None
-            time = f"{status.result.seconds / 60:.1f} min"
+            done = status.result or book.given[task.name]
+            time = f"{done.seconds / 60:.1f} min"
+        elif is_over(task, status):
+            time = ""
         else:
             todo += 1
             total, unknown = total + (estimate or 0.0), unknown + (estimate is None)
@@ -228,11 +277,12 @@ def _list(book: StudyFolder, tasks: list[Task], statuses: dict[str, RunStatus], 
     reporter.say(f"{len(tasks)} runs, {todo} to do: {times} with {jobs} at the same time")
 
 
-def _tables(study: Study, results: dict[str, Result], folder: Path, reporter: Reporter, needed: bool = True) -> None:
+def _tables(study: Study, stored: Path, folder: Path, reporter: Reporter, needed: bool = True) -> None:
     from proxymetric.studies.tables import write_tables
 
     try:
-        files = write_tables(study, results, folder)
+        draws = of_study(study, stored_draws(study, stored))
+        files = write_tables(study, stored_results(study, stored, needed=not draws), folder, draws)
     except ModuleNotFoundError as error:
         if needed:
             raise ValueError(

@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import student
+from proxymetric.studies.scores import printed_number
+from proxymetric.studies.search import SEARCH, chosen, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from proxymetric.studies.scores import Results
+    from proxymetric.studies.search import Draw, Group, Range
     from proxymetric.studies.spec import Cell
 
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")
 MAX_ROWS_WITH_BANDS = 4
 """most rows for which intervals are drawn: with more rows, the bands would hide each other"""
 MAX_LEGEND_COLUMNS = 4
+MAX_PANELS = 4
+"""panels beside each other in the picture of a search"""
 LEGEND_LINES_WITHIN, LEGEND_LINE_INCHES = 3, 0.18
 """lines of a legend for which the picture has room, and the height of a further line"""
 SOFTWARE = "proxymetric study"
@@ -32,7 +37,8 @@ SCORED_ON = {"papers": "test half", "held-out": "held-out training classes", "la
 def draw(results: Results, heading: str, cells: list[Cell], folder: Path) -> list[Path]:
     """Write the plots of one group of rows as PNG files and return the files. A plot without data is not written."""
     first = cells[0]
-    stem = "-".join(filter(None, (first.data, first.backbone, first.protocol)))
+    older = short(results.identities[first.data]) if results.mark else ""
+    stem = "-".join(filter(None, (first.data, first.backbone, first.protocol, older)))
     files = []
     for kind, make in PLOTS.items():
         figure = make(results, heading, cells)
@@ -178,6 +184,108 @@ def _differences(results: Results, heading: str, cells: list[Cell]) -> Figure | 
     figure.suptitle(f"{heading}\ndifference to the baseline, paired by seed", fontsize=10, color=INK)
     _legend_below(figure)
     return figure
+
+
+def draw_search(results: Results, data: str, backbone: str, folder: Path) -> list[Path]:
+    """Write the picture of the draws of each searched row as PNG files and return the files."""
+    files = []
+    for group, draws in results.draws.items():
+        if group[1:] == (data, backbone) and any(draw.score is not None for draw in draws):
+            file = folder / f"{SEARCH}-{'-'.join(filter(None, group))}.png"
+            with replacing(file) as temporary:
+                metadata = {"Software": SOFTWARE}
+                _draws(results, group, draws).savefig(temporary, format="png", dpi=150, metadata=metadata)
+            files.append(file)
+    return files
+
+
+def _draws(results: Results, group: Group, draws: list[Draw]) -> Figure:
+    """The score of each draw over each of its numbers, a panel for each number; the best draw is marked."""
+    study, (name, data, backbone) = results.study, group
+    row, best = study.rows[name], chosen(study, draws).get(group)
+    ranges = row.ranges or {}
+    columns = min(MAX_PANELS, len(ranges))
+    lines = math.ceil(len(ranges) / columns)
+    figure = _figure(max(6.4, 1.0 + 2.9 * columns), 1.5 + 2.7 * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
+    scored = [draw for draw in draws if draw.score is not None]
+    for number, axes in enumerate(grid.flat):
+        if number >= len(ranges):
+            axes.axis("off")
+            continue
+        key, each = list(ranges.items())[number]
+        for trained, fill, label in ((True, "full", "draw"), (False, "none", "draw, best before training")):
+            some = [draw for draw in scored if bool(draw.epoch) == trained]
+            heights = [100 * abs(draw.score or 0.0) for draw in some]
+            if some:
+                axes.plot(
+                    _places(each, some, key), heights, "o", color=COLOURS[0], markersize=6, fillstyle=fill, label=label
+                )
+        for draw in draws:
+            if draw.score is None:
+                axes.plot(_places(each, [draw], key), 0.03, "x", color=COLOURS[5], markersize=7, label="no score",
+                          transform=axes.get_xaxis_transform())  # fmt: skip
+        if best is not None:
+            height = 100 * abs(best.score or 0.0)
+            axes.plot(_places(each, [best], key), height, "o", color=COLOURS[1], markersize=9, label="best draw")
+        _mark_printed(axes, each, printed_number(study, group, key))
+        style(axes, "")
+        axes.set_xlabel(key, fontsize=9, color=INK)
+        if number % columns == 0:
+            axes.set_ylabel(f"{scored[0].metric}, %", fontsize=9, color=INK)
+    figure.align_xlabels()
+    titles = ", ".join(filter(None, (study.data[data].title, study.backbones[backbone].title)))
+    assert study.search is not None
+    what = f"{len(draws)} of {study.search.draws} draws of {study.search.epochs} epochs, scored on held-out classes"
+    figure.suptitle(f"{row.title}, {titles}\n{what}", fontsize=10, color=INK)
+    _legend_below(figure)
+    return figure
+
+
+def _places(each: Range, draws: list[Draw], key: str) -> list[Any]:
+    """Where draws are on the axis of a number; the entries of a choice are numbered."""
+    values = [draw.values[key] for draw in draws]
+    return [each.ends.index(value) for value in values] if each.kind == "choice" else values
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis: one to three in each power of ten, fewer the longer the axis is.
+
+    >>> log_ticks(2e-5, 5e-4), log_ticks(0.02, 2.0), log_ticks(1e-5, 0.1)
+    ([2e-05, 5e-05, 0.0001, 0.0002, 0.0005], [0.03, 0.1, 0.3, 1.0], [1e-05, 0.0001, 0.001, 0.01, 0.1])
+    """
+    powers = math.log10(high / low)
+    steps = (1, 2, 5) if powers < 1.6 else (1, 3) if powers < 3 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{step}e{exponent}") for exponent in exponents for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _mark_printed(axes: Axes, each: Range, value: Any) -> None:
+    """Set the axis of a number, with a dashed line at the number as printed if it is inside."""
+    from matplotlib.ticker import MaxNLocator
+
+    if each.kind == "choice":
+        axes.set_xticks(range(len(each.ends)), list(map(str, each.ends)))
+        axes.set_xlim(-0.5, len(each.ends) - 0.5)
+        place = each.ends.index(value) if value in each.ends else None
+    else:
+        low, high = each.ends
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        place = value if is_number and low <= value <= high else None
+        if each.kind == "log":
+            axes.set_xscale("log")
+            ticks = log_ticks(low, high)
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.set_xticks([], minor=True)
+            edge = (high / low) ** 0.06
+            axes.set_xlim(low / edge, high * edge)
+        else:
+            edge = 0.06 * (high - low)
+            axes.set_xlim(low - edge, high + edge)
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=each.kind == "integer"))
+    if place is not None:
+        axes.axvline(place, color=INK, linewidth=1, linestyle="--", zorder=1.5, label="as printed")
 
 
 PLOTS: dict[str, Callable[[Results, str, list[Cell]], Figure | None]] = {

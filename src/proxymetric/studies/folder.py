@@ -8,14 +8,16 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, write_json
 from proxymetric.signatures import did_you_mean
-from proxymetric.studies.spec import Study, Task
+from proxymetric.studies.pool import ENDED
+from proxymetric.studies.search import SEARCHED, Draw, draw_of, failed_draw, resolved, short
+from proxymetric.studies.spec import Cell, Study, Task
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
@@ -38,7 +40,7 @@ class RunStatus:
 
     Attributes:
         status: "done", "begun" (it has a checkpoint), "failed", "changed" (the recipe or the data differs from that of
-            the stored run) or "new".
+            the stored run), "waits" (its search is not done) or "new".
         reason: why the status is "failed" or "changed".
         result: the result of a run that is done.
     """
@@ -46,6 +48,12 @@ class RunStatus:
     status: str
     reason: str = ""
     result: Result | None = None
+
+
+def is_over(task: Task, run: RunStatus) -> bool:
+    """Whether a run need not be done again: it is done, or a draw that fails with its numbers and was not killed."""
+    fails = task.draw is not None and run.status == "failed" and not run.reason.startswith(ENDED)
+    return run.status == "done" or fails
 
 
 def local_path(path: str, root: Path | None) -> str:
@@ -100,11 +108,9 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
         task: the run, as in the study.
         result: the content of a result file.
     """
-    from proxymetric import recipe as recipes
     from proxymetric.runs.folder import flat_values
 
-    settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
-    raw = recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
+    raw = _without_weights(task)
     stated, stored = flat_values(raw), flat_values(result.get("recipe", {}))
     for key, value in flat_values(_checked(raw)).items():
         if key not in stated or key not in stored or key in NOT_COMPARED:
@@ -116,6 +122,29 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
         if not _equal(value, stored[key]):
             return f"{key} is {stored[key]!r}, not {value!r}"
     return None
+
+
+def printed_value(task: Task, key: str) -> Any:
+    """The value of a key in the recipe of a run, with its defaults, whether or not the weights are here."""
+    from proxymetric import recipe as recipes
+    from proxymetric.runs.auto_method import without_auto
+    from proxymetric.runs.folder import flat_values
+    from proxymetric.training.optim import base_rates
+
+    raw = _without_weights(task)
+    value = flat_values(_checked(raw)).get(key)
+    if value is None and key in ("train.lr", "train.proxy_lr"):
+        rates = base_rates(recipes.check(without_auto(raw) if _chooses(raw) else raw).train)
+        return rates[key == "train.proxy_lr"]
+    return value
+
+
+def _without_weights(task: Task) -> dict[str, Any]:
+    """The unchecked tables of a run without the file of its weights."""
+    from proxymetric import recipe as recipes
+
+    settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
+    return recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
 
 
 def _chooses(raw: Mapping[str, Any]) -> bool:
@@ -154,16 +183,20 @@ class StudyFolder:
     """The files of a study.
 
     Each run has a folder `runs/NAME/`, its output in `logs/NAME.log` and its recipe in `plans/NAME.json`; the best run
-    of each row has its vectors in `embeddings/NAME.safetensors`. `study.json` holds the status of all runs.
+    of each row has its vectors in `embeddings/NAME.safetensors`. `study.json` holds the status of all runs. Draws that
+    were made elsewhere are in `draws.jsonl`.
 
     Args:
         study: the study.
         folder: its folder, created by the first file that is written.
         root: the folder of data and weights.
+        given: draws that were collected elsewhere, which are not repeated.
     """
 
-    def __init__(self, study: Study, folder: Path, root: Path | None = None) -> None:
+    def __init__(self, study: Study, folder: Path, root: Path | None = None, given: Iterable[Draw] = ()) -> None:
         self.study, self.folder, self.root = study, folder, root
+        self.given = {draw.run: draw for draw in given}
+        self._epochs: dict[str, float] = {}
         self.state: dict[str, Any] = {"study": study.name, "runs": {}, "sessions": []}
         if (folder / STATE).is_file():
             self.read()
@@ -222,6 +255,15 @@ class StudyFolder:
             identity: the current hash of its data; None: the data is not compared.
         """
         plan, folder = self.plan(task), self.run(task)
+        if task.waits:
+            return RunStatus("waits")
+        if (draw := self.given.get(task.name)) is not None:
+            if None not in (identity, draw.identity) and identity != draw.identity:
+                raise ValueError(
+                    f"results: got the draw {draw.run} with the images {short(draw.identity)}, expected the images of "
+                    f"{task.cell.data} that are here, {short(identity)}"
+                )
+            return RunStatus("done", draw.error)
         if not plan.is_file():
             return RunStatus("new")
         stored = read_json(plan)
@@ -238,6 +280,44 @@ class StudyFolder:
         if facts.get("status") == "failed":
             return RunStatus("failed", facts.get("error", ""))
         return RunStatus("begun" if (folder / "last.safetensors").is_file() else "new")
+
+    def statuses(self, identities: Mapping[str, str] | None = None) -> dict[str, RunStatus]:
+        """The status of every run and draw; the runs of a search get the numbers of its best draw (`self.study`).
+
+        Args:
+            identities: name of a data set -> current hash; the data of other sets is not compared.
+        """
+        of = identities or {}
+        statuses = {task.name: self.status(task, of.get(task.cell.data)) for task in self.study.draws()}
+        self.resolve(statuses)
+        return statuses | {task.name: self.status(task, of.get(task.cell.data)) for task in self.study.tasks()}
+
+    def resolve(self, statuses: Mapping[str, RunStatus]) -> None:
+        """Give the runs of every search that is done the numbers of its best draw."""
+        self.study = resolved(self.study, self.drawn(statuses))
+
+    def drawn(self, statuses: Mapping[str, RunStatus]) -> list[Draw]:
+        """The draws that are done, and those whose runs failed with their numbers (not because they were killed)."""
+        draws = []
+        for task in self.study.draws():
+            run = statuses.get(task.name, RunStatus("new"))
+            if task.name in self.given:
+                draws.append(self.given[task.name])
+            elif run.result is not None:
+                draws.append(draw_of(task, run.result))
+            elif is_over(task, run):
+                draws.append(failed_draw(task, run.reason))
+        return draws
+
+    def current(self, tasks: list[Task]) -> list[Task]:
+        """The same runs with the numbers that are known by now."""
+        known = {task.name: task for task in self.study.tasks()}
+        return [known.get(task.name, task) for task in tasks]
+
+    def drop_checkpoints(self, task: Task) -> None:
+        """Delete the model of a draw that is done: only its scores are used."""
+        for file in self.run(task).glob("*.safetensors"):
+            file.unlink(missing_ok=True)
 
     def record_finished(self, statuses: dict[str, RunStatus]) -> None:
         """Record as "done" every run that has a result: a worker may finish a run after its study was killed."""
@@ -264,25 +344,44 @@ class StudyFolder:
         """Estimate the seconds that each run takes.
 
         The estimate is the median time of finished runs of the same cell, or else of the same row and data set, or else
-        `minutes` of the row, or else None. The time already spent on an unfinished run is subtracted.
+        `minutes` of the row, or else None. A row and its search count as one row, whose runs take a time in proportion
+        to their epochs. The time already spent on an unfinished run is subtracted.
         """
-        pairs = [(task, statuses[task.name].result) for task in tasks]
-        seconds = [
-            (task.cell, self.state["runs"].get(task.name, {}).get("wall") or result.seconds)
-            for task, result in pairs
-            if result is not None
-        ]
+        by_cell: dict[Cell, list[float]] = {}
+        by_row: dict[tuple[str, str], list[tuple[Task, float]]] = {}
+        whole: dict[str, Task] = {}
+        for task in tasks:
+            result, name = statuses[task.name].result, task.cell.row.removesuffix(SEARCHED)
+            if task.draw is None:
+                whole.setdefault(name, task)
+            if result is not None or task.name in self.given:
+                stored = self.given[task.name].seconds if result is None else result.seconds
+                time = self.state["runs"].get(task.name, {}).get("wall") or stored
+                by_cell.setdefault(task.cell, []).append(time)
+                by_row.setdefault((name, task.cell.data), []).append((task, time))
         estimates: dict[str, float | None] = {}
         for task in tasks:
             cell, minutes = task.cell, self.study.rows[task.cell.row].minutes
-            similar = [time for other, time in seconds if other == cell] or [
-                time for other, time in seconds if (other.row, other.data) == (cell.row, cell.data)
+            name = cell.row.removesuffix(SEARCHED)
+            similar = by_cell.get(cell) or [
+                time * self._share(task, other) for other, time in by_row.get((name, cell.data), ())
             ]
             estimate = statistics.median(similar) if similar else None if minutes is None else 60 * minutes
+            if estimate is not None and not similar and task.draw is not None:
+                estimate *= self._share(task, whole[name])
             if estimate is not None and statuses[task.name].status in ("begun", "failed"):
                 estimate = max(0.1 * estimate, estimate - self.seconds_spent(task))
             estimates[task.name] = estimate
         return estimates
+
+    def _share(self, task: Task, other: Task) -> float:
+        """The epochs of a run over those of another one."""
+        if (task.draw is None) == (other.draw is None):
+            return 1.0
+        for each in (task, other):
+            if each.name not in self._epochs:
+                self._epochs[each.name] = flat_recipe(each, self.root)["train.epochs"]
+        return self._epochs[task.name] / self._epochs[other.name]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proxymetric.files import check_output, read_json
 from proxymetric.studies.drawing import PLOTS, SOFTWARE
+from proxymetric.studies.search import DRAWS_FILE, SEARCH
 from proxymetric.studies.spec import Study
 from proxymetric.tensor_files import read_header
 
@@ -37,7 +38,7 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
     has_tables = text.is_file() and _first_line(text) == f"# {study.title}"
     for file in (text, text.with_suffix(".tex")):
         check_output("--tables", file, kind, lambda _: has_tables)
-    for file in (file for kind in PLOTS for file in tables.glob(f"{kind}-*.png")):
+    for file in (file for kind in (*PLOTS, SEARCH) for file in tables.glob(f"{kind}-*.png")):
         check_output("--tables", file, "a plot of a study", lambda plot: has_tables or _is_plot(plot))
     if tables.is_dir() and not text.is_file() and any(each.is_dir() for each in tables.iterdir()):
         raise ValueError(
@@ -59,6 +60,7 @@ def check_collected(results: Path, names: list[str], vectors: Path | None, vecto
     """
     for name in names:
         check_output("--results", results / f"{name}.json", "a collected result", is_result)
+    check_output("--results", results / DRAWS_FILE, "the draws of a search", lambda file: '"draw"' in _first_line(file))
     for name in vector_names if vectors is not None else ():
         assert vectors is not None
         check_output("--embeddings", vectors / name, "embeddings of a study", lambda file: "run" in read_header(file))

@@ -16,6 +16,8 @@ from typing import Any
 
 import proxymetric
 
+ENDED = "the worker"
+"""how the report on a process that has ended begins"""
 TAIL_LINES = 12
 """lines of a log that an error shows"""
 
@@ -98,9 +100,9 @@ class Worker:
     def exit_report(self) -> str:
         """How the process ended, and the last lines of its log."""
         code = self.process.returncode
-        report = f"the worker exited with code {code}"
+        report = f"{ENDED} exited with code {code}"
         if code is not None and code < 0:
-            report = f"the worker was ended by {signal.Signals(-code).name}"
+            report = f"{ENDED} was ended by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
                 report += " (out of memory, or killed by a user)"
         last_lines = tail(self.log)

@@ -13,15 +13,18 @@ from typing import Any
 from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
 from proxymetric.signatures import did_you_mean, one_of
+from proxymetric.studies.search import Range, read_ranges, read_search, with_searched_rows
 from proxymetric.studies.spec import Backbone, Data, Row, Study
 
 METRICS = ("R@1", "MAP@R")
-STUDY_KEYS = ("name", "title", "seeds", "protocols", "metrics", "embeddings", "settings", "data", "backbones", "rows")
+STUDY_KEYS = (
+    "name", "title", "seeds", "protocols", "metrics", "embeddings", "settings", "data", "backbones", "search", "rows",
+)  # fmt: skip
 DATA_KEYS = ("path", "title", "settings")
 BACKBONE_KEYS = ("backbone", "weights", "title", "settings")
 ROW_KEYS = (
     "name", "title", "recipe", "settings", "baseline", "paper", "claim", "seeds", "protocols", "data", "backbones",
-    "minutes", "why",
+    "minutes", "why", "search",
 )  # fmt: skip
 DIRECTIONS = {"higher": math.inf, "lower": -math.inf}
 """claims without a figure"""
@@ -82,12 +85,13 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
         raise ValueError("data: got no data set, expected a table such as [data.cub] with its path")
     backbones = {key: _backbone(key, table) for key, table in _tables("backbones", content).items()}
     backbones = backbones or {"": Backbone("", None, None, "", {})}
+    search, shared = read_search(content, data)
     rows: dict[str, Row] = {}
     row_tables = content.get("rows", [])
     if not isinstance(row_tables, list) or not row_tables:
         raise ValueError("rows: got no row, expected at least one [[rows]]")
     for number, table in enumerate(row_tables):
-        row = _row(number, table, seeds, protocols, tuple(data), tuple(backbones))
+        row = _row(number, table, seeds, protocols, tuple(data), tuple(backbones), shared)
         if row.name in rows:
             raise ValueError(f"rows: got two rows named {row.name!r}, expected different names")
         rows[row.name] = row
@@ -104,10 +108,11 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Study:
         settings=_settings("settings", content.get("settings", {})),
         data=data,
         backbones=backbones,
-        rows=rows,
+        rows=with_searched_rows(rows, search),
         folder=folder,
+        search=search,
     )
-    names = [task.name for task in study.tasks()]
+    names = [task.name for task in (*study.draws(), *study.tasks())]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"rows: got two runs with the folder {min(repeated)!r}, expected different names")
     return study
@@ -206,7 +211,7 @@ def _backbone(name: str, table: Any) -> Backbone:
 
 def _row(
     number: int, table: Any, seeds: tuple[int, ...], protocols: tuple[str, ...], data: tuple[str, ...],
-    backbones: tuple[str, ...],
+    backbones: tuple[str, ...], shared: Mapping[str, Range],
 ) -> Row:  # fmt: skip
     _check_keys(f"rows[{number}]", table, ROW_KEYS)
     name = _name(f"rows[{number}].name", table.get("name"))
@@ -231,6 +236,7 @@ def _row(
         seeds=_seeds(f"{where}.seeds", table["seeds"]) if "seeds" in table else seeds,
         protocols=selections["protocols"], data=selections["data"], backbones=selections["backbones"],
         minutes=None if minutes is None else float(minutes), why=_why(f"{where}.why", table.get("why", "")),
+        ranges=read_ranges(f"{where}.search", table["search"], shared) if "search" in table else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ import io
 import json
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,17 @@ from proxymetric.studies.choice import best_run, selection_score
 from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
 from proxymetric.studies.outputs import check_collected, is_result
 from proxymetric.studies.pool import tail
+from proxymetric.studies.search import (
+    DRAWS_FILE,
+    Draw,
+    as_lines,
+    check_draws,
+    from_lines,
+    of_study,
+    read_draws,
+    resolved,
+    short,
+)
 from proxymetric.studies.spec import LABELS, Study, Task
 
 if TYPE_CHECKING:
@@ -47,6 +59,8 @@ def compact(result: dict[str, Any], task: Task) -> dict[str, Any]:
         "row": task.cell.row, "data": task.cell.data, "backbone": task.cell.backbone,
         "protocol": task.cell.protocol, "seed": task.seed,
     }  # fmt: skip
+    if task.values:
+        small["study"]["searched"] = task.values
     return small
 
 
@@ -71,11 +85,11 @@ def as_text(result: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def stored_results(study: Study, folder: Path) -> dict[str, Result]:
+def stored_results(study: Study, folder: Path, needed: bool = True) -> dict[str, Result]:
     """Read the results of a study, by the name of the run, from a folder of collected files or from its own folder.
 
     Raises:
-        ValueError: the folder has no result of the study, or a collected file is damaged.
+        ValueError: the folder has no result of the study although one is needed, or a collected file is damaged.
     """
     check_study(study, folder)
     results = {}
@@ -90,9 +104,39 @@ def stored_results(study: Study, folder: Path) -> dict[str, Result]:
             if result is not None:
                 results[task.name] = result
                 break
-    if not results:
+    if not results and needed:
         raise ValueError(f"results: got {folder}, expected a folder with results of the study {study.name!r}")
     return results
+
+
+def stored_draws(study: Study, folder: Path) -> list[Draw]:
+    """Read the draws of a study's search from a folder of collected files or from its own folder, which may have both.
+
+    Raises:
+        ValueError: a line of the collected draws is damaged.
+    """
+    given = read_draws(folder / DRAWS_FILE)
+    if not (folder / STATE).is_file():
+        return given
+    book = StudyFolder(study, folder, given=given)
+    outcomes = {task.name: read_result(book.run(task) / "result.json") for task in study.draws()}
+    facts = book.state["runs"]
+    failed = {
+        name: RunStatus("failed", facts[name].get("error") or "")
+        for name, result in outcomes.items()
+        if result is None and facts.get(name, {}).get("status") == "failed"
+    }
+    done = {name: RunStatus("done", result=each) for name, each in outcomes.items() if each}
+    return [_as_made(book, draw) for draw in book.drawn(failed | done)]
+
+
+def _as_made(book: StudyFolder, draw: Draw) -> Draw:
+    """A draw with the numbers of its run, which are not those of the study if its ranges have changed since."""
+    plan = book.folder / "plans" / f"{draw.run}.json"
+    if draw.run in book.given or not plan.is_file():
+        return draw
+    recipe = read_json(plan)["recipe"]
+    return replace(draw, values={key: recipe.get(key) for key in draw.values})
 
 
 def check_study(study: Study, folder: Path) -> None:
@@ -132,6 +176,8 @@ def write_archive(book: StudyFolder, statuses: dict[str, RunStatus], file: Path)
             if vectors.is_file() and result is not None and best_run(study, task.cell, statuses) == task:
                 add(f"embeddings/{task.name}.safetensors", vectors.read_bytes())
                 chosen.append(_choice(task, result))
+        if study.search is not None:
+            add(DRAWS_FILE, as_lines(book.drawn(statuses)).encode())
         add("embeddings.json", (json.dumps(chosen, indent=1) + "\n").encode())
     return count
 
@@ -159,25 +205,33 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
 
     Raises:
         ValueError: a source is neither an archive nor a study folder, is of another study or of the same study with
-            other settings, a result differs from the stored one, or results of one data set were computed with
-            different images.
+            other settings or ranges, a result differs from the stored one, or results of one data set were computed
+            with different images.
     """
-    tasks = {task.name: task for task in study.tasks()}
     texts: dict[str, str] = {}
     embeddings: dict[str, bytes] = {}
     sessions: dict[str, Any] = {}
-    for source in sources:
-        contents, state, vectors_of = _from_archive(source) if source.is_file() else _from_folder(study, source)
-        embeddings |= vectors_of
-        sessions |= {session["started"]: session for session in state.get("sessions", [])}
+    read = {each: _from_archive(each) if each.is_file() else _from_folder(study, each) for each in sources}
+    for source, (_, state, vectors_of, _) in read.items():
         if (other := state.get("study", study.name)) != study.name:
             raise ValueError(f"collect: got {source}, which is of the study {other!r}; expected one of {study.name!r}")
+        embeddings |= vectors_of
+        sessions |= {session["started"]: session for session in state.get("sessions", [])}
+    draws = _collected_draws(study, {source: content[3] for source, content in read.items()}, results, overwrite)
+    study = resolved(study, draws)
+    tasks = {task.name: task for task in study.tasks()}
+    for source, (contents, *_) in read.items():
         unknown = sorted(set(contents) - set(tasks))
         if unknown:
             raise ValueError(
                 f"collect: got {source} with the run {unknown[0]!r}, expected only runs of the study {study.name!r}"
             )
         for name, result in contents.items():
+            if tasks[name].waits:
+                raise ValueError(
+                    f"collect: got {source} with the run {name} without all draws of its search; expected the archive "
+                    "or the folder that has them"
+                )
             if difference := difference_to(tasks[name], result):
                 raise ValueError(
                     f"collect: got {source} with the run {name}, in which {difference}; expected runs of the study as "
@@ -191,11 +245,15 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
                 f"results: got {results / name}.json, which differs from the collected result; expected the same "
                 "result, or --overwrite to replace the file"
             )
-    _check_same_images(tasks, texts, results)
+    if not overwrite:
+        _check_same_images(tasks, texts, draws, results)
     check_collected(results, new_names, vectors, list(embeddings))
     for name in new_names:
         with replacing(results / f"{name}.json") as temporary:
             temporary.write_text(texts[name], encoding="utf-8")
+    if draws:
+        with replacing(results / DRAWS_FILE) as temporary:
+            temporary.write_text(as_lines(draws), encoding="utf-8")
     if (results / STATE).is_file():
         sessions = {each["started"]: each for each in read_json(results / STATE)["sessions"]} | sessions
     if sessions:
@@ -207,7 +265,31 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
     return new_names
 
 
-def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], results: Path) -> None:
+def _collected_draws(study: Study, read: Mapping[Path, list[Draw]], results: Path, overwrite: bool) -> list[Draw]:
+    """The draws of all sources and those stored before, in the order of the study.
+
+    Raises:
+        ValueError: they are not draws of the study as it is written now, or a draw has two outcomes.
+    """
+    known: dict[str, Draw] = {}
+    file = results / DRAWS_FILE
+    stored = read_draws(file)
+    if overwrite:
+        stored = of_study(study, stored)
+    for source, draws in {file: stored, **read}.items():
+        check_draws(study, draws, source)
+        for draw in draws:
+            other = known.setdefault(draw.run, draw)
+            if other != draw and not overwrite and other.score is not None:
+                raise ValueError(
+                    f"draws: got {source} with the draw {draw.run}, which differs from the one collected before; "
+                    "expected the same draw, or --overwrite to replace it"
+                )
+            known[draw.run] = draw
+    return [known[task.name] for task in study.draws() if task.name in known]
+
+
+def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], draws: list[Draw], results: Path) -> None:
     """Refuse new results of a data set whose images are not those of its other results, stored or new."""
     first: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, task in tasks.items():
@@ -219,20 +301,30 @@ def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], results: P
         if data["identity"] != other["identity"]:
             raise ValueError(
                 f"collect: got the run {name} with {_image_counts(data)}, and {other_name} with "
-                f"{_image_counts(other)}, other images; expected the same images of {task.cell.data!r} in all runs"
+                f"{_image_counts(other)}, other images; expected the same images of {task.cell.data!r} in all runs, or "
+                "--overwrite to keep both, in tables of their own"
+            )
+    for draw in draws:
+        name, data = first.get(draw.data, (draw.run, {"identity": draw.identity}))
+        if draw.identity is not None and draw.identity != data["identity"]:
+            raise ValueError(
+                f"collect: got the draw {draw.run} with the images {short(draw.identity)}, and {name} with the images "
+                f"{short(data['identity'])}; expected the same images of {draw.data!r} in the search and all runs"
             )
 
 
 def _image_counts(data: dict[str, Any]) -> str:
-    return " and ".join(f"{data[part]['images']} images to {part}" for part in ("train", "test") if part in data)
+    counts = " and ".join(f"{data[part]['images']} images to {part}" for part in ("train", "test") if part in data)
+    return f"{counts} (identity {short(data['identity'])})"
 
 
 def _read(file: Path) -> str | None:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
-def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
+def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes], list[Draw]]:
     results, state, embeddings = {}, {}, {}
+    draws: list[Draw] = []
     try:
         with gzip.open(file) as stream:
             while stream.read(2**20):  # compares the checksum at the end, which tarfile does not
@@ -246,19 +338,23 @@ def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str,
                     continue
                 if name == STATE:
                     state = json.loads(content.read())
+                elif name == DRAWS_FILE:
+                    draws = from_lines(content.read().decode(), DRAWS_FILE)
                 elif folder == "results" and file_name.endswith(".json"):
                     results[file_name.removesuffix(".json")] = json.loads(content.read())
                 elif folder == "embeddings":
                     embeddings[file_name] = content.read()
     except (tarfile.TarError, zlib.error, ValueError, EOFError, OSError) as error:
         raise ValueError(f"collect: got {file}, expected a whole archive of a study: {error}") from None
-    return results, state, embeddings
+    return results, state, embeddings, draws
 
 
-def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
+def _from_folder(study: Study, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes], list[Draw]]:
     if not folder.is_dir():
         raise ValueError(f"collect: got {folder}, expected an archive or a folder of a study")
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
     files = sorted((folder / "embeddings").glob("*.safetensors"))
-    results = {name: result.as_dict() for name, result in stored_results(study, folder).items()}
-    return results, state, {file.name: file.read_bytes() for file in files}
+    check_study(study, folder)
+    draws = stored_draws(study, folder)
+    results = {name: result.as_dict() for name, result in stored_results(study, folder, needed=not draws).items()}
+    return results, state, {file.name: file.read_bytes() for file in files}, draws

@@ -14,11 +14,12 @@ from typing import Any
 
 from proxymetric.clock import clock
 from proxymetric.studies.choice import best_run
-from proxymetric.studies.folder import RunStatus, StudyFolder, local_settings
+from proxymetric.studies.folder import RunStatus, StudyFolder, is_over, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import write_archive
 from proxymetric.studies.scores import HELD_OUT
+from proxymetric.studies.search import Group, in_words
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import LABELS, Study, Task
 
@@ -51,6 +52,7 @@ class Session:
         reporter: shows the progress.
         on_gpu: whether the runs use a GPU; `card_minutes` then counts its time.
         archive: file that holds all results so far after each run; None: no archive.
+        overwrite: repeat the runs of a search whose best draw is another one by now.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Session:
         reporter: Reporter,
         on_gpu: bool = False,
         archive: Path | None = None,
+        overwrite: bool = False,
     ) -> None:
-        self.archive = archive
+        self.archive, self.overwrite = archive, overwrite
         self.book, self.statuses, self.identities, self.root = book, statuses, identities, root
         self.study: Study = book.study
         self.jobs, self.reporter, self.on_gpu = jobs, reporter, on_gpu
@@ -98,6 +101,8 @@ class Session:
         self.book.state["sessions"].append(self.record)
         with self._signals(), shared_gpu(min(self.jobs, max(1, len(self.todo))), self.reporter.say) as shared:
             self.environment, self.lock = worker_environment(self.jobs, shared), lock
+            for group in dict.fromkeys(self.study.group(task.cell) for task in self.todo if task.waits):
+                self._choose(group)
             try:
                 while self._continues():
                     self._hand_out()
@@ -179,7 +184,7 @@ class Session:
         job = {
             "recipe": None if chosen.recipe is None else str(chosen.recipe),
             "settings": local_settings(chosen, self.root),
-            "out": str(self.book.run(chosen)), "log": self._log(chosen),
+            "out": str(self.book.run(chosen)), "log": self._log(chosen), "score_test": chosen.draw is None,
         }  # fmt: skip
         worker.give("train", chosen, job)
 
@@ -190,12 +195,62 @@ class Session:
 
     def _next(self, worker: Worker | None) -> Task | None:
         """The first run that fits into the time left; a run of its seed whose images the worker holds goes first."""
-        estimates = self._estimates()
-        fitting = [task for task in self.todo if self._fits(estimates[task.name])]
+        estimates, searching = self._estimates(), self._searching()
+        fitting = [
+            task
+            for task in self.todo
+            if not task.waits and self.study.group(task.cell) not in searching and self._fits(estimates[task.name])
+        ]
         if not fitting:
             return None
         decoded = [t for t in fitting if worker and t.seed == fitting[0].seed and t.cell.data == worker.data]
         return decoded[0] if decoded else fitting[0]
+
+    def _searching(self) -> set[Group]:
+        """The searches with draws that are still to do or running."""
+        running = (worker.task for worker in self.workers if worker.task is not None and worker.kind == "train")
+        return {group for task in (*self.todo, *running) if (group := self.study.group_of_draw(task)) is not None}
+
+    def _choose(self, group: Group | None) -> None:
+        """Give the runs of a search their numbers if its draws are done."""
+        runs = [run for run in self.todo if self.study.group(run.cell) == group]
+        if group is None or group in self._searching():
+            return
+        self.book.resolve(self.statuses)
+        self.study = self.book.study
+        best = self.study.chosen.get(group)
+        if best is None:
+            self._no_best_draw(group, runs)
+            return
+        score = f"{best.metric} {100 * abs(best.score or 0.0):.1f} ({HELD_OUT})"
+        self.reporter.say(f"searched  {best.row}: the best draw is {best.run}, {score}: {in_words(best.values)}")
+        self.todo = self.book.current(self.todo)
+        for run in self.book.current(runs):
+            status = self.statuses[run.name] = self.book.status(run, self.identities.get(run.cell.data))
+            if status.status == "done":
+                self.todo.remove(run)
+            elif status.status == "changed" and not self.overwrite:
+                reason = (
+                    f"out: got a run with the numbers of another draw ({status.reason}); expected those of the best "
+                    "draw: --overwrite repeats it"
+                )
+                self._give_up(run, reason)
+
+    def _no_best_draw(self, group: Group, runs: list[Task]) -> None:
+        """Give up the runs of a search if no draw has a score; if a draw was killed, another session does it again."""
+        draws = [draw for draw in self.study.draws() if self.study.group_of_draw(draw) == group]
+        if all(is_over(draw, self.statuses[draw.name]) for draw in draws):
+            error = self.statuses[draws[0].name].reason.partition("\n")[0]
+            for run in runs:
+                self._give_up(
+                    run,
+                    f"search: got no draw of {group[0]} with a score ({error}), expected ranges with which it trains",
+                )
+
+    def _give_up(self, run: Task, error: str) -> None:
+        """Record that a run cannot be done."""
+        self.todo.remove(run)
+        self.outcome.failed[run.name] = error
 
     def _fits(self, estimate: float | None) -> bool:
         if self.deadline is None or self.budget is None:
@@ -207,7 +262,7 @@ class Session:
         return estimate is None or estimate <= left or estimate > self.budget
 
     def _estimates(self) -> dict[str, float | None]:
-        return self.book.estimates(self.study.tasks(), self.statuses)
+        return self.book.estimates([*self.study.draws(), *self.study.tasks()], self.statuses)
 
     # Events of the workers
 
@@ -250,6 +305,9 @@ class Session:
         if result is not None and result.evaluated_on == "validation":
             label = f" ({HELD_OUT})"
         self.reporter.say(f"finished  {task.name}: {scores}{label}, {event['seconds']:.0f} s; {self._summary()}")
+        if task.draw is not None:
+            self.book.drop_checkpoints(task)
+        self._choose(self.study.group_of_draw(task))
         self._account()
         self._hand_out()  # the worker need not wait for the archive
         self._update_archive()
@@ -298,10 +356,14 @@ class Session:
     def _failed(self, task: Task, error: str, seconds: float) -> None:
         self.record["failed"] += 1
         self.record["busy_minutes"] += seconds / 60
-        self.outcome.failed[task.name] = error
         self.statuses[task.name] = RunStatus("failed", error)
         self.book.note(task, status="failed", error=error, spent=round(self.book.seconds_spent(task) + seconds, 1))
-        self.reporter.say(f"failed    {task.name}: {error}")
+        if is_over(task, self.statuses[task.name]):
+            self.reporter.say(f"failed    {task.name}, which counts as a draw without a score: {error}")
+        else:
+            self.outcome.failed[task.name] = error
+            self.reporter.say(f"failed    {task.name}: {error}")
+        self._choose(self.study.group_of_draw(task))
         self._account()
 
     # Progress and records

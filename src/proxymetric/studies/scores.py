@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import statistics
 import string
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from proxymetric.runs.result import LAST_EPOCH, TRAINED, Result
+from proxymetric.studies.folder import printed_value
 from proxymetric.studies.inference import Mean, paired
+from proxymetric.studies.search import Draw, Group, short
 from proxymetric.studies.spec import LABELS, Cell, Study
 
 CHOSEN, LAST = TRAINED, LAST_EPOCH
@@ -16,19 +20,58 @@ HELD_OUT = "held-out classes"
 
 
 class Results:
-    """The results of a study, by row of the tables and seed.
+    """The results of a study, by row of the tables and seed, all of a data set from the same photographs.
+
+    Scores from different photographs are not comparable, so they are never in one table: of each data set, the
+    photographs of its newest result count, and the results of others are in `older`.
 
     Args:
         study: the study.
         results: name of the run -> result.
+        draws: the draws of its search.
+        mark: the end of the headings, which marks results of older photographs.
     """
 
-    def __init__(self, study: Study, results: dict[str, Result]) -> None:
-        self.study = study
+    def __init__(self, study: Study, results: dict[str, Result], draws: Iterable[Draw] = (), mark: str = "") -> None:
+        self.study, self.mark = study, mark
         self.runs: dict[Cell, dict[int, Result]] = {}
-        for task in study.tasks():
-            if task.name in results:
-                self.runs.setdefault(task.cell, {})[task.seed] = results[task.name]
+        self.identities: dict[str, str | None] = {}
+        """data set -> hash of its photographs"""
+        finished = [(task, results[task.name]) for task in study.tasks() if task.name in results]
+        for task, result in sorted(finished, key=lambda pair: pair[1].finished):
+            self.identities[task.cell.data] = result.data.get("identity")
+        older: dict[tuple[str, str | None], dict[str, Result]] = {}
+        for task, result in finished:
+            data, identity = task.cell.data, result.data.get("identity")
+            if identity == self.identities[data]:
+                self.runs.setdefault(task.cell, {})[task.seed] = result
+            else:
+                older.setdefault((data, identity), {})[task.name] = result
+        self.older = [
+            Results(study, each, mark=f", older photographs ({short(of)})") for (_, of), each in older.items()
+        ]
+        """the results of other photographs, each with its own tables"""
+        self.draws: dict[Group, list[Draw]] = {}
+        for draw in sorted(draws, key=lambda draw: draw.draw):
+            if draw.identity is None or self.identities.get(draw.data) in (None, draw.identity):
+                self.draws.setdefault(draw.group, []).append(draw)
+
+    def photographs(self) -> list[str]:
+        """A sentence for each data set that says which photographs its runs were made from."""
+        sentences = []
+        for name, identity in self.identities.items():
+            runs = [run.data for cell, of in self.runs.items() if cell.data == name for run in of.values()]
+            if identity is not None:
+                facts = max(runs, key=lambda data: (len(data), image_count(data)))
+                title = self.study.data[name].title or name
+                sentences.append(f"Photographs of {title}{self.mark}: {describe(facts)}.")
+        return sentences
+
+    def printed(self, cell: Cell) -> Cell | None:
+        """The row as printed of a searched one; None for other rows, or without results of it."""
+        name = self.study.rows[cell.row].printed
+        other = None if name is None else Cell(name, cell.data, cell.backbone, cell.protocol)
+        return other if other in self.runs else None
 
     def groups(self) -> list[tuple[str, list[Cell]]]:
         """The rows of each table, with its heading; a table has one data set, backbone and protocol."""
@@ -41,7 +84,7 @@ class Results:
     def heading(self, data: str, backbone: str, protocol: str) -> str:
         """The heading of a table."""
         titles = (self.study.data[data].title, self.study.backbones[backbone].title)
-        return f"{', '.join(filter(None, titles))}: {LABELS[protocol]}"
+        return f"{', '.join(filter(None, titles))}: {LABELS[protocol]}{self.mark}"
 
     def scores(self, cell: Cell, metric: str, row: str = CHOSEN) -> dict[int, float]:
         """The score of each seed, in per cent; `row` is `CHOSEN`, `LAST` or `HELD_OUT`."""
@@ -112,3 +155,33 @@ class Results:
         except (KeyError, IndexError, ValueError) as error:
             known = ", ".join(means)
             raise ValueError(f"rows.{cell.row}.why: got {text!r} ({error}), expected figures among: {known}") from None
+
+
+def printed_number(study: Study, group: Group, key: str) -> Any:
+    """The number of a row as printed that a search draws; None if the recipe leaves it to the run."""
+    task = next((t for t in study.tasks() if (t.cell.row, t.cell.data, t.cell.backbone) == group), None)
+    return None if task is None else printed_value(task, key)
+
+
+def image_count(data: Mapping[str, Any]) -> int:
+    """The number of images of a result's `data`: all of them, or in older files those of its parts."""
+    parts = (data.get(part) for part in ("train", "validation", "test"))
+    return data.get("images") or sum(part.get("images", 0) for part in parts if part)
+
+
+def describe(data: Mapping[str, Any]) -> str:
+    """Which photographs a run was made from, as far as its result says it.
+
+    Example:
+        >>> describe({"identity": "1e14fb3c6a164db5", "images": 11788, "shorter_side": 357, "bytes_per_image": 97624})
+        '11,788 images, median shorter side 357 pixels, 98 kB an image, identity 1e14fb3c6a16'
+        >>> describe({"identity": "1e14fb3c6a164db5", "train": {"images": 80}, "test": {"images": 20}})
+        '100 images, identity 1e14fb3c6a16'
+    """
+    side, size = data.get("shorter_side"), data.get("bytes_per_image")
+    words = [f"{image_count(data):,} images"] if image_count(data) else []
+    if side is not None:
+        words.append(f"median shorter side {side:g} pixels")
+    if size is not None:
+        words.append(f"{size / 1000:.{0 if size >= 10_000 else 1}f} kB an image")
+    return ", ".join([*words, f"identity {short(data.get('identity'))}"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.signatures import did_you_mean
+from proxymetric.studies.search import SEARCH, Draw, Group, Range, Search, drawn
 
 LABELS = {
     "held-out": "epoch chosen on held-out training classes",
@@ -54,7 +55,9 @@ class Row:
     `paper` holds the scores that the paper reports, `claim` the differences to its baseline, both as data set -> metric
     -> value in per cent. A claim of a paper that shows only a curve is "higher" or "lower" in the file and inf or -inf
     here. `why` says why the measured difference is as it is; `{name}` in it, or `{name:.2f}`, is the mean of a figure
-    that the method reports about itself, of "chosen epoch", or of "chosen epoch of the baseline".
+    that the method reports about itself, of "chosen epoch", or of "chosen epoch of the baseline". `ranges` are the
+    numbers that are searched; None: the row is not searched. `printed` is the row with the numbers as printed, of a row
+    that trains with the best draw of a search; None for other rows.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Row:
     backbones: tuple[str, ...]
     minutes: float | None
     why: str
+    ranges: dict[str, Range] | None = None
+    printed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,19 @@ class Task:
     """keys and values as for `--set`; the paths of data and weights are relative to the data root"""
     places: dict[str, str] = field(compare=False, hash=False)
     """the table of the study's file in which each setting is, such as "rows.vcpa.settings\""""
+    draw: int | None = None
+    """number of the draw of a search; None for other runs"""
+    values: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    """the numbers of the draw, or of the best draw"""
+    waits: bool = field(default=False, compare=False)
+    """whether the run needs the best draw of a search that is not done"""
 
     @property
     def name(self) -> str:
         """The name of the run and of its folder."""
         cell = self.cell
-        parts = (cell.row, cell.data, cell.backbone, cell.protocol, f"seed{self.seed}")
+        number = f"seed{self.seed}" if self.draw is None else f"draw{self.draw:02d}"
+        parts = (cell.row, cell.data, cell.backbone, cell.protocol, number)
         return "-".join(part for part in parts if part)
 
 
@@ -123,6 +135,9 @@ class Study:
     backbones: dict[str, Backbone]
     rows: dict[str, Row]
     folder: Path
+    search: Search | None = None
+    chosen: dict[Group, Draw] = field(default_factory=dict)
+    """the best draws, as far as they are known: see `search.resolved`"""
 
     def cells(self) -> list[Cell]:
         """The rows of the tables. Data sets, backbones, protocols and methods have the order of the file."""
@@ -135,14 +150,49 @@ class Study:
         ]
 
     def tasks(self) -> list[Task]:
-        """All runs, seed by seed, so that an interrupted study has complete pairs of method and baseline."""
+        """All runs, seed by seed, so that an interrupted study has complete pairs of method and baseline.
+
+        The draws of a search are not among them: see `draws`.
+        """
         return list(self._tasks)
+
+    def draws(self) -> list[Task]:
+        """The short runs of the search, row by row; none without a search."""
+        return list(self._draws)
+
+    def group(self, cell: Cell) -> Group | None:
+        """The search that gives the runs of a row their numbers; None for a row as printed."""
+        printed = self.rows[cell.row].printed
+        if printed is None or self.search is None:
+            return None
+        return printed, self.search.data or cell.data, cell.backbone
 
     @functools.cached_property
     def _tasks(self) -> list[Task]:
         cells = self.cells()
         seeds = sorted({seed for row in self.rows.values() for seed in row.seeds}, key=self._place)
         return [self._task(cell, seed) for seed in seeds for cell in cells if seed in self.rows[cell.row].seeds]
+
+    def group_of_draw(self, task: Task) -> Group | None:
+        """The search of a draw; None for other runs."""
+        return None if task.draw is None else (task.cell.row, task.cell.data, task.cell.backbone)
+
+    @functools.cached_property
+    def _draws(self) -> list[Task]:
+        groups = dict.fromkeys(filter(None, map(self.group, self.cells())))
+        tasks = []
+        for row, data, backbone in sorted(groups, key=lambda group: list(self.rows).index(group[0])):
+            cell, search, ranges = Cell(row, data, backbone, SEARCH), self.search, self.rows[row].ranges
+            assert search is not None
+            assert ranges is not None
+            for number, values in enumerate(drawn(self.name, row, ranges, search)):
+                task = self._task(cell, search.seed)
+                short = {"protocol": "held-out", "train.epochs": search.epochs, "train.refit": False}
+                places = task.places | dict.fromkeys(values, f"rows.{row}.search")
+                tasks.append(
+                    replace(task, settings=task.settings | values | short, places=places, draw=number, values=values)
+                )
+        return tasks
 
     def _place(self, seed: int) -> tuple[int, int]:
         return min(row.seeds.index(seed) for row in self.rows.values() if seed in row.seeds), seed
@@ -162,7 +212,12 @@ class Study:
         settings |= {"data.path": data.path, "protocol": cell.protocol, "seed": seed}
         if backbone.weights is not None:
             settings["encoder.weights"] = backbone.weights
-        return Task(cell, seed, self._recipe(row, cell), settings, places)
+        task, group = Task(cell, seed, self._recipe(row, cell), settings, places), self.group(cell)
+        if group is None:
+            return task
+        if (best := self.chosen.get(group)) is None:
+            return replace(task, waits=True)
+        return replace(task, settings=settings | best.values, values=best.values)
 
     def _recipe(self, row: Row, cell: Cell) -> Path | None:
         if row.recipe is None:
@@ -184,7 +239,7 @@ class Study:
 
 
 def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), data: Iterable[str] = ()) -> list[Task]:
-    """The runs of the given rows, seeds and data sets; an empty argument selects all.
+    """The runs of the given rows, seeds and data sets, after the draws that they need; an empty argument selects all.
 
     Raises:
         ValueError: the study has no such row, seed or data set, or no run that has all of them.
@@ -222,4 +277,6 @@ def narrowed(study: Study, only: Iterable[str] = (), seeds: Iterable[int] = (), 
         raise ValueError(
             f"{words}: got no run of the study, expected rows, seeds and data sets that have runs together"
         )
-    return chosen
+    needed = {study.group(task.cell) for task in chosen}
+    draws = [task for task in study.draws() if study.group_of_draw(task) in needed]
+    return draws + chosen

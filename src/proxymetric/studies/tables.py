@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import replacing
 from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
-from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results
+from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results, printed_number
+from proxymetric.studies.search import Draw, chosen
 from proxymetric.studies.spec import LABELS, Cell, Study
 
 if TYPE_CHECKING:
@@ -237,8 +239,71 @@ def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     return table
 
 
+def effort_table(results: Results, heading: str, cells: list[Cell]) -> Table:
+    """Each searched row beside the row as printed, and the differences of both to their baselines."""
+    search = results.study.search
+    draws = 0 if search is None else search.draws
+    columns = ["method", "metric", "as printed", f"searched, {draws} draws", "searched against as printed"]
+    columns += ["against the baseline, as printed", "against the baseline, searched"]
+    note = (
+        f"Each row, and its baseline too, had {draws} draws of its numbers, chosen on held-out classes in short runs. "
+        "Differences are paired by seed; both rows of the last column were searched."
+    )
+    table = Table(f"{heading}, as printed and searched", columns, note=note)
+    for cell in cells:
+        printed = results.printed(cell)
+        for metric in results.study.metrics if printed is not None else ():
+            assert printed is not None
+            scores = [results.scores(each, metric) for each in (printed, cell)]
+            differences = [paired(*reversed(scores)), *(results.difference(each, metric) for each in (printed, cell))]
+            table.rows.append(
+                [results.study.rows[printed.row].title, metric, *map(_mean, scores),
+                 *(mean_text(each, "+") for each in differences)]
+            )  # fmt: skip
+    return table
+
+
+def search_tables(results: Results, data: str, backbone: str) -> list[Table]:
+    """The numbers that the search of each row has found, and the scores of its draws on the held-out classes."""
+    study = results.study
+    best = chosen(study, (draw for draws in results.draws.values() for draw in draws))
+    groups = {key: draws for key, draws in results.draws.items() if key[1:] == (data, backbone)}
+    metric = next((draw.metric for draws in groups.values() for draw in draws if draw.metric), "")
+    numbers = Table(
+        f"{search_heading(study, data, backbone)}, the numbers",
+        ["method", "number", "range", "as printed", "best draw"],
+        note="The best draw has the highest score on the held-out classes; no image of the test half was used.",
+    )
+    scores = Table(
+        f"{search_heading(study, data, backbone)}, {metric} of the draws on held-out classes, %",
+        ["method", "draws", "without a score", "best", "median", "lowest"],
+        note="A draw without a score has numbers with which the run fails. These scores choose; they are not results.",
+    )
+    for (row, *_), draws in groups.items():
+        values = [100 * abs(draw.score) for draw in draws if draw.score is not None]
+        title, group = study.rows[row].title, draws[0].group
+        figures = [f"{of(values):.1f}" if values else "" for of in (max, statistics.median, min)]
+        scores.rows.append([title, str(len(draws)), str(len(draws) - len(values)), *figures])
+        for key, each in (study.rows[row].ranges or {}).items():
+            value = best[group].values[key] if group in best else None
+            numbers.rows.append([title, key, str(each), _number(printed_number(study, group, key)), _number(value)])
+    return [numbers, scores]
+
+
+def search_heading(study: Study, data: str, backbone: str) -> str:
+    """The heading of the search on a data set with a backbone."""
+    assert study.search is not None
+    titles = ", ".join(filter(None, (study.data[data].title, study.backbones[backbone].title)))
+    return f"{titles}: search, {study.search.draws} draws of {study.search.epochs} epochs for each row"
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (
     score_table,
+    effort_table,
     difference_table,
     size_table,
     regret_table,
@@ -247,29 +312,39 @@ MAKERS: tuple[Callable[[Results, str, list[Cell]], Table], ...] = (
 )
 
 
-def write_tables(study: Study, results: dict[str, Result], folder: Path) -> list[Path]:
+def write_tables(study: Study, results: dict[str, Result], folder: Path, draws: Iterable[Draw] = ()) -> list[Path]:
     """Write `tables.md`, `tables.tex` and the plots of a study.
 
     Args:
         study: the study.
         results: name of the run -> result.
         folder: the folder for the files.
+        draws: the draws of its search.
 
     Returns:
         The files that were written.
     """
-    from proxymetric.studies.drawing import draw
+    from proxymetric.studies.drawing import draw, draw_search
 
-    by_cell = Results(study, results)
-    groups = by_cell.groups()
-    tables = {heading: [make(by_cell, heading, cells) for make in MAKERS] for heading, cells in groups}
-    pictures = {heading: draw(by_cell, heading, cells, folder) for heading, cells in groups}
-    markdown = [f"# {study.title}"]
+    newest = Results(study, results, draws)
+    tables: dict[str, list[Table]] = {}
+    pictures: dict[str, list[Path]] = {}
+    for by_cell in (newest, *newest.older):
+        for heading, cells in by_cell.groups():
+            tables[heading] = [make(by_cell, heading, cells) for make in MAKERS]
+            pictures[heading] = draw(by_cell, heading, cells, folder)
+    for data, backbone in dict.fromkeys(group[1:] for group in newest.draws):
+        heading = search_heading(study, data, backbone)
+        tables[heading] = search_tables(newest, data, backbone)
+        pictures[heading] = draw_search(newest, data, backbone, folder)
+    photographs = [sentence for by_cell in (newest, *newest.older) for sentence in by_cell.photographs()]
+    markdown = [f"# {study.title}", *photographs]
     for heading, group in tables.items():
         markdown.append(f"## {heading}")
         markdown += [table.markdown() for table in group if table.rows]
         markdown += [f"![{file.stem}]({file.name})" for file in pictures[heading]]
-    latex = [table.latex() for group in tables.values() for table in group if table.rows]
+    latex = [f"% {sentence}" for sentence in photographs]
+    latex += [table.latex() for group in tables.values() for table in group if table.rows]
     files = [folder / "tables.md", folder / "tables.tex"]
     for file, texts in zip(files, (markdown, latex)):
         with replacing(file) as temporary:

@@ -88,8 +88,9 @@ def train(job: dict[str, Any], watcher: _EventWatcher) -> Result:
     if resumed:
         settings.pop("encoder.weights", None)  # run.json has the weights; the file may have moved since
     run = whole_run.train(
-        recipe=job["recipe"], settings=settings, out=folder, resume=resumed, report=False, watcher=watcher
-    )
+        recipe=job["recipe"], settings=settings, out=folder, resume=resumed, report=False,
+        score_test=job["score_test"], watcher=watcher,
+    )  # fmt: skip
     return run.result
 
 
