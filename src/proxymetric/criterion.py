@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Never, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ NEEDS = {
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
+
+MINERS = (
+    "the output of a miner has no place here, because miners are part of a method: multi-similarity mines pairs "
+    "(epsilon), triplet counts the triplets that are not zero, and a weighting (Compare(..., weighting=...), as in "
+    "proxy-isa) weights pairs"
+)
+"""where the miners of other libraries are, for the message about a third argument"""
 
 ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
 """`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
@@ -147,6 +154,7 @@ class Criterion(nn.Module):
         self,
         embeddings: Tensor,
         labels: Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
+        *others: Never,
         images: Tensor | None = None,
         second_pass: SecondPassResult | None = None,
     ) -> Tensor:
@@ -156,12 +164,19 @@ class Criterion(nn.Module):
             embeddings: (B, D), not normalised.
             labels: (B,) whole numbers in [0, C): a tensor, an array or a list. proxy-anchor also takes several labels
                 for each embedding: a mask (B, C) of bool, or whole numbers (B, L), padded with -1.
+            *others: refused: there is no place for the output of a miner.
             images: the images of the embeddings, (B, 3, H, W). VPTSP and MoCo need them, and also `bind(encoder)`.
             second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
 
         Raises:
             ValueError: an input does not fit the method, or the method needs more than it was given.
+            TypeError: a third argument was given without its name.
         """
+        if others:
+            raise TypeError(
+                f"criterion: got a third argument without a name ({type(others[0]).__name__}), expected "
+                f"criterion(embeddings, labels), and images= by name; {MINERS}"
+            )
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
         classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
