@@ -16,7 +16,18 @@ from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Pref
 from proxymetric.core.class_shards import Shard, check_own, check_part
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
-from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
+from proxymetric.core.pieces import (
+    Batch,
+    Boundary,
+    Commit,
+    Compare,
+    Context,
+    Objective,
+    Outcome,
+    Pool,
+    Progress,
+    Source,
+)
 from proxymetric.core.pools import pool_from
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
@@ -337,19 +348,37 @@ class Criterion(nn.Module):
             This criterion.
 
         Raises:
-            ValueError: the proxies of this method cannot be divided, or this process has another rank.
+            ValueError: the proxies of this method cannot be divided, its loss does not declare `can_shard`
+                (`core.pieces.Loss`), or this process has another rank.
         """
         check_own(rank, size, group)
         if self.sharded():
             raise ValueError("shard: got proxies that are divided already, expected a criterion with all of them")
         self._walk = None
-        for module in self.modules():
-            if isinstance(module, Source) and (module.proxies or module.classes is not None):
-                assert module.classes is not None
-                module.shard(Shard.of(module.classes, rank, size, group))
+        divided = [m for m in self.modules() if isinstance(m, Source) and (m.proxies or m.classes is not None)]
+        self._check_can_shard(divided)
+        for source in divided:
+            assert source.classes is not None
+            source.shard(Shard.of(source.classes, rank, size, group))
         if not self.sharded():
             raise ValueError(f"shard: got {self.name}, which has no proxies to divide, expected a method with proxies")
         return self
+
+    def _check_can_shard(self, sources: Sequence[Source]) -> None:
+        """Refuse to divide sources that a piece reads which does not say that it can have a part of the classes."""
+        comparisons = [module for module in self.modules() if isinstance(module, Compare)]
+        compared = set[nn.Module]()
+        for comparison in comparisons:
+            parts = set(comparison.source.modules())
+            if parts.intersection(sources):
+                comparison.check_can_shard()
+            compared |= parts
+        for source in sources:
+            if source not in compared:
+                raise ValueError(
+                    f"shard: got {type(source).__name__} outside of a Compare, expected Compare(loss, source) with a "
+                    "loss that declares `can_shard = True`"
+                )
 
     def sharded(self) -> dict[str, Shard]:
         """The parameters that are divided among processes by class: name -> the part in this process."""
