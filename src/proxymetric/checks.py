@@ -97,7 +97,7 @@ def usually(low: float, high: float, reason: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not low <= value <= high:
             message = f"{name}: got {value!r}, expected a number from {low} to {high}: {reason}"
-            warnings.warn(message, stacklevel=_callers_level())
+            warnings.warn(message, stacklevel=callers_level())
 
 
 def whole_number(least: int = 0, **numbers: int) -> None:
@@ -121,7 +121,7 @@ def whole_number(least: int = 0, **numbers: int) -> None:
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """The stack level of the first caller outside this package, for `warnings.warn`."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
