@@ -1,10 +1,14 @@
-"""Checks of numeric arguments."""
+"""Checks of arguments: numbers, and tensors without numbers."""
 
 from __future__ import annotations
 
 import math
 import sys
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def above_zero(**numbers: float) -> None:
@@ -119,6 +123,20 @@ def whole_number(least: int = 0, **numbers: int) -> None:
     for name, value in numbers.items():
         if not hasattr(value, "__index__") or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
+
+
+def check_has_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the device "meta", which has a shape and no numbers.
+
+    Args:
+        name: the name of the argument, for the error.
+        tensor: any tensor.
+
+    Raises:
+        ValueError: it is on "meta".
+    """
+    if tensor.device.type == "meta":
+        raise ValueError(f'{name}: got a tensor on the device "meta", which holds no numbers, expected one that does')
 
 
 def callers_level() -> int:

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
+from proxymetric.core.batch_inputs import (
+    LabelCheck,
+    LengthCheck,
+    all_length,
+    as_labels,
+    check_embeddings,
+    one_if_finite,
+)
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard, check_own, check_part
 from proxymetric.core.normalisation import NORMALISATIONS
@@ -68,7 +75,8 @@ class Criterion(nn.Module):
     passes may precede one commit (gradient accumulation). A copy (`copy.deepcopy`, pickle) has the same state and no
     pending changes: those stay with the original.
 
-    Embeddings with NaN or infinity, or so large that their length overflows, give a loss of NaN and gradients of NaN.
+    Embeddings with NaN or infinity give a loss of NaN and gradients of NaN, so that a step in mixed precision can be
+    skipped. Finite embeddings so large that their length overflows are refused.
 
     Args:
         objective: what is minimised.
@@ -80,8 +88,9 @@ class Criterion(nn.Module):
     Attributes:
         step: commits so far.
         terms: the named terms of the last loss, detached.
-        careful: check at every call for labels outside [0, C) and for a missing commit. Labels on a GPU are checked
-            without waiting for it, after the first call: a wrong label is reported by the next call or commit.
+        careful: check at every call for labels outside [0, C), for embeddings whose length overflows (not in a compiled
+            criterion, whose loss is NaN then) and for a missing commit. What lies on a GPU is checked without waiting
+            for it, labels after the first call: the next call or commit reports it.
 
     Example:
         >>> import proxymetric as pm
@@ -124,6 +133,7 @@ class Criterion(nn.Module):
         """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
         self._label_check = LabelCheck()
+        self._length_check = LengthCheck()
         self._number = numbered(self)
         self._steps = StepDetector()
         self._walk: _Walk | None = None
@@ -210,13 +220,16 @@ class Criterion(nn.Module):
         precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
         encode = StepEncoder(self._encoder[0], precision) if self._encoder else None
         full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
+        length = all_length(full)
+        if self.careful and not traced:
+            self._length_check.watch(full, length)
         context = Context(Batch(images, classes), full, progress, encode)
         with nullcontext() if precision is None else torch.autocast(device_type, enabled=False):
             outcome = objective(context) if second_pass is None else self._with_second_pass(second_pass, context)
             # One term, the usual case, spares the operators of a stack.
             only = next(iter(outcome.terms.values())) if len(outcome.terms) == 1 else None
             terms = only if only is not None else torch.stack(list(outcome.terms.values()))
-            terms = terms * one_if_finite(full)
+            terms = terms * one_if_finite(length)
             loss = terms if only is not None else terms.sum()
         values = terms.detach()
         named = dict(zip(outcome.terms, (values,) if only is not None else values.unbind(), strict=True))
@@ -261,6 +274,7 @@ class Criterion(nn.Module):
         if not self._pending:
             return
         self._label_check.settle()
+        self._length_check.settle()
         given_rates = {"proxies": lr, "network": network_lr}
         tables = self._walked().tables
         rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
@@ -606,7 +620,12 @@ class Criterion(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, without pending changes: they belong to the original."""
-        return self.__dict__ | {"_pending": [], "_walk": None, "_label_check": LabelCheck()}
+        return self.__dict__ | {
+            "_pending": [],
+            "_walk": None,
+            "_label_check": LabelCheck(),
+            "_length_check": LengthCheck(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
