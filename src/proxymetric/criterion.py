@@ -18,16 +18,17 @@ from proxymetric.core.batch_inputs import (
     as_labels,
     check_embeddings,
     one_if_finite,
+    refuse_others,
 )
+from proxymetric.core.can_shard import check_can_shard
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard, check_own, check_part
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
+from proxymetric.core.optimizer_checks import ROW_GROUPS, StepDetector, row_rate, warn_about_untrained
 from proxymetric.core.pieces import (
     Batch,
     Boundary,
     Commit,
-    Compare,
     Context,
     Objective,
     Outcome,
@@ -39,7 +40,7 @@ from proxymetric.core.pools import pool_from
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_encoder import StepEncoder
-from proxymetric.core.untraced import checked_labels, numbered
+from proxymetric.core.untraced import TracedProgress, checked_labels, numbered
 from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
@@ -51,16 +52,6 @@ NEEDS = {
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
-
-MINERS = (
-    "the output of a miner has no place here, because miners are part of a method: multi-similarity mines pairs "
-    "(epsilon), triplet counts the triplets that are not zero, and a weighting (Compare(..., weighting=...), as in "
-    "proxy-isa) weights pairs"
-)
-"""where the miners of other libraries are, for the message about a third argument"""
-
-ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
-"""`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
 
 MAX_UNCOMMITTED_PASSES = 64
 """forward passes without a commit after which a warning is given, if no parameter can show that an optimiser has
@@ -193,11 +184,7 @@ class Criterion(nn.Module):
             ValueError: an input does not fit the method, or the method needs more than it was given.
             TypeError: a third argument was given without its name.
         """
-        if others:
-            raise TypeError(
-                f"criterion: got a third argument without a name ({type(others[0]).__name__}), expected "
-                f"criterion(embeddings, labels), and images= by name; {MINERS}"
-            )
+        refuse_others(others)
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
         classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
@@ -210,7 +197,8 @@ class Criterion(nn.Module):
             self._raise_missing("images")
         if "encoder" in self.needs and not self._encoder:
             self._raise_missing("encoder")
-        progress = cast(Progress, _TracedProgress(self)) if traced else Progress(self.step, self._current_epoch())
+        unread = cast(Progress, TracedProgress(self, self._current_epoch)) if traced else None
+        progress = unread or Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
             self._raise_missing("epochs")
         if trains and self.careful and not traced:
@@ -277,7 +265,7 @@ class Criterion(nn.Module):
         self._length_check.settle()
         given_rates = {"proxies": lr, "network": network_lr}
         tables = self._walked().tables
-        rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
+        rates = [row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
         if optimizer is not None and not self._checked_optimizer:
             self._checked_optimizer = True
             warn_about_untrained(self, self.name, optimizer)
@@ -370,29 +358,13 @@ class Criterion(nn.Module):
             raise ValueError("shard: got proxies that are divided already, expected a criterion with all of them")
         self._walk = None
         divided = [m for m in self.modules() if isinstance(m, Source) and (m.proxies or m.classes is not None)]
-        self._check_can_shard(divided)
+        check_can_shard(self, divided)
         for source in divided:
             assert source.classes is not None
             source.shard(Shard.of(source.classes, rank, size, group))
         if not self.sharded():
             raise ValueError(f"shard: got {self.name}, which has no proxies to divide, expected a method with proxies")
         return self
-
-    def _check_can_shard(self, sources: Sequence[Source]) -> None:
-        """Refuse to divide sources that a piece reads which does not say that it can have a part of the classes."""
-        comparisons = [module for module in self.modules() if isinstance(module, Compare)]
-        compared = set[nn.Module]()
-        for comparison in comparisons:
-            parts = set(comparison.source.modules())
-            if parts.intersection(sources):
-                comparison.check_can_shard()
-            compared |= parts
-        for source in sources:
-            if source not in compared:
-                raise ValueError(
-                    f"shard: got {type(source).__name__} outside of a Compare, expected Compare(loss, source) with a "
-                    "loss that declares `can_shard = True`"
-                )
 
     def sharded(self) -> dict[str, Shard]:
         """The parameters that are divided among processes by class: name -> the part in this process."""
@@ -559,22 +531,6 @@ class Criterion(nn.Module):
         finally:
             source.receive(None)
 
-    def _row_rate(self, kind: str, given: float | None, optimizer: torch.optim.Optimizer | None) -> float:
-        """The learning rate of the row tables of this kind: the given one, or that of the optimiser's group."""
-        if given is not None:
-            return given
-        argument = "lr" if kind == "proxies" else "network_lr"
-        groups = [] if optimizer is None else optimizer.param_groups
-        rates = [group["lr"] for group in groups if group.get("name") == ROW_GROUPS[kind]]
-        if len(rates) != 1:
-            count = f"an optimizer with {len(rates)} groups {ROW_GROUPS[kind]!r}"
-            raise ValueError(
-                f"{argument}: got none and {'no optimizer' if optimizer is None else count}, expected "
-                "criterion.commit(optimizer) with an optimizer made from criterion.param_groups(...), "
-                f"or criterion.commit({argument}=...)"
-            )
-        return float(rates[0])
-
     def _part_name(self, name: str) -> str:
         """The name of the part, in reports, to which the parameter or table of this name belongs."""
         part, module = "what else the method trains", self
@@ -640,22 +596,3 @@ class _Walk(NamedTuple):
 
     tables: list[RowTable]
     parameters: list[nn.Parameter]
-
-
-class _TracedProgress:
-    """A `Progress` that reads its fields when a piece asks for them.
-
-    torch.compile compiles a function anew when a number that it has read changes: only methods that ask for the step
-    are compiled for every step.
-    """
-
-    def __init__(self, criterion: Criterion) -> None:
-        self._criterion = criterion
-
-    @property
-    def step(self) -> int:
-        return self._criterion.step
-
-    @property
-    def epoch(self) -> float | None:
-        return self._criterion._current_epoch()

@@ -12,8 +12,31 @@ from torch import Tensor
 
 from proxymetric.checks import check_has_numbers
 
+MINERS = (
+    "the output of a miner has no place here, because miners are part of a method: multi-similarity mines pairs "
+    "(epsilon), triplet counts the triplets that are not zero, and a weighting (Compare(..., weighting=...), as in "
+    "proxy-isa) weights pairs"
+)
+"""where the miners of other libraries are, for the message about a third argument"""
+
 EMBEDDING_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """types of embeddings; torch computes no lengths of floats of 8 bits"""
+
+
+def refuse_others(others: tuple[object, ...]) -> None:
+    """Refuse arguments after the labels that have no name, such as the output of a miner.
+
+    Args:
+        others: what was given.
+
+    Raises:
+        TypeError: something was given.
+    """
+    if others:
+        raise TypeError(
+            f"criterion: got a third argument without a name ({type(others[0]).__name__}), expected "
+            f"criterion(embeddings, labels), and images= by name; {MINERS}"
+        )
 
 
 def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:

@@ -525,20 +525,6 @@ class Compare(Objective):
             terms["regulariser"] = self.regulariser(refs)
         return Outcome(terms, commit)
 
-    def check_can_shard(self) -> None:
-        """Refuse to divide the references among processes if the loss or the regulariser does not declare `can_shard`.
-
-        Raises:
-            ValueError: one of them does not.
-        """
-        for kind, piece in (("loss", self.loss), ("regulariser", self.regulariser)):
-            if piece is not None and not getattr(piece, "can_shard", False):
-                raise ValueError(
-                    f"shard: got the {kind} {getattr(piece, '__name__', type(piece).__name__)}, which does not declare "
-                    f"`can_shard = True`, expected a {kind} that does: one that reads the references only through the "
-                    "reductions of `ops`, such as ProxyAnchor"
-                )
-
     def boundary(self, run: Boundary) -> None:
         close_tallies(self)
 
