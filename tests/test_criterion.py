@@ -127,6 +127,19 @@ def test_an_optimizer_without_the_proxies_warns_once() -> None:
         assert with_proxies or caught[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    "third", ["nonsense", (torch.tensor([0]), torch.tensor([1])), None], ids=["text", "pairs", "none"]
+)
+def test_a_third_argument_without_its_name_is_refused_as_that_of_a_miner(third: object) -> None:
+    criterion = pm.method("triplet", classes=CLASSES, dim=DIM)
+    with pytest.raises(
+        TypeError, match=r"^criterion: got a third argument .*, expected criterion\(embeddings, labels\)"
+    ) as error:
+        criterion(torch.eye(DIM), torch.arange(DIM) % CLASSES, third)
+    assert "multi-similarity mines pairs (epsilon)" in str(error.value)
+    assert criterion.pending == 0
+
+
 def test_pieces_that_do_not_fit_together_are_refused() -> None:
     compare = Compare(ProxyAnchor(), LearnedProxies(CLASSES, DIM))
     with pytest.raises(ValueError, match=r"a: got Compare, expected a weight and an objective: Sum\(a=\(1.0, "):

@@ -1,10 +1,14 @@
-"""Checks of numeric arguments."""
+"""Checks of arguments: numbers, and tensors without numbers."""
 
 from __future__ import annotations
 
 import math
 import sys
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def above_zero(**numbers: float) -> None:
@@ -97,7 +101,7 @@ def usually(low: float, high: float, reason: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not low <= value <= high:
             message = f"{name}: got {value!r}, expected a number from {low} to {high}: {reason}"
-            warnings.warn(message, stacklevel=_callers_level())
+            warnings.warn(message, stacklevel=callers_level())
 
 
 def whole_number(least: int = 0, **numbers: int) -> None:
@@ -121,7 +125,21 @@ def whole_number(least: int = 0, **numbers: int) -> None:
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}")
 
 
-def _callers_level() -> int:
+def check_has_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the device "meta", which has a shape and no numbers.
+
+    Args:
+        name: the name of the argument, for the error.
+        tensor: any tensor.
+
+    Raises:
+        ValueError: it is on "meta".
+    """
+    if tensor.device.type == "meta":
+        raise ValueError(f'{name}: got a tensor on the device "meta", which holds no numbers, expected one that does')
+
+
+def callers_level() -> int:
     """The stack level of the first caller outside this package, for `warnings.warn`."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:

@@ -5,23 +5,42 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Never, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import LabelCheck, as_labels, check_embeddings, one_if_finite
+from proxymetric.core.batch_inputs import (
+    LabelCheck,
+    LengthCheck,
+    all_length,
+    as_labels,
+    check_embeddings,
+    one_if_finite,
+    refuse_others,
+)
+from proxymetric.core.can_shard import check_can_shard
 from proxymetric.core.capabilities import EstimatesUncertainty, NamesParts, Prefetches, ReportsFigures
 from proxymetric.core.class_shards import Shard, check_own, check_part
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.core.optimizer_checks import StepDetector, warn_about_untrained
-from proxymetric.core.pieces import Batch, Boundary, Commit, Context, Objective, Outcome, Pool, Progress, Source
+from proxymetric.core.optimizer_checks import ROW_GROUPS, StepDetector, row_rate, warn_about_untrained
+from proxymetric.core.pieces import (
+    Batch,
+    Boundary,
+    Commit,
+    Context,
+    Objective,
+    Outcome,
+    Pool,
+    Progress,
+    Source,
+)
 from proxymetric.core.pools import pool_from
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_encoder import StepEncoder
-from proxymetric.core.untraced import checked_labels, numbered
+from proxymetric.core.untraced import TracedProgress, checked_labels, numbered
 from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
@@ -33,9 +52,6 @@ NEEDS = {
     "epochs": "steps_per_epoch=... when the criterion is made, or criterion.epoch(i) at the start of each epoch",
 }
 """what a method may need beyond embeddings and labels, and how to give it"""
-
-ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
-"""`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
 
 MAX_UNCOMMITTED_PASSES = 64
 """forward passes without a commit after which a warning is given, if no parameter can show that an optimiser has
@@ -50,7 +66,8 @@ class Criterion(nn.Module):
     passes may precede one commit (gradient accumulation). A copy (`copy.deepcopy`, pickle) has the same state and no
     pending changes: those stay with the original.
 
-    Embeddings with NaN or infinity, or so large that their length overflows, give a loss of NaN and gradients of NaN.
+    Embeddings with NaN or infinity give a loss of NaN and gradients of NaN, so that a step in mixed precision can be
+    skipped. Finite embeddings so large that their length overflows are refused.
 
     Args:
         objective: what is minimised.
@@ -62,8 +79,9 @@ class Criterion(nn.Module):
     Attributes:
         step: commits so far.
         terms: the named terms of the last loss, detached.
-        careful: check at every call for labels outside [0, C) and for a missing commit. Labels on a GPU are checked
-            without waiting for it, after the first call: a wrong label is reported by the next call or commit.
+        careful: check at every call for labels outside [0, C), for embeddings whose length overflows (not in a compiled
+            criterion, whose loss is NaN then) and for a missing commit. What lies on a GPU is checked without waiting
+            for it, labels after the first call: the next call or commit reports it.
 
     Example:
         >>> import proxymetric as pm
@@ -106,6 +124,7 @@ class Criterion(nn.Module):
         """the bound encoder, in a list so that it is not a submodule"""
         self._pending: list[Commit] = []
         self._label_check = LabelCheck()
+        self._length_check = LengthCheck()
         self._number = numbered(self)
         self._steps = StepDetector()
         self._walk: _Walk | None = None
@@ -147,6 +166,7 @@ class Criterion(nn.Module):
         self,
         embeddings: Tensor,
         labels: Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
+        *others: Never,
         images: Tensor | None = None,
         second_pass: SecondPassResult | None = None,
     ) -> Tensor:
@@ -156,12 +176,15 @@ class Criterion(nn.Module):
             embeddings: (B, D), not normalised.
             labels: (B,) whole numbers in [0, C): a tensor, an array or a list. proxy-anchor also takes several labels
                 for each embedding: a mask (B, C) of bool, or whole numbers (B, L), padded with -1.
+            *others: refused: there is no place for the output of a miner.
             images: the images of the embeddings, (B, 3, H, W). VPTSP and MoCo need them, and also `bind(encoder)`.
             second_pass: the result of the second pass that `second_pass` requested; the images are not needed then.
 
         Raises:
             ValueError: an input does not fit the method, or the method needs more than it was given.
+            TypeError: a third argument was given without its name.
         """
+        refuse_others(others)
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
         classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
@@ -174,7 +197,8 @@ class Criterion(nn.Module):
             self._raise_missing("images")
         if "encoder" in self.needs and not self._encoder:
             self._raise_missing("encoder")
-        progress = cast(Progress, _TracedProgress(self)) if traced else Progress(self.step, self._current_epoch())
+        unread = cast(Progress, TracedProgress(self, self._current_epoch)) if traced else None
+        progress = unread or Progress(self.step, self._current_epoch())
         if "epochs" in self.needs and progress.epoch is None:
             self._raise_missing("epochs")
         if trains and self.careful and not traced:
@@ -184,13 +208,16 @@ class Criterion(nn.Module):
         precision = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
         encode = StepEncoder(self._encoder[0], precision) if self._encoder else None
         full = embeddings.float() if embeddings.dtype in (torch.half, torch.bfloat16) else embeddings
+        length = all_length(full)
+        if self.careful and not traced:
+            self._length_check.watch(full, length)
         context = Context(Batch(images, classes), full, progress, encode)
         with nullcontext() if precision is None else torch.autocast(device_type, enabled=False):
             outcome = objective(context) if second_pass is None else self._with_second_pass(second_pass, context)
             # One term, the usual case, spares the operators of a stack.
             only = next(iter(outcome.terms.values())) if len(outcome.terms) == 1 else None
             terms = only if only is not None else torch.stack(list(outcome.terms.values()))
-            terms = terms * one_if_finite(full)
+            terms = terms * one_if_finite(length)
             loss = terms if only is not None else terms.sum()
         values = terms.detach()
         named = dict(zip(outcome.terms, (values,) if only is not None else values.unbind(), strict=True))
@@ -235,9 +262,10 @@ class Criterion(nn.Module):
         if not self._pending:
             return
         self._label_check.settle()
+        self._length_check.settle()
         given_rates = {"proxies": lr, "network": network_lr}
         tables = self._walked().tables
-        rates = [self._row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
+        rates = [row_rate(table.rate, given_rates[table.rate], optimizer) for table in tables]
         if optimizer is not None and not self._checked_optimizer:
             self._checked_optimizer = True
             warn_about_untrained(self, self.name, optimizer)
@@ -322,16 +350,18 @@ class Criterion(nn.Module):
             This criterion.
 
         Raises:
-            ValueError: the proxies of this method cannot be divided, or this process has another rank.
+            ValueError: the proxies of this method cannot be divided, its loss does not declare `can_shard`
+                (`core.pieces.Loss`), or this process has another rank.
         """
         check_own(rank, size, group)
         if self.sharded():
             raise ValueError("shard: got proxies that are divided already, expected a criterion with all of them")
         self._walk = None
-        for module in self.modules():
-            if isinstance(module, Source) and (module.proxies or module.classes is not None):
-                assert module.classes is not None
-                module.shard(Shard.of(module.classes, rank, size, group))
+        divided = [m for m in self.modules() if isinstance(m, Source) and (m.proxies or m.classes is not None)]
+        check_can_shard(self, divided)
+        for source in divided:
+            assert source.classes is not None
+            source.shard(Shard.of(source.classes, rank, size, group))
         if not self.sharded():
             raise ValueError(f"shard: got {self.name}, which has no proxies to divide, expected a method with proxies")
         return self
@@ -501,22 +531,6 @@ class Criterion(nn.Module):
         finally:
             source.receive(None)
 
-    def _row_rate(self, kind: str, given: float | None, optimizer: torch.optim.Optimizer | None) -> float:
-        """The learning rate of the row tables of this kind: the given one, or that of the optimiser's group."""
-        if given is not None:
-            return given
-        argument = "lr" if kind == "proxies" else "network_lr"
-        groups = [] if optimizer is None else optimizer.param_groups
-        rates = [group["lr"] for group in groups if group.get("name") == ROW_GROUPS[kind]]
-        if len(rates) != 1:
-            count = f"an optimizer with {len(rates)} groups {ROW_GROUPS[kind]!r}"
-            raise ValueError(
-                f"{argument}: got none and {'no optimizer' if optimizer is None else count}, expected "
-                "criterion.commit(optimizer) with an optimizer made from criterion.param_groups(...), "
-                f"or criterion.commit({argument}=...)"
-            )
-        return float(rates[0])
-
     def _part_name(self, name: str) -> str:
         """The name of the part, in reports, to which the parameter or table of this name belongs."""
         part, module = "what else the method trains", self
@@ -562,7 +576,12 @@ class Criterion(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, without pending changes: they belong to the original."""
-        return self.__dict__ | {"_pending": [], "_walk": None, "_label_check": LabelCheck()}
+        return self.__dict__ | {
+            "_pending": [],
+            "_walk": None,
+            "_label_check": LabelCheck(),
+            "_length_check": LengthCheck(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -577,22 +596,3 @@ class _Walk(NamedTuple):
 
     tables: list[RowTable]
     parameters: list[nn.Parameter]
-
-
-class _TracedProgress:
-    """A `Progress` that reads its fields when a piece asks for them.
-
-    torch.compile compiles a function anew when a number that it has read changes: only methods that ask for the step
-    are compiled for every step.
-    """
-
-    def __init__(self, criterion: Criterion) -> None:
-        self._criterion = criterion
-
-    @property
-    def step(self) -> int:
-        return self._criterion.step
-
-    @property
-    def epoch(self) -> float | None:
-        return self._criterion._current_epoch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -321,7 +322,10 @@ def check_zero_embedding(subject: Subject) -> None:
 
 
 def check_not_finite(subject: Subject) -> None:
-    """Embeddings with NaN or infinity, or of a length that overflows, have a loss that is not finite."""
+    """Embeddings with NaN or infinity have a loss that is not finite; those of a length that overflows are refused.
+
+    Without the checks of a careful criterion, their loss is not finite either.
+    """
     row, number = slice(0, 1), (0, 2)
     bad_values: list[tuple[str, Any, float]] = [
         ("NaN in one row", row, torch.nan),
@@ -335,11 +339,34 @@ def check_not_finite(subject: Subject) -> None:
         for name, place, value in bad_values:
             embeddings, labels = sample()
             embeddings[place] = value
+            criterion.careful = not overflows(value)
+            if overflows(value):
+                check_refused(criterion, embeddings, labels)
             with using(impl):
                 loss = run(criterion, embeddings.requires_grad_(), labels)
             criterion.discard()
             assert not loss.isfinite(), f"{name}: the loss is {loss.item()} ({impl})"
             assert not any(term.isfinite() for term in criterion.terms.values()), f"{name}: a term is finite ({impl})"
+
+
+def overflows(value: float) -> bool:
+    """Whether the square of a finite number is infinite in float32."""
+    return math.isfinite(value) and value**2 > torch.finfo(torch.float32).max
+
+
+def check_refused(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> None:
+    """A careful criterion refuses the embeddings, and is then as it was."""
+    before, pending = criterion.careful, criterion.pending
+    criterion.careful = True
+    try:
+        run(criterion, embeddings, labels)
+    except ValueError as error:
+        assert str(error).startswith("embeddings: got numbers up to"), f"the message is {error}"
+    else:
+        raise AssertionError("embeddings whose length overflows are not refused")
+    finally:
+        criterion.careful = before
+    assert criterion.pending == pending, "a refused batch has left something behind"
 
 
 def check_empty_batch(subject: Subject) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.core.batch_inputs import LabelCheck, one_if_finite
+from proxymetric.core.batch_inputs import LabelCheck, all_length, one_if_finite
 
 C, D = 4, 3
 X = torch.randn(4, D, generator=torch.Generator().manual_seed(0))
@@ -72,12 +72,12 @@ def test_other_inputs_get_a_sentence_and_leave_nothing(embeddings, labels, sente
 def test_the_factor_is_exactly_one_for_every_finite_length(dtype) -> None:
     largest = 60000.0 if dtype == torch.float16 else 1e18
     values = torch.tensor([[0.0, -0.0], [largest, -largest], [1e-30, 1.0]], dtype=dtype)
-    factor = one_if_finite(values.float() if dtype in (torch.float16, torch.bfloat16) else values)
+    factor = one_if_finite(all_length(values.float() if dtype in (torch.float16, torch.bfloat16) else values))
     assert factor == 1
     assert not factor.requires_grad
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_half_embeddings_that_are_not_finite(value) -> None:
     criterion = pm.method("norm-softmax", classes=C, dim=D)
     for dtype in (torch.float16, torch.bfloat16):
@@ -86,8 +86,78 @@ def test_half_embeddings_that_are_not_finite(value) -> None:
         assert criterion(embeddings, Y).isnan()
     criterion.double()
     embeddings = X.double()
-    embeddings[1, 2] = value if value != 1e30 else 1e200
+    embeddings[1, 2] = value
     assert criterion(embeddings, Y).isnan()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "sentence"),
+    [
+        (torch.float32, -1e20, "got numbers up to 1e+20, whose squares overflow torch.float32, expected numbers below"),
+        (torch.bfloat16, 1e30, "got numbers up to 1e+30, whose squares overflow torch.float32, expected numbers below"),
+        (
+            torch.float64,
+            1e200,
+            "got numbers up to 1e+200, whose squares overflow torch.float64, expected numbers below",
+        ),
+    ],
+)
+def test_embeddings_whose_length_overflows_get_a_sentence(dtype, value, sentence) -> None:
+    """Also beside a row that overflows, numbers that are not finite are a matter of a scaler: the loss is NaN."""
+    criterion = pm.method("norm-softmax", classes=C, dim=D).to(dtype)
+    embeddings = X.to(dtype).clone()
+    embeddings[1, 2] = value
+    with pytest.raises(ValueError, match=f"^embeddings: {re.escape(sentence)} 1e"):
+        criterion(embeddings, Y)
+    assert criterion.pending == 0
+    embeddings[2, 0] = torch.inf
+    assert criterion(embeddings, Y).isnan()
+    embeddings[2, 0], criterion.careful = 0.0, False
+    assert criterion(embeddings, Y).isnan()
+
+
+def test_the_limit_that_the_sentence_names_is_safe() -> None:
+    criterion = pm.method("norm-softmax", classes=C, dim=D)
+    assert criterion(torch.full((4, D), 9e17), Y).isfinite()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("next_call", [False, True])
+@pytest.mark.parametrize("name", ["proxy-anchor", "supcon"])
+def test_on_a_gpu_the_next_call_or_commit_says_it(name, next_call) -> None:
+    criterion = pm.method(name, classes=C, dim=D).cuda()
+    x, y = X.cuda(), Y.cuda()
+    criterion(x, y)
+    criterion.commit()
+    bad = x.clone()
+    bad[1, 2] = 1e20
+    assert criterion(bad, y).isnan()
+    torch.cuda.synchronize()
+    with pytest.raises(ValueError, match=r"^embeddings: got numbers up to 1e\+20"):
+        criterion(x, y) if next_call else criterion.commit()
+    criterion.discard()
+    assert criterion(x, y).isfinite()
+
+
+EIGHT_BITS = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+
+
+@pytest.mark.parametrize("name", ["proxy-anchor", "triplet"])
+def test_tensors_without_numbers_and_floats_of_8_bits_get_a_sentence(name) -> None:
+    criterion = pm.method(name, classes=C, dim=D)
+    bad = [(X.to("meta"), Y, 'embeddings: got a tensor on the device "meta", which holds no numbers')]
+    bad += [(X, Y.to("meta"), 'labels: got a tensor on the device "meta", which holds no numbers')]
+    for dtype in EIGHT_BITS:
+        bad += [(X.to(dtype), Y, f"embeddings: got shape (4, 3) of {dtype}, expected floats of 16, 32 or 64 bits")]
+        bad += [(X, Y.float().to(dtype), f"labels: got shape (4,) of {dtype}, expected 4 whole numbers")]
+    for embeddings, labels, sentence in bad:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+            criterion(embeddings, labels)
+        assert criterion.pending == 0
+    if name == "proxy-anchor":
+        with pytest.raises(ValueError, match=r"^labels: got a tensor on the device"):
+            criterion(X, Y[:, None].to("meta"))
 
 
 def test_a_loss_that_is_not_finite_has_no_finite_gradient() -> None:
@@ -157,7 +227,7 @@ def test_the_gpu_is_not_waited_for(name) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        one_if_finite(x)
+        one_if_finite(all_length(x))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from proxymetric import recipe as recipes
 from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import unit
+from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
 from proxymetric.files import NotSaved
+from proxymetric.losses import ProxyAnchor
 from proxymetric.ops import using
 from proxymetric.recipe import TrainOptions
 from proxymetric.runs.assemble import RunContext, make_learner
-from proxymetric.sources import INITIALISATIONS, learned_proxies
+from proxymetric.sources import INITIALISATIONS, LearnedProxies, learned_proxies
 from proxymetric.training import sharded_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.process_group import ProcessGroup
@@ -138,6 +141,63 @@ def test_what_cannot_be_divided_says_so(method: str, arguments: dict[str, Any], 
         pm.method(method, classes=C, dim=D, **arguments).shard(0, 2)
     with pytest.raises(ValueError, match=sentence):
         pm.method(method, classes=C, dim=D, shard=(0, 2), **arguments)
+
+
+def decidability(queries: Tensor, labels: Tensor, refs: References, weight: Any = None) -> Tensor:
+    """A loss of a user: means and variances over all pairs, so that a part of the classes has another value."""
+    s, own = queries @ refs.vectors.T, labels[:, None] == refs.labels
+    return (s[own].var() + s[~own].var()).sqrt() / (s[own].mean() - s[~own].mean()).abs()
+
+
+def own(classes: int, dim: int, declares: bool = False, regulariser: bool = False) -> Objective:
+    proxies = LearnedProxies(classes, dim)
+    if regulariser:
+        return Compare(ProxyAnchor(), proxies, regulariser=lambda refs: refs.rows.square().mean())
+    loss = partial(decidability)
+    if declares:
+        loss.can_shard = True
+    return Compare(loss, proxies)
+
+
+OWN = f"{__name__}:own"
+
+
+def own_losses(rank: int, size: int) -> None:
+    refused = "shard: got the loss partial, which does not declare `can_shard = True`, expected a loss that does"
+    with pytest.raises(ValueError, match=refused):
+        pm.method(OWN, classes=C, dim=D, shard=(rank, size))
+    criterion = pm.method(OWN, classes=C, dim=D)
+    with pytest.raises(ValueError, match=refused):
+        criterion.shard(rank, size)
+    assert not criterion.sharded(), "an error leaves nothing behind"
+    with pytest.raises(ValueError, match="shard: got the loss Nested, which does not declare"):
+        pm.method(OWN, classes=C, dim=D, nested=[2, D], shard=(rank, size))
+    with pytest.raises(ValueError, match="shard: got the regulariser <lambda>, which does not declare"):
+        pm.method(OWN, classes=C, dim=D, regulariser=True, shard=(rank, size))
+    declared = pm.method(OWN, classes=C, dim=D, declares=True, shard=(rank, size))
+    with pytest.raises(ValueError, match="got references divided among processes"):
+        declared(torch.randn(B, D), LABELS)
+
+
+def test_a_loss_that_does_not_declare_that_it_can_be_sharded_is_refused() -> None:
+    together(2, own_losses, 2)
+
+
+def test_a_run_refuses_it_before_it_trains() -> None:
+    recipe = recipes.check({"data": {"path": "glyphs:4"}, "train": {"shard": True}, "method": OWN})
+    context = RunContext(recipe, torch.device("cpu"), ProcessGroup(0, 2), Silent(), {})
+    with pytest.raises(ValueError, match="shard: got the loss partial, which does not declare"):
+        make_learner(context, build("small", dim=D, size=32), [2] * C)
+
+
+def test_a_source_outside_of_a_comparison_is_refused() -> None:
+    class Alone(Objective):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source = LearnedProxies(C, D)
+
+    with pytest.raises(ValueError, match="shard: got LearnedProxies outside of a Compare"):
+        pm.Criterion(Alone()).shard(0, 2)
 
 
 def test_fewer_classes_than_processes() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from proxymetric.core.pieces import Boundary, Compare, Sum
 from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor
 from proxymetric.schemes import AlternatingProjections, MomentumQueue
-from proxymetric.sources import LearnedProxies, VariationalProxies
+from proxymetric.sources import InBatch, LearnedProxies, VariationalProxies
 from proxymetric.weightings import InformativeSamples
 
 C, D = 5, 6
@@ -30,6 +31,41 @@ def test_a_weighting_without_epochs_says_how_to_count_them() -> None:
     criterion = Criterion(Compare(ProxyAnchor(), LearnedProxies(C, D), InformativeSamples(C, D)))
     with pytest.raises(ValueError, match="steps_per_epoch"):
         criterion(*batch())
+
+
+def decidability(queries, labels, refs, weight=None):
+    """The distance of the mean cosines of equal and of different classes, in standard deviations (d')."""
+    s, own = queries @ refs.vectors.T, labels[:, None] == refs.labels
+    return (s[own].mean() - s[~own].mean()) / ((s[own].var() + s[~own].var()) / 2).sqrt()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normalise", ["l2", "ball"])
+@pytest.mark.parametrize("source", [lambda: LearnedProxies(C, D), InBatch], ids=["proxies", "batch"])
+def test_the_vectors_of_references_are_ready_to_compare(source, normalise: str, dtype: torch.dtype) -> None:
+    """An own loss in plain NumPy: normalised as the queries are, and in their type."""
+    torch.manual_seed(0)
+    criterion = Criterion(Compare(decidability, source(), normalise=normalise))
+    x = torch.randn(8, D, dtype=torch.float32).double() * torch.tensor([[0.1], [3.0]]).repeat(4, 1)
+    x = x.to(torch.float32 if dtype == torch.bfloat16 else dtype)
+    in_batch = isinstance(criterion.objective.source, InBatch)
+    if not in_batch:
+        vectors = criterion.objective.source.vectors
+        vectors.data = (5 * vectors.data).to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    rows = x if in_batch else vectors.detach()
+
+    def ready(v: np.ndarray) -> np.ndarray:
+        lengths = np.linalg.norm(v, axis=1, keepdims=True)
+        return v / (lengths if normalise == "l2" else np.maximum(lengths, 1))
+
+    s = ready(x.double().numpy()) @ ready(rows.double().numpy()).T
+    own = LABELS.numpy()[:, None] == (LABELS if in_batch else torch.arange(C)).numpy()
+    expected = (s[own].mean() - s[~own].mean()) / np.sqrt((s[own].var(ddof=1) + s[~own].var(ddof=1)) / 2)
+    loss = criterion(x.requires_grad_(), LABELS)
+    assert loss.dtype == x.dtype
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert x.grad.isfinite().all()
 
 
 def test_schemes_that_were_not_bound_say_so() -> None:

@@ -381,6 +381,63 @@ def test_weights_of_one_change_nothing_and_others_multiply_the_exponent():
     assert got == pytest.approx(sum(pull) / up + sum(push) / down, rel=1e-6)
 
 
+def softplus_of_sums(*exponents: list[float]) -> float:
+    return math.log1p(math.prod(sum(math.exp(z) for z in part) for part in exponents))
+
+
+def weighted_supcon(up: list[tuple[float, float]], down: list[tuple[float, float]]) -> float:
+    logits = [w * s / 0.2 for s, w in up]
+    log_sum = math.log(sum(math.exp(z) for z in logits + [w * s / 0.2 for s, w in down]))
+    return log_sum - sum(logits) / len(logits)
+
+
+def weighted_circle(up: list[tuple[float, float]], down: list[tuple[float, float]]) -> float:
+    pull = [-7 * w * max(0.0, 1.25 - s) * (s - 0.75) for s, w in up]
+    push = [7 * w * max(0.0, s + 0.25) * (s - 0.25) for s, w in down]
+    return softplus_of_sums(pull, push)
+
+
+def weighted_multi_similarity(up: list[tuple[float, float]], down: list[tuple[float, float]]) -> float:
+    pull, push = [-2 * w * (s - 0.4) for s, w in up], [10 * w * (s - 0.4) for s, w in down]
+    return softplus_of_sums(pull) / 2 + softplus_of_sums(push) / 10
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_query"),
+    [
+        (SupCon(0.2), weighted_supcon),
+        (Circle(7.0, 0.25), weighted_circle),
+        (MultiSimilarity(2.0, 10.0, 0.4, epsilon=None), weighted_multi_similarity),
+    ],
+    ids=["supcon", "circle", "multi-similarity"],
+)
+def test_the_weights_of_pairs_multiply_the_exponents_of_pair_losses(loss, of_query):
+    """Weights that depend on the class of the reference, on the similarity, and on the kind of the pair."""
+    x, _, _ = problem(0)
+    y = np.arange(B) % (C - 1)
+    edges, levels = torch.linspace(-0.3, 0.3, C)[:, None], torch.rand(2, C, 2, generator=torch.manual_seed(0))
+    weights = PairWeights(StepFunction(edges, levels[0]), StepFunction(edges, levels[1]))
+    queries, labels = unit(torch.from_numpy(x)), torch.from_numpy(y)
+    value = loss(queries, labels, References(queries, labels, are_queries=True), weights)
+    s = (queries @ queries.T).numpy()
+
+    def pair(i: int, j: int) -> tuple[float, float]:
+        level = levels[int(y[i] != y[j]), y[j]]
+        return s[i, j], float(level[1] if s[i, j] >= edges[y[j]] else level[0])
+
+    expected = [
+        of_query(
+            [pair(i, j) for j in range(B) if y[j] == y[i] and j != i], [pair(i, j) for j in range(B) if y[j] != y[i]]
+        )
+        for i in range(B)
+    ]
+    assert value.item() == pytest.approx(np.mean(expected), rel=1e-6)
+    one = StepFunction(edges, torch.ones(C, 2))
+    plain = loss(queries, labels, References(queries, labels, are_queries=True))
+    weighted = loss(queries, labels, References(queries, labels, are_queries=True), PairWeights(one, one))
+    torch.testing.assert_close(plain, weighted)
+
+
 def test_huge_scale_does_not_overflow():
     x, y, _ = problem(0, K)
     for name in (name for name in pm.methods() if "scale" in options(name)):

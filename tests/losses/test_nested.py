@@ -106,7 +106,7 @@ def test_newton_steps_have_the_mean_of_the_oracles_closed_forms():
     queries, labels = NORMALISATIONS["l2"](torch.from_numpy(x)), torch.from_numpy(y)
     refs = References(torch.from_numpy(p), torch.arange(C), 1)
     loss = Nested(ProxyAnchor(8.0, 0.1, "all"), tuple(SIZES))
-    got = Energy(loss, queries, labels).closed_forms(refs)(refs.vectors)
+    got = Energy(loss, queries, labels).closed_forms(refs)(refs.rows)
     wanted = [np.zeros((C, D)), np.zeros((C, D))]
     for m in SIZES:
         for total, part in zip(wanted, vcpa.gradient_and_curvature(p[:, :m], x[:, :m], y, scale=8.0, margin=0.1)):
@@ -125,7 +125,7 @@ def test_closed_forms_in_the_ball_are_autograds_with_the_length_held():
 
     def value(flat: Tensor) -> Tensor:
         rows = flat.view_as(points) / held
-        parts = [inner(queries[:, :m], labels, refs._replace(vectors=rows[:, :m])) for m in SIZES]
+        parts = [inner(queries[:, :m], labels, refs._replace(rows=rows[:, :m])) for m in SIZES]
         return torch.stack(parts).mean()
 
     gradient, curvature = Energy(Nested(inner, tuple(SIZES)), queries, labels, "ball").closed_forms(refs)(points)

@@ -40,5 +40,5 @@ def test_the_value_is_that_of_the_rounded_proxies_in_float64() -> None:
         labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS)
         refs = References(vectors, labels, PER_CLASS, normalise="l2")
         value = pm.losses.Spread()(refs)
-        exact = pm.losses.Spread()(refs._replace(vectors=vectors.double()))
+        exact = pm.losses.Spread()(refs._replace(rows=vectors.double()))
         torch.testing.assert_close(value.double(), exact, rtol=1e-3, atol=0)

@@ -63,6 +63,8 @@ def test_no_names() -> None:
         ({"labels": list("aabb"), "gallery": VECTORS, "gallery_labels": LABELS}, "labels: got text and numbers"),
         ({"embeddings": VECTORS.to_sparse()}, r"embeddings: got a sparse tensor, expected .*: embeddings.to_dense\(\)"),
         ({"labels": torch.tensor(LABELS).to_sparse()}, "labels: got a sparse tensor"),
+        ({"embeddings": VECTORS.to("meta")}, 'embeddings: got a tensor on the device "meta", which holds no numbers'),
+        ({"labels": torch.tensor(LABELS, device="meta")}, 'labels: got a tensor on the device "meta"'),
         (
             {"metrics": "nDCG@100000000000000000000"},
             "metrics: got 'nDCG@1.*', expected a cutoff K of at most 2,147,483",

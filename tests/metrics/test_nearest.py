@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from oracles.nearest import plain_topk
-from proxymetric.metrics import rank
+from proxymetric.metrics import evaluate, rank
+from proxymetric.metrics.knn import search
 
 SCREENED = {"MIN_ITEMS_PER_RESULT": 0, "TILE_ROWS": {"cpu": 7}}
 BY_ROWS = {"MIN_ITEMS_PER_RESULT": 10**6}
@@ -59,3 +60,72 @@ def test_near_ties_with_a_zero_item_are_ranked_by_their_similarity(items, order,
     query = torch.tensor([[1.0, 0.0]])
     neighbours = rank(query, [0], 2, gallery=torch.tensor(items), gallery_labels=[0, 0]).neighbours
     assert neighbours.tolist() == [order] == plain_topk(query, torch.tensor(items), 2).tolist()
+
+
+def with_copies(kind: str) -> torch.Tensor:
+    """60 vectors of few values, some of them once: bits have ties between different vectors, too, and a zero vector."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.tensor([[i >> bit & 1 for bit in range(3)] for i in range(8)]).float()
+    if kind == "real":
+        values = torch.randn(8, 5, generator=generator)
+    some = values[torch.randint(0, 8, (57,), generator=generator)]
+    return torch.cat([some, torch.randn(3, values.shape[1], generator=generator)])[
+        torch.randperm(60, generator=generator)
+    ]
+
+
+@pytest.mark.parametrize("copies", [1, 3, 10**6], ids=["all at once", "some at once", "deep ones at once"])
+@pytest.mark.parametrize("kind", ["bits", "real"])
+@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_equal_queries_are_ranked_as_if_each_were_alone(distance, gallery, kind, copies, monkeypatch):
+    monkeypatch.setattr("proxymetric.metrics.knn.search.MIN_COPIES", copies)
+    vectors = with_copies(kind)
+    queries, items = (vectors[:25], vectors[25:]) if gallery else (vectors, vectors)
+    sides = {"gallery": items, "gallery_labels": [0] * len(items)} if gallery else {}
+    deepest = len(items) - (not gallery)
+    alone = []
+    for i, query in enumerate(queries):
+        others = torch.arange(len(items))
+        others = others if gallery else others[others != i]
+        one = rank(
+            query[None], [0], deepest, gallery=items[others], gallery_labels=[0] * len(others), distance=distance
+        )
+        alone.append(others[one.neighbours[0]])
+    for k in (1, 4, 9, deepest):
+        for block in (None, 7):
+            found = rank(queries, [0] * len(queries), k, distance=distance, block=block, **sides).neighbours
+            assert torch.equal(found, torch.stack(alone)[:, :k]), (k, block)
+
+
+@pytest.mark.parametrize("budget", [2**28, 2**11])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_scores_of_equal_queries_are_those_of_their_ranking(distance, budget, monkeypatch):
+    """Queries of one vector have different labels, different numbers of relevant items, and values that differ."""
+    monkeypatch.setattr("proxymetric.metrics.knn.search.MEMORY_BYTES", budget)
+    vectors, labels, values = with_copies("bits"), [i % 7 % 4 for i in range(60)], torch.arange(60) % 11
+    metrics = ["R@1", "P@R", "MAP@R", "nDCG@8", "AP"]
+    at_once = [evaluate(vectors, labels, metrics, distance=distance, differs=each) for each in (None, values)]
+    monkeypatch.setattr("proxymetric.metrics.knn.search.MIN_COPIES", 1)
+    again = [evaluate(vectors, labels, metrics, distance=distance, differs=each) for each in (None, values)]
+    ranked = rank(vectors, labels, 59, distance=distance)
+    hits = torch.tensor(labels)[ranked.neighbours] == torch.tensor(labels)[ranked.queries, None]
+    assert torch.equal(ranked.hits, hits)
+    precision = hits.cumsum(1) / torch.arange(1, 60)
+    expected = float(((precision * hits).sum(1) / hits.sum(1)).double().mean())
+    assert at_once == again
+    assert at_once[0]["AP"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_of_equal_queries_one_row_is_ranked(monkeypatch):
+    """600 vectors of 8 values; before, each query was ranked by a whole row, which took quadratic time."""
+    rows, topk = [], search.topk
+
+    def counted(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append(len(scores))
+        return topk(scores, k)
+
+    monkeypatch.setattr(search, "topk", counted)
+    vectors = torch.tensor([[i >> bit & 1 for bit in range(3)] for i in range(8)]).float()[torch.arange(600) % 8]
+    evaluate(vectors, torch.arange(600) % 5, ["MAP@R"])
+    assert 0 < sum(rows) <= 4 * 8, "up to four times with more columns, until the ties are separated"

@@ -145,6 +145,41 @@ def test_resamples_are_the_rates_of_the_drawn_classes(monkeypatch):
             assert value == pytest.approx(float(oracle.equal_error_rate(same, different)), abs=1e-9)
 
 
+@pytest.mark.parametrize("with_gallery", [False, True])
+@pytest.mark.parametrize("with_differs", [False, True])
+def test_a_rate_without_enough_pairs_has_no_figure(with_gallery: bool, with_differs: bool) -> None:
+    """The number of impostor pairs is counted one by one here."""
+    generator = torch.Generator().manual_seed(0)
+    count = 17
+    vectors, labels, values = (
+        torch.randn(count, 3, generator=generator),
+        torch.arange(count) % 4,
+        torch.arange(count) % 5,
+    )
+    queries = list(range(6)) if with_gallery else list(range(count))
+    items = list(range(6, count)) if with_gallery else queries
+    pairs = sum(
+        bool(labels[i] != labels[j] and not (with_differs and values[i] == values[j]))
+        for i in queries
+        for j in items
+        if with_gallery or i < j
+    )
+    sides = {"embeddings": vectors[queries], "labels": labels[queries]}
+    if with_gallery:
+        sides |= {"gallery": vectors[items], "gallery_labels": labels[items]}
+    if with_differs:
+        sides |= {"differs": values[queries]} | ({"gallery_differs": values[items]} if with_gallery else {})
+    enough, too_low = f"FNMR@FMR={1 / pairs!r}", f"FNMR@FMR={0.999 / pairs!r}"
+    with pytest.warns(UserWarning, match="the figure is left out") as caught:
+        found = evaluate(**sides, metrics=[too_low, "EER", enough, "FNMR@FMR=0"])
+    assert list(found) == ["EER", enough, "FNMR@FMR=0"]
+    (said,) = (str(each.message) for each in caught)
+    assert said.startswith(f"{too_low}: got {pairs} pairs of different classes, expected at least {pairs + 1}, ")
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="expected at least 10,000,000, so that one false match is a rate of 1e-07"):
+        assert evaluate(**sides, metrics="FNMR@FMR=1e-7") == {}
+
+
 def test_names_and_evaluate():
     assert names(["EER", "FNMR@FMR=0.001", "FNMR@FMR=1e-4"]) == ("EER", "FNMR@FMR=0.001", "FNMR@FMR=1e-4")
     assert parse("FNMR@FMR=1e-4").fmr == 1e-4

@@ -60,7 +60,7 @@ class RandomProblem:
         scale = choice.get("scale", 8.0)
         lines = Line(-scale, scale * 0.1), Line(scale, scale * 0.2)
         of_class = None if choice.get("kind") is None else Similarity(choice["kind"], 0.2)
-        given = (x, self.labels, self.refs._replace(vectors=p), *lines, of_class, self.weight)
+        given = (x, self.labels, self.refs._replace(rows=p), *lines, of_class, self.weight)
         with using(impl, rows=rows, budget=budget):
             if reduction == "mean_over_batch":
                 count = choice.get("counts", (None, None))
@@ -493,5 +493,5 @@ def test_auto_computes_large_ones_in_chunks():
     for how, products in ((default(), 5), (using("plain"), 1)):
         line = Line(1.0)
         with how, Products() as seen:
-            mean_over_batch(x, problem.labels, problem.refs._replace(vectors=p), line, line)
+            mean_over_batch(x, problem.labels, problem.refs._replace(rows=p), line, line)
         assert seen.count == products

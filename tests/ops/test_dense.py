@@ -63,8 +63,8 @@ def computed(
 
 def gradients(reduction: str, impl: str, x: Tensor, labels: Tensor, refs: References, **choice: Any) -> list[Tensor]:
     """The results, and the gradients of a sum of the finite ones."""
-    x, p = x.clone().requires_grad_(), refs.vectors.clone().requires_grad_()
-    found = computed(reduction, impl, x, labels, refs._replace(vectors=p), **choice)
+    x, p = x.clone().requires_grad_(), refs.rows.clone().requires_grad_()
+    found = computed(reduction, impl, x, labels, refs._replace(rows=p), **choice)
     mix = torch.randn(len(found), generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(x)
     total = sum((part.where(part.isfinite(), 0.0) * m).sum() for part, m in zip(found, mix, strict=True))
     assert isinstance(total, Tensor)
@@ -105,7 +105,7 @@ def test_single_precision_is_as_exact_as_plain(reduction: str, scale: float, sha
     if reduction == "arc" and shape[2] > 1:
         shape = (*shape[:2], 1, shape[3])
     x, labels, refs = problem(0, *shape, dtype=torch.float32)
-    exact = gradients(reduction, "plain", x.double(), labels, refs._replace(vectors=refs.vectors.double()), scale=scale)
+    exact = gradients(reduction, "plain", x.double(), labels, refs._replace(rows=refs.rows.double()), scale=scale)
     errors = {}
     for impl in ("plain", "dense"):
         got = gradients(reduction, impl, x, labels, refs, scale=scale)
@@ -120,8 +120,8 @@ def test_it_has_a_second_derivative(reduction: str) -> None:
     x, labels, refs = problem(1, 5, 4, 1 if reduction == "arc" else 2, 3)
 
     def second(impl: str) -> list[Tensor]:
-        given = x.clone().requires_grad_(), refs.vectors.clone().requires_grad_()
-        found = computed(reduction, impl, given[0], labels, refs._replace(vectors=given[1]))
+        given = x.clone().requires_grad_(), refs.rows.clone().requires_grad_()
+        found = computed(reduction, impl, given[0], labels, refs._replace(rows=given[1]))
         first = torch.autograd.grad(sum(part.square().sum() for part in found), given, create_graph=True)  # type: ignore
         return list(torch.autograd.grad(sum(part.square().sum() for part in first), given))  # type: ignore
 
@@ -133,11 +133,11 @@ def test_it_has_a_second_derivative(reduction: str) -> None:
 @pytest.mark.parametrize("wanted", ["queries", "rows"])
 def test_only_what_wants_a_gradient_gets_one(reduction: str, wanted: str) -> None:
     x, labels, refs = problem(2, 6, 5, 1, 4)
-    leaf = (x if wanted == "queries" else refs.vectors).clone().requires_grad_()
+    leaf = (x if wanted == "queries" else refs.rows).clone().requires_grad_()
     parts = {}
     for impl in ("dense", "plain"):
         leaf.grad = None
-        given = (leaf, labels, refs) if wanted == "queries" else (x, labels, refs._replace(vectors=leaf))
+        given = (leaf, labels, refs) if wanted == "queries" else (x, labels, refs._replace(rows=leaf))
         sum(part.sum() for part in computed(reduction, impl, *given)).backward()  # type: ignore[union-attr]
         parts[impl] = leaf.grad
     torch.testing.assert_close(parts["dense"], parts["plain"])
@@ -150,8 +150,8 @@ def test_one_result_without_a_gradient() -> None:
         for reduction in ("mean_over_batch", "over_classes"):
             grads = []
             for impl in ("dense", "plain"):
-                p = refs.vectors.clone().requires_grad_()
-                computed(reduction, impl, x, labels, refs._replace(vectors=p))[which].sum().backward()
+                p = refs.rows.clone().requires_grad_()
+                computed(reduction, impl, x, labels, refs._replace(rows=p))[which].sum().backward()
                 grads.append(p.grad)
             torch.testing.assert_close(*grads)
 
@@ -188,7 +188,7 @@ def test_it_is_chosen_where_it_applies() -> None:
     assert chosen(x, refs) == "plain"
     assert not fits(refs._replace(all_classes=False))
     assert not fits(refs._replace(normalise=None))
-    assert not fits(refs._replace(vectors=refs.vectors.bfloat16()))
+    assert not fits(refs._replace(rows=refs.rows.bfloat16()))
     assert not fits(refs, x.bfloat16())
     assert fits(refs._replace(per_class=2), of_class=Similarity())
     assert not fits(refs._replace(per_class=2))
@@ -240,7 +240,7 @@ def test_the_nearest_row_of_the_class_is_a_by_product(kind: str) -> None:
     x, labels, refs = problem(5, 40, 6, 3, 4)
     by_product = NearestRows()
     computed("cross_entropy", "dense", x, labels, refs._replace(nearest=by_product), kind=kind)
-    similarity = (x @ unit(refs.vectors).T).masked_fill(labels[:, None] != refs.labels, -2)
+    similarity = (x @ unit(refs.rows).T).masked_fill(labels[:, None] != refs.labels, -2)
     assert by_product.rows is not None
     assert torch.equal(by_product.rows, similarity.argmax(1))
 

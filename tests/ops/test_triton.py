@@ -58,7 +58,7 @@ class ProblemOnDevice(RandomProblem):
         super().__init__(*args, **choice)
         self.x, self.p, self.labels, self.mix = (each.to(DEVICE) for each in (self.x, self.p, self.labels, self.mix))
         same = None if self.refs.same is None else self.refs.same.to(DEVICE)
-        self.refs = self.refs._replace(vectors=self.p, labels=self.refs.labels.to(DEVICE), same=same)
+        self.refs = self.refs._replace(rows=self.p, labels=self.refs.labels.to(DEVICE), same=same)
         if self.weight is not None:
             # In float32: weights in float64 would make the exponents of plain float64, too.
             self.weight = PairWeights(
@@ -159,7 +159,7 @@ def test_means_may_be_changed_in_place():
     problem, grads = ProblemOnDevice(0, 5, 7, 1, 3), []
     for impl in ("plain", "triton"):
         x = problem.x.float().requires_grad_()
-        refs = problem.refs._replace(vectors=problem.p.float())
+        refs = problem.refs._replace(rows=problem.p.float())
         with using(impl):
             positive, negative = mean_over_batch(x, problem.labels, refs, Line(-2.0), Line(2.0))
         positive += negative.mul_(2)
@@ -319,7 +319,7 @@ def test_of_several_largest_rows_each_has_an_equal_share(reduction):
 def test_a_sum_that_one_does_not_show_counts():
     """`log(1 + 1e-9)` is 1e-9, although 1 + 1e-9 is 1 in float32."""
     problem = ProblemOnDevice(0, 5, 4, 1, 6)
-    given = (problem.x.float(), problem.labels, problem.refs._replace(vectors=problem.p.float()))
+    given = (problem.x.float(), problem.labels, problem.refs._replace(rows=problem.p.float()))
     lines, counts = (Line(1.0, -20.0), Line(1.0, -21.0)), {"positive_count": 1.0, "negative_count": 1.0}
     with using("triton"):
         got = mean_over_batch(*given, *lines, **counts)

@@ -12,6 +12,7 @@ from proxymetric.data import ImageSet
 from proxymetric.metrics import evaluate
 from proxymetric.recipe import check
 from proxymetric.runs.assemble import eval_view, train_view
+from proxymetric.runs.comparison import compare
 from proxymetric.runs.evaluation_set import evaluation_set, unseen_vectors
 from proxymetric.runs.report import remake_report
 from proxymetric.runs.score import (
@@ -98,12 +99,22 @@ def test_a_gallery_is_searched_and_never_asked():
 def test_a_rate_below_that_of_one_pair_is_named():
     """Five images of classes 2, 2, 1: ten pairs, of which two are genuine; 3 x 2 with a gallery, of which two are."""
     asked = ["R@1", "FNMR@FMR=0.2", "FNMR@FMR=0.01", "FNMR@FMR=0"]
-    (sentence,) = rates_below_one_pair(toy(None), asked)
-    assert sentence.startswith("FNMR@FMR=0.01: no false match is allowed")
-    assert "8 pairs of different classes, so that one false match is a rate of 1.2e-01" in sentence
+    assert rates_below_one_pair(toy(None), asked) == {
+        "FNMR@FMR=0.01": "FNMR@FMR=0.01: got 8 pairs of different classes, expected at least 100, so that one false "
+        "match is a rate of 0.01 at most; the figure is left out"
+    }
     both = rates_below_one_pair(toy([False, True, False, True, False, True]), asked)
-    assert [each.split(":")[0] for each in both] == ["FNMR@FMR=0.2", "FNMR@FMR=0.01"]
-    assert "has 4 pairs" in both[0]
+    assert list(both) == ["FNMR@FMR=0.2", "FNMR@FMR=0.01"]
+    assert "got 4 pairs of different classes, expected at least 5," in both["FNMR@FMR=0.2"]
+
+
+def test_a_figure_without_enough_pairs_is_left_out_of_a_comparison(recwarn):
+    comparison = compare(toy(None), toy(None), ["R@1", "FNMR@FMR=0.2", "FNMR@FMR=0.01", "FNMR@FMR=0"])
+    assert comparison.metrics == ("R@1", "FNMR@FMR=0.2", "FNMR@FMR=0")
+    assert {len(row) for row in comparison.rows.values()} == {len(comparison.differences)} == {3}
+    assert not recwarn.list, "the sentence of rates_below_one_pair is enough"
+    with pytest.warns(UserWarning, match=r"FNMR@FMR=0\.01: got 8 pairs"):
+        assert list(score(toy(None), ["FNMR@FMR=0.01", "R@1"])) == ["R@1"]
 
 
 @pytest.mark.parametrize(("gallery", "test"), [(None, ()), ([False, True, False, True, False, True], (1, 2))])

@@ -82,7 +82,7 @@ class Noisy(LearnedProxies):
 
     def forward(self, ctx: Context, energy: Energy) -> tuple[References, object]:
         refs, commit = super().forward(ctx, energy)
-        return refs._replace(vectors=refs.vectors + 0.1 * torch.randn_like(refs.vectors)), commit
+        return refs._replace(rows=refs.rows + 0.1 * torch.randn_like(refs.rows)), commit
 
 
 @about(paper="none", choose="never")

@@ -79,9 +79,9 @@ def test_closed_forms_are_autograds_with_the_length_held(normalise, positive_nor
     held = points.norm(dim=1, keepdim=True).clamp(min=least)
 
     def value(flat: Tensor) -> Tensor:
-        return loss(queries, labels, refs._replace(vectors=flat.view_as(points) / held))
+        return loss(queries, labels, refs._replace(rows=flat.view_as(points) / held))
 
-    gradient, curvature = Energy(loss, queries, labels, normalise).closed_forms(refs)(refs.vectors)
+    gradient, curvature = Energy(loss, queries, labels, normalise).closed_forms(refs)(refs.rows)
     flat = points.flatten().requires_grad_()
     (slope,) = torch.autograd.grad(value(flat), flat)
     hessian = torch.autograd.functional.hessian(value, flat).diagonal()

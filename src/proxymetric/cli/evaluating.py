@@ -134,8 +134,8 @@ def evaluate(
     terminal.show(comparison_table(f"{description}, %", comparison))
     sizes = []
     if model.nested is not None:
-        sizes = score_sizes(trained, model.nested, names, model.normalise, distance)
-        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), tuple(names)))
+        sizes = score_sizes(trained, model.nested, comparison.metrics, model.normalise, distance)
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(sizes), comparison.metrics))
     sentences = [*unfinished(run), *([] if "trained on" in note else class_notes(run, images, model.classes))]
     if other is not None and against is not None:
         sentences += [f"{against}: {each}" for each in class_notes(against, images, other.classes)]
@@ -192,7 +192,7 @@ def _about_queries(embedded: EmbeddedSet, names: Sequence[str]) -> list[str]:
             "and with it R@1, depends on the order of the images. Perhaps a picture has two labels: proxymetric "
             "inspect lists copies"
         )
-    return [*sentences, *rates_below_one_pair(embedded, names)]
+    return [*sentences, *rates_below_one_pair(embedded, names).values()]
 
 
 def _add_missing_thresholds(

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from proxymetric.checks import check_has_numbers
+
+MINERS = (
+    "the output of a miner has no place here, because miners are part of a method: multi-similarity mines pairs "
+    "(epsilon), triplet counts the triplets that are not zero, and a weighting (Compare(..., weighting=...), as in "
+    "proxy-isa) weights pairs"
+)
+"""where the miners of other libraries are, for the message about a third argument"""
+
+EMBEDDING_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""types of embeddings; torch computes no lengths of floats of 8 bits"""
+
+
+def refuse_others(others: tuple[object, ...]) -> None:
+    """Refuse arguments after the labels that have no name, such as the output of a miner.
+
+    Args:
+        others: what was given.
+
+    Raises:
+        TypeError: something was given.
+    """
+    if others:
+        raise TypeError(
+            f"criterion: got a third argument without a name ({type(others[0]).__name__}), expected "
+            f"criterion(embeddings, labels), and images= by name; {MINERS}"
+        )
 
 
 def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
@@ -35,10 +64,12 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
         )
     if embeddings.layout != torch.strided:
         raise ValueError("embeddings: got a sparse tensor, expected a dense one: embeddings.to_dense()")
-    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+    if embeddings.ndim != 2 or embeddings.dtype not in EMBEDDING_TYPES:
+        kinds = "floats" if not embeddings.is_floating_point() else "floats of 16, 32 or 64 bits"
         raise ValueError(
-            f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, expected floats (batch, dim)"
+            f"embeddings: got shape {tuple(embeddings.shape)} of {embeddings.dtype}, expected {kinds} (batch, dim)"
         )
+    check_has_numbers("embeddings", embeddings)
     if dim is not None and embeddings.shape[1] != dim:
         raise ValueError(f"embeddings: got {embeddings.shape[1]} dimensions, expected dim={dim}")
     return embeddings
@@ -80,6 +111,7 @@ def as_labels(labels: Any, embeddings: Tensor, several_of: int | None = None) ->
             f"labels: got shape {tuple(labels.shape)} of {labels.dtype}, "
             f"expected {len(embeddings)} whole numbers, one for each embedding"
         )
+    check_has_numbers("labels", labels)
     return labels.long()
 
 
@@ -130,6 +162,7 @@ def as_label_masks(labels: Any, embeddings: Tensor, classes: int) -> Tensor:
             f"labels: got shape {tuple(given.shape)} of {given.dtype}, expected a mask ({len(embeddings)}, {classes}) "
             f"or whole numbers ({len(embeddings)}, L), padded with -1"
         )
+    check_has_numbers("labels", given)
     given = given.to(embeddings.device)
     if given.dtype == torch.bool:
         return given
@@ -231,18 +264,93 @@ class LabelCheck:
             check_range(labels, classes)
 
 
+class LengthCheck:
+    """Refuses embeddings of finite numbers whose length overflows, without waiting for a GPU.
+
+    The length is computed anyway (`all_length`). In main memory it is read at once. A GPU writes it into main memory
+    when it gets there, and the next call reads it. NaN and infinity are not refused: mixed precision makes them, and
+    such a step has a loss of NaN, which a scaler skips.
+
+    Example:
+        >>> embeddings = torch.full((1, 2), 1e20)
+        >>> LengthCheck().watch(embeddings, all_length(embeddings))
+        Traceback (most recent call last):
+        ValueError: embeddings: got numbers up to 1e+20, whose squares overflow torch.float32, expected numbers below
+        1e+18
+    """
+
+    def __init__(self) -> None:
+        self._unread: Tensor | None = None
+        """embeddings whose length a GPU is computing"""
+        self._length: Tensor | None = None
+        """the length, in memory that the GPU can write"""
+        self._answered: torch.cuda.Event | None = None
+
+    def watch(self, embeddings: Tensor, length: Tensor) -> None:
+        """Check embeddings.
+
+        Args:
+            embeddings: (B, D).
+            length: `all_length(embeddings)`.
+
+        Raises:
+            ValueError: the length of these embeddings, or of those of the last call, overflows.
+        """
+        if self._unread is not None:
+            self.settle(wait=True)
+        if length.device.type == "cpu":
+            _check_length(embeddings, float(length))
+        elif length.device.type == "cuda":
+            if self._length is None or self._answered is None or self._length.dtype != length.dtype:
+                self._length = torch.zeros((), dtype=length.dtype, pin_memory=True)
+                self._answered = torch.cuda.Event()
+            self._length.copy_(length, non_blocking=True)
+            self._answered.record(torch.cuda.current_stream(length.device))
+            self._unread = embeddings.detach()
+
+    def settle(self, wait: bool = False) -> None:
+        """Read the length of the last embeddings.
+
+        Args:
+            wait: whether to wait for the GPU; False: do nothing if it has not answered yet.
+
+        Raises:
+            ValueError: the length overflowed.
+        """
+        if self._unread is None:
+            return
+        assert self._answered is not None
+        assert self._length is not None
+        if not wait and not self._answered.query():
+            return
+        self._answered.synchronize()
+        embeddings, self._unread = self._unread, None
+        _check_length(embeddings, float(self._length))
+
+
+def _check_length(embeddings: Tensor, length: float) -> None:
+    """Refuse embeddings whose length is infinite and whose numbers are not."""
+    if length != math.inf:
+        return
+    largest = float(embeddings.detach().abs().amax())
+    if largest != math.inf:
+        limit = 10.0 ** math.floor(math.log10(torch.finfo(embeddings.dtype).max) / 2 - 1)
+        raise ValueError(
+            f"embeddings: got numbers up to {largest:.3g}, whose squares overflow {embeddings.dtype}, expected numbers "
+            f"below {limit:.0e}"
+        )
+
+
 @cache
 def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones((), dtype=dtype, device=device)
 
 
-def one_if_finite(embeddings: Tensor) -> Tensor:
-    """A factor of the loss, without gradient: exactly 1, or NaN if the length of the embeddings is not finite.
+def all_length(embeddings: Tensor) -> Tensor:
+    """The length of all rows together, without gradient.
 
-    It is the length of all rows together. It is not finite if a row holds NaN or infinity, and also if the sum of
-    squares overflows: the normalisation would turn such a row into a zero vector. A number times 1 has the same bits,
-    so the factor 1 changes neither the loss nor its gradient. The factor stays on the device, and nothing synchronises
-    with the GPU.
+    It is not finite if a row holds NaN or infinity, and also if the sum of squares overflows: the normalisation would
+    turn such a row into a zero vector.
 
     Args:
         embeddings: (B, D), float32 or wider.
@@ -251,12 +359,28 @@ def one_if_finite(embeddings: Tensor) -> Tensor:
         A scalar.
 
     Example:
-        >>> one_if_finite(torch.ones(2, 3)), one_if_finite(torch.tensor([[1.0], [torch.nan]]))
-        (tensor(1.), tensor(nan))
-        >>> one_if_finite(torch.full((1, 2), 1e30))
-        tensor(nan)
+        >>> all_length(torch.tensor([[3.0], [4.0]])), all_length(torch.full((1, 2), 1e30))
+        (tensor(5.), tensor(inf))
     """
-    length = torch.linalg.vector_norm(embeddings.detach())
+    return torch.linalg.vector_norm(embeddings.detach())
+
+
+def one_if_finite(length: Tensor) -> Tensor:
+    """A factor of the loss: exactly 1, or NaN if the length of the embeddings is not finite.
+
+    A number times 1 has the same bits, so the factor 1 changes neither the loss nor its gradient. The factor stays on
+    the device, and nothing synchronises with the GPU.
+
+    Args:
+        length: `all_length` of the embeddings.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> [one_if_finite(torch.tensor(length)) for length in (2.0, torch.inf, torch.nan)]
+        [tensor(1.), tensor(nan), tensor(nan)]
+    """
     if torch.compiler.is_compiling():
         return length * 0 + 1
     # One operator: 1 - (1 - length) * 0, and 0 * infinity is NaN.

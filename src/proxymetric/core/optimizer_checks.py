@@ -14,6 +14,9 @@ from torch import Tensor, nn
 MAX_NODES = 256
 """nodes of an autograd graph that are searched for a parameter"""
 
+ROW_GROUPS = {"proxies": "proxy rows", "network": "network rows"}
+"""`RowTable.rate` -> name of the parameter group that holds the learning rate of such tables"""
+
 
 class StepDetector:
     """Tells whether parameters have changed between two forward passes; it never waits for a GPU.
@@ -114,3 +117,29 @@ def warn_about_untrained(module: nn.Module, name: str, optimizer: torch.optim.Op
             "network and of criterion.param_groups(lr=...)",
             stacklevel=3,
         )
+
+
+def row_rate(kind: str, given: float | None, optimizer: torch.optim.Optimizer | None) -> float:
+    """The learning rate of row tables: the given one, or that of the optimiser's group.
+
+    Args:
+        kind: a key of `ROW_GROUPS`.
+        given: the argument `lr` or `network_lr` of `commit`.
+        optimizer: the argument of `commit`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if given is not None:
+        return given
+    argument = "lr" if kind == "proxies" else "network_lr"
+    groups = [] if optimizer is None else optimizer.param_groups
+    rates = [group["lr"] for group in groups if group.get("name") == ROW_GROUPS[kind]]
+    if len(rates) != 1:
+        count = f"an optimizer with {len(rates)} groups {ROW_GROUPS[kind]!r}"
+        raise ValueError(
+            f"{argument}: got none and {'no optimizer' if optimizer is None else count}, expected "
+            "criterion.commit(optimizer) with an optimizer made from criterion.param_groups(...), "
+            f"or criterion.commit({argument}=...)"
+        )
+    return float(rates[0])

@@ -52,10 +52,19 @@ class NearestRows:
 
 
 class References(NamedTuple):
-    """The vectors that queries are compared with."""
+    """The vectors that queries are compared with.
 
-    vectors: Tensor
-    """(R, D)"""
+    A loss reads `vectors`, which are ready to compare. The reductions in `ops` read `rows`, and normalise them as they
+    go, without a copy of all rows.
+
+    Example:
+        >>> references = References(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), normalise="l2")
+        >>> references.vectors
+        tensor([[0.6000, 0.8000]])
+    """
+
+    rows: Tensor
+    """(R, D) as the source made them: the normalisation `normalise` is still to be applied"""
     labels: Tensor
     """(R,) class of each row"""
     per_class: int | None = None
@@ -63,7 +72,7 @@ class References(NamedTuple):
     same: Tensor | None = None
     """(B, R) bool: the row is the query itself, so the two are not a pair; None: no row is, unless `are_queries`"""
     normalise: str | None = None
-    """the normalisation that the loss must still apply to the rows, a key of `NORMALISATIONS`; None: none"""
+    """the normalisation that the rows still need, a key of `NORMALISATIONS`; None: none"""
     shard: Shard | None = None
     """the classes of these rows, if other processes hold the rows of other classes; None: all rows are here"""
     all_classes: bool = False
@@ -72,22 +81,19 @@ class References(NamedTuple):
     """whether the rows are the queries themselves, before their normalisation"""
     nearest: NearestRows | None = None
     """where a reduction may leave which row of its class is nearest to each query, if it has the similarities"""
+    dtype: torch.dtype | None = None
+    """the type of the queries, in which `vectors` are; None: that of the rows"""
 
     @property
     def all_rows(self) -> int:
         """R, the number of rows in all processes."""
         return len(self.labels) if self.shard is None else self.shard.classes * (self.per_class or 1)
 
-    def normalised(self, queries: Tensor | None = None) -> Tensor:
-        """A normalised copy of the rows.
+    @property
+    def vectors(self) -> Tensor:
+        """(R, D) the rows, ready to compare: normalised as the queries are, and of their type.
 
-        The reductions in `ops` need no such copy, which saves memory with many rows.
-
-        Args:
-            queries: the copy gets the dtype of the queries; None: the copy keeps the dtype of the rows.
-
-        Returns:
-            (R, D) rows, ready to be compared.
+        They are computed at each access; keep them in a variable.
 
         Raises:
             ValueError: the rows are divided among processes.
@@ -97,10 +103,26 @@ class References(NamedTuple):
                 "shard: got references divided among processes, expected all references in this process; "
                 "only losses that use the reductions of `ops` can be sharded"
             )
-        if self.are_queries and queries is not None:
+        rows = self.rows if self.dtype is None else self.rows.to(self.dtype)
+        return rows if self.normalise is None else NORMALISATIONS[self.normalise](rows)
+
+    def normalised(self, queries: Tensor) -> Tensor:
+        """`vectors` for these queries: in their type, and the queries themselves if the rows are the queries.
+
+        This spares a loss that compares a batch with itself a second normalisation.
+
+        Args:
+            queries: (B, D), normalised.
+
+        Returns:
+            (R, D).
+
+        Raises:
+            ValueError: the rows are divided among processes.
+        """
+        if self.are_queries and self.shard is None:
             return queries
-        vectors = self.vectors if queries is None else self.vectors.to(queries.dtype)
-        return vectors if self.normalise is None else NORMALISATIONS[self.normalise](vectors)
+        return self._replace(dtype=queries.dtype).vectors
 
     def positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the positive and of the negative pairs; a query is not a pair with itself.
@@ -193,7 +215,12 @@ class Boundary(NamedTuple):
 
 
 class Loss(Protocol):
-    """A pure function: no parameters, no buffers, no forward pass of a network."""
+    """A pure function: no parameters, no buffers, no forward pass of a network.
+
+    A loss that is right when processes divide the classes declares `can_shard = True`: it reads the references only
+    through the reductions in `ops`, which add up the parts of all processes. Without the declaration,
+    `Criterion.shard` refuses the loss. The same holds for a regulariser.
+    """
 
     def __call__(
         self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None, /
@@ -203,7 +230,7 @@ class Loss(Protocol):
         Args:
             queries: (B, D), normalised.
             labels: (B,) labels of the queries.
-            refs: the references; a loss reads them through the reductions in `ops` or through `refs.normalised`.
+            refs: the references; a loss reads them through the reductions in `ops` or as `refs.vectors`.
             weight: weights of the pairs; None: every pair counts the same.
         """
 
@@ -223,7 +250,7 @@ class Energy(NamedTuple):
     """the normalisation of the references, a key of `NORMALISATIONS`"""
 
     def __call__(self, refs: References) -> Tensor:
-        return self.loss(self.queries, self.labels, refs._replace(normalise=self.normalise))
+        return self.loss(self.queries, self.labels, self._completed(refs))
 
     def closed_forms(self, refs: References) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Closed forms for second-order steps on the vectors, with their lengths held fixed (VCPA, Eqs. 24, 25).
@@ -245,7 +272,7 @@ class Energy(NamedTuple):
                 f"newton_steps: got a loss without closed-form curvature ({type(self.loss).__name__}), expected "
                 "ProxyAnchor or another loss that has it, or newton_steps=0, which trains mu and sigma by gradient"
             )
-        of_normalised = self.loss.closed_forms(self.queries, self.labels, refs._replace(normalise=self.normalise))
+        of_normalised = self.loss.closed_forms(self.queries, self.labels, self._completed(refs))
         min_length = MIN_DIVISORS[self.normalise]
 
         def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,6 +281,10 @@ class Energy(NamedTuple):
             return gradient * shrink, curvature * shrink.square()
 
         return gradient_and_curvature
+
+    def _completed(self, refs: References) -> References:
+        """The references with what is known about the queries."""
+        return refs._replace(normalise=self.normalise, dtype=self.queries.dtype)
 
 
 class Source(ShortRepr, nn.Module):
@@ -356,8 +387,8 @@ class Weighting(ShortRepr, nn.Module):
         Args:
             ctx: the inputs of the step.
             queries: (B, D), normalised, without gradient.
-            refs: the references, without gradient. `refs.vectors` may share memory with a parameter: a commit that
-                needs the vectors must copy them now, before the optimiser steps.
+            refs: the references, without gradient. `refs.rows` may share memory with a parameter: a commit that
+                needs the rows must copy them now, before the optimiser steps.
 
         Returns:
             The weights, and the commit that updates the memory.
@@ -455,11 +486,11 @@ class Compare(Objective):
         refs, source_commit = self.source(ctx, Energy(self.loss, detached_queries, labels, self.normalise))
         use = self.use if self.training and torch.is_grad_enabled() else None
         nearest = None if use is None else NearestRows()
-        refs = refs._replace(normalise=self.normalise, nearest=nearest)
+        refs = refs._replace(normalise=self.normalise, nearest=nearest, dtype=queries.dtype)
         weight = None
         commits = [source_commit]
         if self.weighting is not None:
-            detached_refs = refs._replace(vectors=refs.vectors.detach())
+            detached_refs = refs._replace(rows=refs.rows.detach())
             weight, weighting_commit = self.weighting(ctx, detached_queries, detached_refs)
             commits.append(weighting_commit)
 
@@ -467,22 +498,23 @@ class Compare(Objective):
             for piece_commit in commits:
                 piece_commit()
 
-        if refs.vectors.dtype == torch.bfloat16:
+        if refs.rows.dtype == torch.bfloat16:
             # Many pairs: the products are bfloat16; exponents and sums stay float32 (`ops`). Few pairs take as long as
             # their launches, and float32 has fewer.
             if len(labels) * len(refs.labels) <= MAX_FLOAT32_PAIRS:
-                refs = refs._replace(vectors=refs.vectors.float())
+                refs = refs._replace(rows=refs.rows.float())
             else:
                 queries = queries.to(torch.bfloat16)
+                refs = refs._replace(dtype=torch.bfloat16)
         # The batch can be empty, and so can a memory at the start. Then there are no pairs, and the loss is 0.
         if len(labels) and len(refs.labels):
             value = self.loss(queries, labels, refs, weight)
         else:
-            value = queries[:0].sum() + refs.vectors[:0].sum()
+            value = queries[:0].sum() + refs.rows[:0].sum()
         if use is not None and nearest is not None:
             rows = nearest.rows
             if rows is None:
-                rows = use.nearest(detached_queries, labels, refs.vectors, refs.labels, normalise, refs.shard)
+                rows = use.nearest(detached_queries, labels, refs.rows, refs.labels, normalise, refs.shard)
             commits.append(partial(use.mark, rows))
         if value.ndim:
             raise ValueError(

@@ -7,6 +7,7 @@ operator is a node of the graph whose code is not traced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -28,6 +29,35 @@ class ChecksLabels(Protocol):
         Returns:
             The labels, or others of the same shape and type in their place.
         """
+
+
+class HasStep(Protocol):
+    """An object that counts its steps."""
+
+    step: int
+
+
+class TracedProgress:
+    """A `Progress` that reads its fields when a piece asks for them.
+
+    torch.compile compiles a function anew when a number that it has read changes: only methods that ask for the step
+    are compiled for every step.
+
+    Args:
+        counter: has the number of commits so far.
+        epoch: returns the epochs so far.
+    """
+
+    def __init__(self, counter: HasStep, epoch: Callable[[], float | None]) -> None:
+        self._counter, self._epoch = counter, epoch
+
+    @property
+    def step(self) -> int:
+        return self._counter.step
+
+    @property
+    def epoch(self) -> float | None:
+        return self._epoch()
 
 
 _numbers = count()

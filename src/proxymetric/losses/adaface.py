@@ -42,6 +42,7 @@ class AdaFace:
     scale: float = 64.0
     margin: float = 0.4
     has_length_scores: ClassVar[bool] = True
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)

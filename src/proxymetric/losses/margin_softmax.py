@@ -41,6 +41,7 @@ class CosFace:
     scale: float = 64.0
     margin: float = 0.35
     has_class_balance: ClassVar[bool] = True
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -80,6 +81,7 @@ class ArcFace:
     scale: float = 64.0
     margin: float = 0.5
     has_class_balance: ClassVar[bool] = True
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -123,6 +125,7 @@ class SubCentreArcFace:
     scale: float = 64.0
     margin: float = 0.5
     of_class: ClassVar[Similarity] = Similarity("max")
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class MPA:
     scale: float = 32.0
     margin: float = 0.1
     of_class: Similarity = field(default_factory=Similarity)
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.of_class.check()
@@ -76,6 +78,7 @@ class MPADW:
     scale: float = 32.0
     margin: float = 0.1
     of_class: Similarity = field(default_factory=Similarity)
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.of_class.check()
@@ -111,6 +114,7 @@ class MPAAP:
     scale: float = 32.0
     margin: float = 0.1
     of_class: Similarity = field(default_factory=Similarity)
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.of_class.check()

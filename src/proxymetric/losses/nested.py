@@ -64,6 +64,11 @@ class Nested:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property
+    def can_shard(self) -> bool:
+        """Whether processes may divide the classes: as the inner loss declares."""
+        return getattr(self.loss, "can_shard", False)
+
+    @property
     def of_class(self) -> Any:
         """How the inner loss combines the K references of a class; missing if the inner loss does not combine them."""
         return self.loss.of_class  # type: ignore[attr-defined]
@@ -163,7 +168,7 @@ def nest(objective: Objective, sizes: Sequence[int], dim: int) -> Objective:
 
 def _cut_references(refs: References, size: int, normalise: str) -> References:
     """The references cut to a size; the reductions still normalise them."""
-    vectors = refs.vectors
+    rows = refs.rows
     if normalise == "ball" and refs.normalise is not None:
-        vectors = NORMALISATIONS[normalise](vectors)
-    return refs._replace(vectors=vectors[:, :size], normalise=normalise, nearest=None)
+        rows = NORMALISATIONS[normalise](rows)
+    return refs._replace(rows=rows[:, :size], normalise=normalise, nearest=None)

@@ -53,6 +53,7 @@ class ProxyAnchor:
     positive_norm: str = "present"
     has_class_balance: ClassVar[bool] = True
     has_several_labels: ClassVar[bool] = True
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -107,7 +108,7 @@ class ProxyAnchor:
         Args:
             queries: (B, D), normalised.
             labels: (B,).
-            refs: the references; their vectors are not used.
+            refs: the references; their rows are not used.
 
         Returns:
             A function of normalised vectors (R, D) that returns the gradient and the diagonal, (R, D) each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class ProxyNCA:
     """
 
     scale: float = 12.0
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale(scale=self.scale)
@@ -67,6 +69,7 @@ class ProxyNCAPlusPlus:
     """
 
     temperature: float = 1 / 18
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_temperature(temperature=self.temperature)

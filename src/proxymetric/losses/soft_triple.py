@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -41,6 +42,7 @@ class SoftTriple:
     margin: float = 0.01
     of_class: Similarity = field(default_factory=Similarity)
     reduction: str = "mean"
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.of_class.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Spread:
     """
 
     tau: float = 0.2
+    can_shard: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least_zero(tau=self.tau)
@@ -46,9 +48,9 @@ class Spread:
             )
         k = refs.per_class
         if k == 1 or not self.tau:
-            return refs.vectors.new_zeros(())
-        vectors = refs.vectors.float() if refs.vectors.dtype in (torch.half, torch.bfloat16) else refs.vectors
-        w = refs._replace(vectors=vectors, shard=None).normalised().unflatten(0, (-1, k))
+            return refs.rows.new_zeros(())
+        rows = refs.rows.float() if refs.rows.dtype in (torch.half, torch.bfloat16) else refs.rows
+        w = refs._replace(rows=rows, shard=None, dtype=None).vectors.unflatten(0, (-1, k))
         s, t = torch.triu_indices(k, k, 1, device=w.device)
         gram = products_in_groups(w)[:, s, t]
         squared = (2 - 2 * gram).clamp(min=0)  # rounding makes it negative where proxies coincide

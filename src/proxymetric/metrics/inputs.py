@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.checks import check_has_numbers
+
 Vectors = Tensor | np.ndarray
 Labels = Tensor | np.ndarray | Sequence[int] | Sequence[str]
 """whole numbers, or text; texts are numbered in alphabetical order"""
@@ -120,6 +122,7 @@ def _tensor(name: str, value: Any, content: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise ValueError(f"{name}: got a sparse tensor, expected a dense one: {name}.to_dense()")
+        check_has_numbers(name, value)
         return value.detach()
     try:
         # np.require copies a read-only array, because torch would warn about sharing its memory.

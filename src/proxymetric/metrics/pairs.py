@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.metrics.inputs import count_relevant
 from proxymetric.metrics.knn.distances import FLOAT64_UNIT, Cosine, rounding_bound, row_slices
 from proxymetric.metrics.ranking import Search
 from proxymetric.precision import full_precision
@@ -41,6 +42,11 @@ def similarity_of(key: Any) -> Any:
         (-1.0, 0.0, 1.0)
     """
     return (key - STEPS) / STEPS
+
+
+def _equal_pairs(values: Tensor, item_values: Tensor, leave_one_out: bool) -> int:
+    """The ordered pairs of a query and an item with equal values; leave-one-out, without those of a query itself."""
+    return int(count_relevant(values, item_values).sum()) - len(values) * leave_one_out
 
 
 class Block(NamedTuple):
@@ -118,6 +124,19 @@ class Pairs:
             steps[unsure] = base + ((high * STEPS - base - 0.5) + low * STEPS >= 0)
         keys = steps.long() + STEPS
         return Block(keys, self.task.labels[q] == self.task.item_labels[g], q, g)
+
+    def impostors(self) -> int:
+        """The number of impostor pairs, from labels alone: no vectors are compared."""
+        task = self.task
+        equal_labels = _equal_pairs(task.labels, task.item_labels, task.leave_one_out)
+        number = len(task.labels) * (len(task.item_labels) - task.leave_one_out)
+        if task.differs is None:
+            return (number - equal_labels) // (1 + task.leave_one_out)
+        equal_values = _equal_pairs(*task.differs, task.leave_one_out)
+        both = torch.stack([torch.cat([task.labels, task.item_labels]), torch.cat(task.differs)], dim=1)
+        groups = both.unique(dim=0, return_inverse=True)[1]
+        equal_in_both = _equal_pairs(groups[: len(task.labels)], groups[len(task.labels) :], task.leave_one_out)
+        return (number - equal_labels - equal_values + equal_in_both) // (1 + task.leave_one_out)
 
     def count(self) -> Tally:
         """Count the high bits of all similarities.

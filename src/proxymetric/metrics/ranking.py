@@ -139,7 +139,9 @@ class Search:
             query_positions = torch.full_like(self.labels, -1)
             query_positions[listed_items] = torch.arange(len(listed_items), device=listed_items.device)
         labels = (self.labels, self.item_labels) if only_hits else None
-        return Searcher(space, TieBreaker(space, groups, labels), listed_items, query_positions, self.block)
+        query_groups = None if groups is None else groups[0]
+        ties = TieBreaker(space, groups, labels)
+        return Searcher(space, ties, listed_items, query_positions, self.block, query_groups)
 
     def _groups(self) -> tuple[Tensor, Tensor] | None:
         """The group of equal rows that each query and each item belongs to; None if no rows are equal."""

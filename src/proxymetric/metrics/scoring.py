@@ -142,7 +142,8 @@ def evaluate(
         metrics: names such as "R@1", "P@1", "P@R", "MAP@R", "MAP@10", "AP@10", "MRR@10", "nDCG@8", with any cutoff from
             1; "AP" and "MRR", which rank the whole gallery for each query; "NMI", "AMI", "covering_radius" and
             "inter_class_distance", which describe embeddings and gallery together; and the error rates of pairs "EER"
-            and "FNMR@FMR=0.001", with any false-match rate.
+            and "FNMR@FMR=0.001", with any false-match rate F. With fewer than 1 / F pairs of different classes the
+            figure is left out, with a warning.
         gallery: (G, D) the items to search; None: each embedding is a query against all others.
         gallery_labels: (G,).
         distance: "cosine" or "euclidean".
@@ -186,7 +187,7 @@ def evaluate(
     for metric in set_metrics:
         if metric.kind in SET_METRICS:
             values[metric.name] = SET_METRICS[metric.kind](vectors, groups, distance=distance)
-    return {metric.name: values[metric.name] for metric in parsed}
+    return {metric.name: values[metric.name] for metric in parsed if metric.name in values}
 
 
 class QueryScores(NamedTuple):

@@ -2,7 +2,7 @@
 
     FMR(t)      share of the impostor pairs (two classes) with a similarity above t: false matches
     FNMR(t)     share of the genuine pairs (one class) with a similarity of at most t: false non-matches
-    FNMR@FMR=f  FNMR at the lowest threshold with FMR <= f
+    FNMR@FMR=f  FNMR at the lowest threshold with FMR <= f; absent if one false match is a rate above f
     EER         the rate at which FMR and FNMR are equal, on straight lines between neighbouring points of the ROC
 
 All pairs are counted, exactly: see `pairs`. Without a gallery the pairs are the unordered pairs of the vectors; with a
@@ -11,6 +11,7 @@ gallery, each query with each item.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from proxymetric.checks import callers_level
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric
 from proxymetric.metrics.pairs import BINS, LOW, LOW_BITS, Pairs, Tally, similarity_of
@@ -109,9 +111,50 @@ def verify(task: Search, fmr: Sequence[float], tally: Tally | None = None) -> Ve
 
 
 def verification_scores(task: Search, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Compute EER and FNMR@FMR=f of the pairs of a search, by name."""
+    """Compute EER and FNMR@FMR=f of the pairs of a search, by name; without the rates that it has too few pairs for."""
+    refused = too_few_pairs(task, metrics)
+    for sentence in refused.values():
+        warnings.warn(sentence, stacklevel=callers_level())
+    metrics = [metric for metric in metrics if metric.name not in refused]
+    if not metrics:
+        return {}
     result = verify(task, [metric.fmr for metric in metrics if metric.fmr is not None])
     return {metric.name: result.eer if metric.fmr is None else result.points[metric.fmr].fnmr for metric in metrics}
+
+
+def too_few_pairs(task: Search, metrics: Sequence[Metric]) -> dict[str, str]:
+    """A sentence for each FNMR@FMR=f that the pairs of a search are too few for, by name.
+
+    A rate f is measured with at least 1 / f impostor pairs, so that one false match is a rate of f at most. With fewer,
+    FMR <= f means no false match at all: the threshold is that of the most similar impostor pair, whatever f is, and
+    the figure is not that of f.
+
+    Args:
+        task: the vectors and labels, of which only the labels are read.
+        metrics: metrics of pairs; others have no rate.
+    """
+    impostors = Pairs(task).impostors() if any(metric.fmr for metric in metrics) else 0
+    return {
+        metric.name: f"{metric.name}: got {impostors:,} pairs of different classes, expected at least "
+        f"{needed_impostors(metric.fmr):,}, so that one false match is a rate of {metric.fmr:g} at most; the figure is "
+        "left out"
+        for metric in metrics
+        if metric.fmr and 0 < impostors < needed_impostors(metric.fmr)
+    }
+
+
+def needed_impostors(rate: float) -> int:
+    """The fewest impostor pairs of which one may be accepted at a false-match rate.
+
+    Args:
+        rate: > 0.
+
+    Example:
+        >>> needed_impostors(1e-7), needed_impostors(0.3), needed_impostors(1.0)
+        (10000000, 4, 1)
+    """
+    count = round(min(1 / rate, 1e300))
+    return count if 1 / count <= rate else count + 1
 
 
 def accepted_impostors(rate: float, impostors: int) -> int:

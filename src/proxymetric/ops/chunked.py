@@ -36,7 +36,7 @@ class ChunkPlan(NamedTuple):
     """A problem without its reference vectors, and how it is computed in chunks."""
 
     problem: Problem
-    """its `refs.vectors` are empty: autograd saves the vectors, so that it notices if they change"""
+    """its `refs.rows` are empty: autograd saves the vectors, so that it notices if they change"""
     rows: int
     """rows of one chunk"""
     needs_grad: tuple[bool, bool]
@@ -60,14 +60,14 @@ def mean_over_batch(
     """
     queries = at_least_float32(queries)
     plan = _plan(queries, problem, settings)._replace(counts=(positive_count or 1, negative_count or 1))
-    totals = Totals(*MeanOverBatch.apply(queries, problem.refs.vectors, plan, _totals))
+    totals = Totals(*MeanOverBatch.apply(queries, problem.refs.rows, plan, _totals))
     return totals.over_weights(positive_count is None, negative_count is None)
 
 
 def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduced:
     """See `reductions.over_classes`."""
     queries = at_least_float32(queries)
-    return Reduced(*_OverClasses.apply(queries, problem.refs.vectors, _plan(queries, problem, settings)))
+    return Reduced(*_OverClasses.apply(queries, problem.refs.rows, _plan(queries, problem, settings)))
 
 
 def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
@@ -80,11 +80,11 @@ def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
 
 def chunk_plan(queries: Tensor, problem: Problem, rows: int, budget: int) -> ChunkPlan:
     """The plan of a problem in chunks of `rows` rows; similarities are kept if they fit into `budget` bytes."""
-    vectors = problem.refs.vectors
+    vectors = problem.refs.rows
     needs_grad = (queries.requires_grad, vectors.requires_grad) if torch.is_grad_enabled() else (False, False)
     # Similarities are float32 or wider, also for 16-bit queries.
     fits = len(queries) * len(vectors) * max(4, queries.element_size()) <= budget
-    problem = problem._replace(refs=problem.refs._replace(vectors=vectors[:0].detach()))
+    problem = problem._replace(refs=problem.refs._replace(rows=vectors[:0].detach()))
     return ChunkPlan(problem, rows, needs_grad, keep_similarities=any(needs_grad) and fits)
 
 

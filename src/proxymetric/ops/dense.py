@@ -39,7 +39,7 @@ def fits(queries: Tensor, problem: Problem) -> bool:
         and refs.normalise is not None
         and refs.same is None
         and (refs.per_class == 1 or problem.of_class is not None)
-        and queries.dtype == refs.vectors.dtype
+        and queries.dtype == refs.rows.dtype
         and queries.dtype in (torch.float32, torch.float64)
     )
 
@@ -56,7 +56,7 @@ def mean_over_batch(
     if not (fits(queries, problem) and bounded(problem)):
         return plain.mean_over_batch(queries, problem, positive_count, negative_count, settings)
     counts = positive_count, negative_count
-    means = _MeanOverBatch.apply(queries, problem.refs.vectors, problem.labels, problem, counts)
+    means = _MeanOverBatch.apply(queries, problem.refs.rows, problem.labels, problem, counts)
     return Totals(means[0], means[1], None, None)
 
 
@@ -64,16 +64,16 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
     """See `reductions.over_classes`."""
     if not fits(queries, problem) or len(problem.refs.labels) == problem.per_column:  # one class has no negatives
         return plain.over_classes(queries, problem, settings)
-    logs = _OverClasses.apply(queries, problem.refs.vectors, problem.labels, problem)
+    logs = _OverClasses.apply(queries, problem.refs.rows, problem.labels, problem)
     one = queries.new_ones(()).expand(len(queries))
     return Reduced(logs[0], logs[1], one, one)
 
 
 def cross_entropy(queries: Tensor, problem: Problem, own_class: Exponent, count: int) -> Tensor:
     """See `reductions.cross_entropy`: the sum over the queries, divided by a count."""
-    if fused.fits(queries, problem.refs.vectors, own_class):
+    if fused.fits(queries, problem.refs.rows, own_class):
         return fused.cross_entropy(queries, problem, own_class, count, natural_unit(problem))
-    value: Tensor = _CrossEntropy.apply(queries, problem.refs.vectors, problem.labels, problem, own_class, count)
+    value: Tensor = _CrossEntropy.apply(queries, problem.refs.rows, problem.labels, problem, own_class, count)
     return value
 
 

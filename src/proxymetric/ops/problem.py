@@ -226,4 +226,4 @@ def at_least_float32(queries: Tensor) -> Tensor:
 
 def with_vectors(problem: Problem, vectors: Tensor) -> Problem:
     """The problem with other vectors."""
-    return problem._replace(refs=problem.refs._replace(vectors=vectors))
+    return problem._replace(refs=problem.refs._replace(rows=vectors))

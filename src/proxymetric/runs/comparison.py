@@ -14,7 +14,7 @@ from proxymetric.metrics.names import lower_is_better, parse
 from proxymetric.metrics.verification_intervals import Resamples, ends, resample
 from proxymetric.recipe import TrainOptions
 from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
-from proxymetric.runs.score import EmbeddedSet, score, search_task
+from proxymetric.runs.score import EmbeddedSet, rates_below_one_pair, score, search_task
 from proxymetric.training.optim import base_rates
 
 MIN_CLASSES = 5
@@ -134,7 +134,7 @@ def compare(
         titles: what `untrained` and `trained` are called.
 
     Returns:
-        Scores, intervals and differences.
+        Scores, intervals and differences, without the metrics that the set has too few pairs for.
 
     Raises:
         ValueError: a metric is unknown, no query has anything to find, or the two sets hold different images.
@@ -144,6 +144,8 @@ def compare(
             "images: got files that changed while they were embedded, expected the same images for both encoders"
         )
     first, second = titles
+    absent = rates_below_one_pair(trained, metrics)
+    metrics = [name for name in metrics if name not in absent]
     means = [name for name in metrics if not parse(name).whole]
     set_metrics = [name for name in metrics if parse(name).whole]
     of_pairs = [parse(name) for name in metrics if parse(name).of_pairs]

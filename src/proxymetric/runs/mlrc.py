@@ -134,7 +134,7 @@ def _finish(folder: Path, folds: int, dim: int, runs: list[Run], sets: list[Embe
         "protocol": "MLRC",
         "folds": folds,
         "dim": dim,
-        "average": {name: sum(run.scores[name] for run in runs) / folds for name in metrics},
+        "average": {name: sum(run.scores[name] for run in runs) / folds for name in metrics if name in runs[0].scores},
         "concatenated": score(concatenated, metrics),
         "models": [
             {"fold": run.folder.name, "chosen_epoch": run.result.chosen_epoch, "test": run.scores} for run in runs

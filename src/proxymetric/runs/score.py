@@ -19,6 +19,7 @@ from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 from proxymetric.metrics.names import parse
 from proxymetric.metrics.ranking import Search, search
+from proxymetric.metrics.verification import too_few_pairs
 from proxymetric.search.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.signatures import did_you_mean
 
@@ -142,7 +143,7 @@ def score(embedded: EmbeddedSet, metrics: Sequence[str], distance: str = "cosine
     values = evaluate(**embedded.sides(), metrics=of_queries, distance=distance) if of_queries else {}
     if whole:
         values |= evaluate(**embedded.whole(), metrics=whole, distance=distance)
-    return {name: values[name] for name in metrics}
+    return {name: values[name] for name in metrics if name in values}
 
 
 def score_sizes(
@@ -221,26 +222,10 @@ def equal_to_other_classes(embedded: EmbeddedSet) -> int:
     return int((classes_of_group[groups] > 1).sum())
 
 
-def rates_below_one_pair(embedded: EmbeddedSet, metrics: Sequence[str]) -> list[str]:
-    """A sentence for each FNMR@FMR=F whose rate F is below that of a single false match of the set.
-
-    Pairs that `differs` leaves out are counted too.
-    """
-    sides = embedded.sides()
-    queries, items = sides["labels"], sides.get("gallery_labels")
-    of_queries = torch.unique(queries, return_counts=True)
-    if items is None:
-        pairs = (len(queries) ** 2 - int(of_queries[1].square().sum())) // 2
-    else:
-        of_items = dict(zip(*(each.tolist() for each in torch.unique(items, return_counts=True)), strict=True))
-        genuine = sum(of_items.get(label, 0) * count for label, count in zip(*(each.tolist() for each in of_queries)))
-        pairs = len(queries) * len(items) - genuine
-    return [
-        f"{name}: no false match is allowed at this rate; the set has {pairs:,} pairs of different classes, so that "
-        f"one false match is a rate of {1 / pairs:.1e}"
-        for name in metrics
-        if pairs and (rate := parse(name).fmr) is not None and 0 < rate * pairs < 1
-    ]
+def rates_below_one_pair(embedded: EmbeddedSet, metrics: Sequence[str]) -> dict[str, str]:
+    """A sentence for each FNMR@FMR=F that the set has too few pairs for, by metric; such a figure is left out."""
+    rates = [parsed for name in metrics if (parsed := parse(name)).fmr]
+    return too_few_pairs(search_task(embedded), rates) if rates else {}
 
 
 def rank_set(embedded: EmbeddedSet, k: int) -> Ranking:

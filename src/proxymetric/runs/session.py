@@ -331,7 +331,7 @@ class RunSession:
             return None
         metrics, learner = self.recipe.train.metrics, trainer.learner
         if not self.recipe.train.evaluate_amp:
-            return {name: trainer.curve[-1][name] for name in metrics}
+            return {name: trainer.curve[-1][name] for name in metrics if name in trainer.curve[-1]}
         embed = embedder(self.context, learner.encoder, unseen, "unseen classes")
         with parallel.gathered_parameters(learner.encoder):
             return self.context.world.from_first(lambda: score(self._normalised(learner, embed("vectors")), metrics))

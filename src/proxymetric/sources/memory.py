@@ -43,4 +43,4 @@ class Memory(Queue, Source):
             self.remember(embeddings, labels)
 
         # Copies: the commit overwrites the queue, and a second backward pass may still read the references.
-        return refs._replace(vectors=refs.vectors.clone(), labels=refs.labels.clone()), commit
+        return refs._replace(rows=refs.rows.clone(), labels=refs.labels.clone()), commit

@@ -228,15 +228,15 @@ class _Proxies:
         place[held_classes] = torch.arange(len(held_classes), device=held_classes.device)
         # One entry for each sample, so a class may occur twice. Finding the distinct classes would synchronise with
         # the GPU.
-        vectors = refs.vectors.unflatten(0, (-1, refs.per_class))[place[labels]]
+        rows = refs.rows.unflatten(0, (-1, refs.per_class))[place[labels]]
         if refs.shard is not None:
             is_held = (labels >= refs.shard.start) & (labels < refs.shard.stop)
-            vectors = all_reduce_sum(vectors * is_held[:, None, None], refs.shard)
-        self.vectors = refs._replace(vectors=vectors, shard=None).normalised(queries)
+            rows = all_reduce_sum(rows * is_held[:, None, None], refs.shard)
+        self.vectors = refs._replace(rows=rows, shard=None).normalised(queries)
         self.place = place
         self.place[labels] = torch.arange(len(labels), device=labels.device)
         self.single = refs.per_class == 1
-        self.entries_per_class = refs.per_class * refs.vectors.shape[1]
+        self.entries_per_class = refs.per_class * refs.rows.shape[1]
 
     def similarity(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """The similarity of each vector (N, D) to its class, (N,)."""

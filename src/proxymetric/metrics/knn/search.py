@@ -19,6 +19,8 @@ MIN_ITEMS_PER_RESULT = 16
 """a query with fewer items per result than this is ranked by whole rows"""
 BYTES_PER_CANDIDATE = 48
 """memory of a candidate while the pool is sorted"""
+MIN_COPIES = 8
+"""equal queries from this number on are ranked once, by whole rows"""
 MAX_DIM_OF_BOUND = 2**20
 """from this number of dimensions on, float32 products have no useful error bound"""
 
@@ -49,6 +51,8 @@ class Searcher:
         query_positions: (N,) the position of each query in `listed_items`, -1 if the query is not listed; None: queries
             and items are two sets.
         block: queries processed at a time; None: a number that suits the memory.
+        query_groups: (N,) the number of each query's distinct row, so that equal queries are ranked once; None: all
+            queries differ.
     """
 
     space: Space
@@ -56,11 +60,14 @@ class Searcher:
     listed_items: Tensor
     query_positions: Tensor | None
     block: int | None
+    query_groups: Tensor | None = None
 
     def run(self, depths: Tensor) -> Iterator[TopItems]:
         """Yield the first `depths` (N,) items of each query; queries of depth 0 are left out."""
         is_shallow = (depths > 0) & (depths * MIN_ITEMS_PER_RESULT <= len(self.listed_items))
         is_shallow &= self.space.dim < MAX_DIM_OF_BOUND
+        if self.query_groups is not None:
+            is_shallow &= torch.bincount(self.query_groups)[self.query_groups] < MIN_COPIES
         is_deep = (depths > 0) & ~is_shallow
         max_candidates = max(MEMORY_BYTES, self.space.items.vectors.numel() * 2) // BYTES_PER_CANDIDATE
         total = int(depths[is_shallow].sum())
@@ -79,7 +86,7 @@ class Searcher:
                 pool = self._screen(block, depths[block])
                 yield self._rank_pool(pool, block)
                 is_deep[block[pool.crowded]] = True
-        yield from self._rank_by_rows(true_indices(is_deep), depths)
+        yield from self._rank_deep(true_indices(is_deep), depths)
 
     @property
     def _tile_rows(self) -> int:
@@ -164,23 +171,59 @@ class Searcher:
         rows_with_results = true_indices(result_counts > 0)
         return TopItems(queries[rows_with_results], result_counts[rows_with_results], items)
 
-    def _rank_by_rows(self, queries: Tensor, depths: Tensor) -> Iterator[TopItems]:
-        """Rank by whole rows of float64 scores; queries of similar depth are processed together."""
-        exponents = torch.ceil(torch.log2(depths[queries].double())).long()
+    def _rank_deep(self, queries: Tensor, depths: Tensor) -> Iterator[TopItems]:
+        """Rank by whole rows of float64 scores; of queries with equal rows only one is ranked."""
+        if self.query_groups is None or len(queries) == 0:
+            for block in self._blocks_of_rows(depths[queries]):
+                yield self._rank_rows(queries[block], depths[queries[block]])
+            return
+        place = self.query_groups[queries].unique(return_inverse=True)[1]
+        place, order = place.sort(stable=True)
+        queries = queries[order]
+        sizes = torch.bincount(place)
+        ends = sizes.cumsum(dim=0)
+        # A query that finds itself among its results needs one more.
+        needed = (depths[queries] + int(self.query_positions is not None)).clamp(max=len(self.listed_items))
+        group_depths = torch.zeros_like(sizes).scatter_reduce_(0, place, needed, "amax")
+        for groups in self._blocks_of_rows(group_depths):
+            width = int(group_depths[groups].max())
+            of_groups = self._rank_rows(
+                queries[(ends - sizes)[groups]], torch.full_like(groups, width), for_equal_queries=True
+            )
+            ranked = of_groups.items.view(-1, width)
+            rows = torch.repeat_interleave(torch.arange(len(groups), device=groups.device), sizes[groups])
+            within = torch.arange(len(rows), device=rows.device) - (sizes[groups].cumsum(0) - sizes[groups])[rows]
+            members = queries[(ends - sizes)[groups][rows] + within]
+            part = max(1, MEMORY_BYTES // (BYTES_PER_CANDIDATE * width))
+            for some_rows, some_queries in zip(rows.split(part), members.split(part), strict=True):
+                yield self._results_of_members(some_queries, depths[some_queries], ranked[some_rows])
+
+    def _results_of_members(self, queries: Tensor, depths: Tensor, ranked: Tensor) -> TopItems:
+        """The first results of queries, each with a ranking (n, W) in which it may be itself."""
+        positions = torch.arange(ranked.shape[1], device=ranked.device)
+        if self.query_positions is None:
+            return TopItems(queries, depths, ranked[positions < depths[:, None]])
+        is_itself = ranked == queries[:, None]
+        before = positions - is_itself.cumsum(dim=1)
+        return TopItems(queries, depths, ranked[~is_itself & (before < depths[:, None])])
+
+    def _blocks_of_rows(self, depths: Tensor) -> Iterator[Tensor]:
+        """The positions in `depths`, in blocks of similar depth whose rows of scores fit into the memory."""
+        exponents = torch.ceil(torch.log2(depths.double())).long()
         for exponent in exponents.unique().tolist():
-            group = queries[exponents == exponent]
+            group = true_indices(exponents == exponent)
             deepest = int(depths[group].max())
             max_rows = max(1, MEMORY_BYTES // (16 * len(self.listed_items) + 64 * deepest))
-            for block in group.split(min(self.block or max_rows, max_rows)):
-                yield self._rank_rows(block, depths[block])
+            yield from group.split(min(self.block or max_rows, max_rows))
 
-    def _rank_rows(self, queries: Tensor, depths: Tensor) -> TopItems:
+    def _rank_rows(self, queries: Tensor, depths: Tensor, for_equal_queries: bool = False) -> TopItems:
+        """Rank rows; for all queries that equal these, a query is itself a result, and all near-ties are sorted."""
         left = self.space.fine(self.space.queries, queries)
         scores = torch.empty(len(queries), len(self.listed_items), dtype=torch.float64, device=queries.device)
         for columns in row_slices(len(self.listed_items), self._tile_rows):
             product = left @ self.space.fine(self.space.items, self._slice(columns)).T
             scores[:, columns] = self._minus_offset(product, columns)
-        if self.query_positions is not None:
+        if self.query_positions is not None and not for_equal_queries:
             _exclude_itself(scores, self.query_positions[queries])
         slack = self.space.fine_slack(queries)
         values, items, lowest_results = self._separated_topk(scores, depths, slack)
@@ -189,7 +232,8 @@ class Searcher:
         if len(self.listed_items) < len(self.space.items.vectors):
             items = self.listed_items[items]
         width = items.shape[1]
-        self.tie_breaker.sort_runs(near.view(-1), lambda slots: queries[slots // width], items.view(-1))
+        tie_breaker = self.tie_breaker.of_all_runs if for_equal_queries else self.tie_breaker
+        tie_breaker.sort_runs(near.view(-1), lambda slots: queries[slots // width], items.view(-1))
         if bool((depths == depths[0]).all()):
             return TopItems(queries, depths, items[:, : int(depths[0])].reshape(-1))
         return TopItems(queries, depths, items[torch.arange(width, device=items.device) < depths[:, None]])

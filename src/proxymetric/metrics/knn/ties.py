@@ -1,5 +1,7 @@
 """Order results whose scores are closer than their error bounds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch
@@ -24,6 +26,11 @@ class TieBreaker:
         self, space: Space, group: tuple[Tensor, Tensor] | None, labels: tuple[Tensor, Tensor] | None = None
     ) -> None:
         self.space, self.group, self.labels = space, group, labels
+
+    @property
+    def of_all_runs(self) -> TieBreaker:
+        """The same, which sorts every run: the hits of equal queries may differ."""
+        return TieBreaker(self.space, self.group)
 
     def sort_runs(self, near: Tensor, query_of: Callable[[Tensor], Tensor], items: Tensor) -> None:
         """Reorder `items` in place.

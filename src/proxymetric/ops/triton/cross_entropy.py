@@ -39,7 +39,7 @@ def cross_entropy(queries: Tensor, problem: Problem, own_class: Exponent, count:
         count: what the sum is divided by.
         unit: similarities are computed in this unit: gamma, if K > 1 and similarities are "soft".
     """
-    value: Tensor = _CrossEntropy.apply(queries, problem.refs.vectors, problem.labels, problem, own_class, count, unit)
+    value: Tensor = _CrossEntropy.apply(queries, problem.refs.rows, problem.labels, problem, own_class, count, unit)
     return value
 
 

@@ -37,7 +37,7 @@ def is_supported(queries: Tensor, problem: Problem) -> bool:
 
     The kernels need references ordered by class, none of which is a query itself, and float32 or 16-bit types.
     """
-    types = {queries.dtype, problem.refs.vectors.dtype}
+    types = {queries.dtype, problem.refs.rows.dtype}
     return (
         problem.refs.per_class is not None
         and problem.refs.same is None
@@ -61,7 +61,7 @@ def mean_over_batch(
         over_weights=(positive_count is None, negative_count is None),
     )
     with torch.cuda.device_of(queries):
-        return Totals(*chunked.MeanOverBatch.apply(queries, problem.refs.vectors, plan, _totals))
+        return Totals(*chunked.MeanOverBatch.apply(queries, problem.refs.rows, plan, _totals))
 
 
 def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduced:
@@ -69,7 +69,7 @@ def over_classes(queries: Tensor, problem: Problem, settings: Settings) -> Reduc
     _check_devices(queries, problem)
     if not is_supported(queries, problem):
         return chunked.over_classes(queries, problem, settings)
-    plan, vectors = _plan(queries, problem, settings), problem.refs.vectors
+    plan, vectors = _plan(queries, problem, settings), problem.refs.rows
     if any(plan.needs_grad):
         size = len(queries) * len(vectors) * (2 if fits_half(queries, vectors, problem) else 4)
         budget = default_budget(queries.device, size) if settings.budget is None else settings.budget
@@ -83,7 +83,7 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
     if not queries.is_cuda and not interpreting():
         raise ValueError(f"impl: got 'triton' for tensors on {queries.device}, expected 'chunked', or tensors on cuda")
     rules = () if problem.weight is None else (*problem.weight.positive, *problem.weight.negative)
-    for tensor in (problem.labels, problem.refs.labels, problem.refs.vectors, *rules):
+    for tensor in (problem.labels, problem.refs.labels, problem.refs.rows, *rules):
         if tensor.device != queries.device:
             raise ValueError(
                 f"device: got queries on {queries.device} and labels, references or weights on {tensor.device}, "
@@ -92,7 +92,7 @@ def _check_devices(queries: Tensor, problem: Problem) -> None:
 
 
 def _plan(queries: Tensor, problem: Problem, settings: Settings) -> ChunkPlan:
-    (batch, dim), half = queries.shape, fits_half(queries, problem.refs.vectors, problem)
+    (batch, dim), half = queries.shape, fits_half(queries, problem.refs.rows, problem)
     return chunked.chunk_plan(queries, problem, rows_per_chunk(batch, dim, settings.rows, half), budget=0)
 
 
