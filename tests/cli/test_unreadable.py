@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 from bombs import jpeg_of_scans
+from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 from terminal import finished_run, proxymetric, train
 
 

@@ -39,10 +39,11 @@ def jpeg_of_colour_scans(extra: int) -> bytes:
 
 
 def exif_of_numbers(count: int, tags: int = 1) -> bytes:
-    """EXIF data whose tags all name the same `count` fractions."""
-    first = 8 + 2 + 12 * tags + 4
-    entries = b"".join(struct.pack("<HHLL", 0x011A + tag, 5, count, first) for tag in range(tags))
-    return b"II*\0" + struct.pack("<LH", 8, tags) + entries + bytes(4) + b"\x01\0\0\0" * (2 * count)
+    """EXIF data of a turned image, whose other tags all name the same `count` fractions."""
+    first = 8 + 2 + 12 * (tags + 1) + 4
+    entries = struct.pack("<HHLHH", 0x0112, 3, 1, 6, 0)
+    entries += b"".join(struct.pack("<HHLL", 0x011A + tag, 5, count, first) for tag in range(tags))
+    return b"II*\0" + struct.pack("<LH", 8, tags + 1) + entries + bytes(4) + b"\x01\0\0\0" * (2 * count)
 
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
@@ -125,7 +126,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "JPEG, scans of single colours": (lambda: jpeg_of_colour_scans(5000), "a JPEG of 5,003 scans"),
     "JPEG, empty segments": (lambda: b"\xff\xd8" + b"\xff\xfe\0\x02" * 10**6 + encoded("jpeg")[2:], "tiny parts"),
     "JPEG, fill bytes": (lambda: b"\xff\xd8" + b"\xff" * 4 * 10**6 + encoded("jpeg")[2:], "tiny parts"),
-    "JPEG, bytes between segments": (lambda: b"\xff\xd8\xff\xe0\0\x02" + bytes(4 * 10**6) + encoded("jpeg")[2:], "tiny"),
+    "JPEG, bytes between segments": (lambda: b"\xff\xd8\xff\xe0\0\x02" + bytes(10**6) + encoded("jpeg")[2:], "tiny"),
     "JPEG, EXIF tags of the same bytes": (
         lambda: encoded("jpeg", exif=b"Exif\0\0" + exif_of_numbers(4000, tags=2000)),
         "EXIF data whose tags name",
@@ -171,21 +172,23 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "TIFF, strips that are the whole image": (
         lambda: tiff(
-            {256: (4, [20_000]), 257: (4, [1_000]), 273: (4, [8] * 2000), 279: (4, [3000] * 2000), 278: (4, [999])}
+            {256: (4, [2000]), 257: (4, [2000]), 273: (4, [8] * 9999), 279: (4, [1] * 9999), 278: (4, [1999])},
+            strip=bytes(4_000_000),
         ),
-        "2000 strips or tiles that decode",
+        "9999 strips or tiles that decode",
     ),
     "TIFF, strips of the same bytes": (
         lambda: tiff(
-            {259: (3, [8]), 273: (4, [8] * 48), 279: (4, [100_000] * 48), 278: (4, [1])}, after=bytes(100_000)
+            {257: (4, [10**5]), 259: (3, [8]), 273: (4, [8] * 10**5), 279: (4, [10**6] * 10**5), 278: (4, [1])},
+            strip=zlib.compress(bytes(64)) + bytes(10**6),
         ),
-        "strips or tiles of 4,800,000 bytes",
+        "strips or tiles of 100,000,000,000 bytes",
     ),
     "TIFF, a JPEG of repeated scans": (
         lambda: tiff({259: (3, [7]), 279: (4, [len(jpeg_of_scans(5000))])}, strip=jpeg_of_scans(5000)),
         "a strip or tile of 5,0.. scans",
     ),
-    "BMP, a run-length code of nothing": (lambda: bmp_of_runs(7000, 7000, b"\0\0\0\1"), "49,000,000 pixels in run-len"),
+    "BMP, a run-length code of nothing": (lambda: bmp_of_runs(7000, 7000, b"\1\7\0\0" * 7000), "49,000,000 pixels in run-len"),
     "BMP, moves by nothing": (lambda: bmp_of_runs(16, 16, b"\0\2\0\0" * 10**6), "4,001,078 bytes in run-length code"),
 }  # fmt: skip
 """name -> (the file, a part of the reason why it is refused)"""

@@ -31,6 +31,7 @@ from proxymetric.search.rows import CLASS_COLUMN
 from proxymetric.serve import schemas
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.counters import FOLDER_VARIABLE, Counters
+from proxymetric.serve.decoders import Decoders, Stopped
 from proxymetric.serve.errors import CODES, Refused
 from proxymetric.serve.guard import App, Guard
 from proxymetric.serve.map_data import MapData
@@ -65,7 +66,7 @@ EXPECTED = {
 }
 """type of an error of pydantic -> what was expected"""
 DECODERS = min(4, os.cpu_count() or 1)
-"""images that are decoded at the same time: each may need four bytes for each of `max_pixels`"""
+"""images that are decoded at the same time, each in a process: it may need some bytes for each of `max_pixels`"""
 Body = TypeVar("Body", schemas.SearchBody, schemas.IdentifyBody)
 ItemId = Annotated[str, Path(description="The id of an item, as in results; slashes are part of it.")]
 
@@ -82,10 +83,16 @@ def create_app(settings: Settings) -> App:
     Raises:
         ValueError: the index or its model cannot be opened.
     """
-    searcher = Searcher(settings.index, settings.run, settings.device, settings.max_pixels)
+    decoders = Decoders(DECODERS, settings.max_pixels, settings.decode_seconds)
+    decoders.warm_up()  # while the model is loaded
+    try:
+        searcher = Searcher(settings.index, settings.run, settings.device)
+    except BaseException:
+        decoders.close()
+        raise
     counters = Counters(os.environ.get(FOLDER_VARIABLE))
     batcher: Batcher[Question, Found] = Batcher(searcher.answer, settings.max_batch, counters.batched)
-    decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+    waiting = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
     placing, placed = asyncio.Lock(), dict[str, Any]()
 
     @contextlib.asynccontextmanager
@@ -96,7 +103,8 @@ def create_app(settings: Settings) -> App:
         keeping_up.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping_up
-        decoders.shutdown(wait=True, cancel_futures=True)
+        decoders.close()
+        waiting.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPI(
         title="proxymetric",
@@ -121,7 +129,11 @@ def create_app(settings: Settings) -> App:
 
     async def pixels(content: bytes) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(decoders, searcher.image, content)
+            return await asyncio.get_running_loop().run_in_executor(
+                waiting, lambda: searcher.cut(decoders.decode(content))
+            )
+        except Stopped:
+            raise Refused(503, "service: is stopping, expected one that runs") from None
         except TooManyPixels as error:
             raise Refused(413, str(error), "too_many_pixels") from None
         except BadImage as error:
@@ -130,7 +142,7 @@ def create_app(settings: Settings) -> App:
     @app.post(
         "/search",
         openapi_extra=_search_body(settings, searcher.index.manifest.columns),
-        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
+        responses=_errors(400, 403, 404, 408, 413, 415, 422, 429, 503, 504),
     )
     async def post_search(request: Request) -> schemas.Results:
         """Find the items most similar to an image (a form, or base64 in JSON) or to an item of the index."""
@@ -149,7 +161,7 @@ def create_app(settings: Settings) -> App:
     @app.post(
         "/identify",
         openapi_extra=_identify_body(),
-        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
+        responses=_errors(400, 403, 404, 408, 413, 415, 422, 429, 503, 504),
     )
     async def post_identify(request: Request) -> schemas.Identified:
         """Say which class of the index is on an image (a form, or base64 in JSON) or an item, or none of them."""
