@@ -6,6 +6,11 @@ import math
 import sys
 import warnings
 
+SIZES = 8, 4096
+"""smallest and largest side of the images in pixels"""
+MAX_DIM = 10**6
+"""largest number of dimensions of a vector"""
+
 
 def above_zero(**numbers: float) -> None:
     """Check that each argument is a finite number above 0.

@@ -188,7 +188,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: tiff({259: (3, [7]), 279: (4, [len(jpeg_of_scans(5000))])}, strip=jpeg_of_scans(5000)),
         "a strip or tile of 5,0.. scans",
     ),
-    "BMP, a run-length code of nothing": (lambda: bmp_of_runs(7000, 7000, b"\1\7\0\0" * 7000), "49,000,000 pixels in run-len"),
+    "BMP, a run-length code of nothing": (lambda: bmp_of_runs(7000, 7000, b"\1\7\0\0" * 7000), "49,000,000 pixels"),
     "BMP, moves by nothing": (lambda: bmp_of_runs(16, 16, b"\0\2\0\0" * 10**6), "4,001,078 bytes in run-length code"),
 }  # fmt: skip
 """name -> (the file, a part of the reason why it is refused)"""

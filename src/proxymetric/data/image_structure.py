@@ -309,7 +309,7 @@ def _check_directory(file: IO[bytes], name: str, is_big: bool) -> dict[int, _Tag
     head = file.read(16)
     order = "<" if head[:2] == b"II" else ">"
     first = struct.unpack_from(order + ("Q" if is_big else "L"), head, 8 if is_big else 4)[0]
-    size, found = _size(file), dict[int, _Tag]()
+    size, first_tags = _size(file), dict[int, _Tag]()
     todo, named = [(first, True)], 0
     while todo:
         place, is_first = todo.pop()
@@ -323,10 +323,10 @@ def _check_directory(file: IO[bytes], name: str, is_big: bool) -> dict[int, _Tag
             if is_first and tag.number in INNER_DIRECTORIES:
                 todo += [(number, False) for number in _numbers(file, tag, order)[:1]]
         if is_first:
-            found = {tag.number: tag for tag in reversed(tags)}
+            first_tags = {tag.number: tag for tag in reversed(tags)}
     if named > size:
         raise TooMuchWork(f"got {name} whose tags name {named:,} bytes, expected at most its {size:,}")
-    return found
+    return first_tags
 
 
 def _tags(file: IO[bytes], place: int, order: str, is_big: bool, name: str) -> Iterator[_Tag]:
