@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from proxymetric.serve.reception import STEP_BYTES, Reception
+import itertools
+
+from proxymetric.serve.reception import HARD_FACTOR, STEP_BYTES, Reception
+
+
+def reception(seconds: float = 1.0, **limits) -> Reception:
+    """One whose clock goes on by some seconds whenever it is read."""
+    times = itertools.count()
+    return Reception(**limits, clock=lambda: seconds * next(times))
 
 
 def begin(arrivals: Reception, ended: list[str], name: str, address: str = "a"):
     return arrivals.begin(address, lambda: ended.append(name))
 
 
+def test_nobody_gives_way_while_all_make_progress():
+    """Also of a burst of many: they are ended only above the hard limit."""
+    arrivals, ended = reception(0.0, most_of_an_address=2), []
+    for number in range(2 * HARD_FACTOR):
+        begin(arrivals, ended, str(number))
+    assert ended == []
+    begin(arrivals, ended, "last")
+    assert ended == ["0"]
+
+
 def test_the_one_without_progress_gives_way():
-    arrivals, ended = Reception(most_of_an_address=3), []
+    arrivals, ended = reception(most_of_an_address=3), []
     first, second, _ = (begin(arrivals, ended, name) for name in ("first", "second", "third"))
     arrivals.receive(first, STEP_BYTES)
     arrivals.receive(second, STEP_BYTES - 1)  # no whole step
@@ -20,7 +38,7 @@ def test_the_one_without_progress_gives_way():
 
 
 def test_one_that_is_whole_makes_room():
-    arrivals, ended = Reception(most_of_an_address=2), []
+    arrivals, ended = reception(most_of_an_address=2), []
     first = begin(arrivals, ended, "first")
     begin(arrivals, ended, "second")
     arrivals.finish(first)
@@ -30,7 +48,7 @@ def test_one_that_is_whole_makes_room():
 
 
 def test_an_address_takes_no_room_from_others():
-    arrivals, ended = Reception(most_of_an_address=3, most=4), []
+    arrivals, ended = reception(most_of_an_address=3, most=4), []
     begin(arrivals, ended, "honest", "b")
     for number in range(3):
         begin(arrivals, ended, f"stalled {number}")
@@ -39,7 +57,7 @@ def test_an_address_takes_no_room_from_others():
 
 
 def test_the_address_with_the_most_bytes_gives_way():
-    arrivals, ended = Reception(most_bytes=1000), []
+    arrivals, ended = reception(most_bytes=1000), []
     small = begin(arrivals, ended, "small", "b")
     large = begin(arrivals, ended, "large")
     arrivals.receive(small, 100)
@@ -53,7 +71,7 @@ def test_the_address_with_the_most_bytes_gives_way():
 
 def test_changes_are_told():
     changes = []
-    arrivals = Reception(most_of_an_address=1, on_change=changes.append)
+    arrivals = reception(most_of_an_address=1, on_change=changes.append)
     begin(arrivals, [], "first")
     arrivals.finish(begin(arrivals, [], "second"))
     assert changes == [1, -1, 1, -1]

@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPEN`
@@ -235,7 +235,7 @@ def open_image(file: IO[bytes], title: str) -> ImageFile.ImageFile:
             reads = reads_of_pixels(name, file)
             bounded = BoundedFile(file)
             file.seek(0)
-            image = factory(bounded, "")
+            image = factory(cast(IO[bytes], bounded), "")
             bounded.allowed += reads
             return image
         except TooMuchWork as error:

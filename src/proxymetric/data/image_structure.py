@@ -274,7 +274,8 @@ class _Tag(NamedTuple):
 
     number: int
     kind: int
-    count: int
+    values: int
+    """how many there are"""
     place: int
     """where its values are in the file"""
 
@@ -315,11 +316,11 @@ def _check_directory(file: IO[bytes], name: str, is_big: bool) -> dict[int, _Tag
         place, is_first = todo.pop()
         tags = list(_tags(file, place, order, is_big, name))
         for tag in tags:
-            bytes_named = tag.count * TYPE_BYTES[tag.kind]
+            bytes_named = tag.values * TYPE_BYTES[tag.kind]
             # Values behind the end of the file cannot be read: editors leave such tags.
             named += min(bytes_named, max(0, size - tag.place))
             if tag.kind not in TEXT_TYPES:
-                _count(f"{name} with {{}} numbers in the tag {tag.number}", tag.count, MAX_NUMBERS)
+                _count(f"{name} with {{}} numbers in the tag {tag.number}", tag.values, MAX_NUMBERS)
             if is_first and tag.number in INNER_DIRECTORIES:
                 todo += [(number, False) for number in _numbers(file, tag, order)[:1]]
         if is_first:
@@ -352,7 +353,7 @@ def _numbers(file: IO[bytes], tag: _Tag | None, order: str) -> list[int]:
     if tag is None or letter is None:
         return []
     file.seek(tag.place)
-    content = file.read(tag.count * TYPE_BYTES[tag.kind])
+    content = file.read(tag.values * TYPE_BYTES[tag.kind])
     whole = len(content) // TYPE_BYTES[tag.kind]
     return list(struct.unpack_from(f"{order}{whole}{letter}", content))
 

@@ -124,7 +124,7 @@ def train(
         >>> run.scores["R@1"]                                                       # doctest: +SKIP
     """
     settings = settings if isinstance(settings, Mapping) else tuple(settings)
-    flags = {
+    flags: dict[str, Any] = {
         "data": data,
         "method": method,
         "backbone": backbone,

@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from proxymetric import __version__
 from proxymetric.data.decoding import BadImage
@@ -260,12 +261,15 @@ def create_app(settings: Settings) -> App:
 async def _read(request: Request, settings: Settings, form: type[Body]) -> tuple[bytes | None, Body]:
     """Read the image, if there is one, and the rest of a question, from a form or from JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        content, values = await _read_form(request)
-    elif kind == "application/json":
-        content, values = None, await _read_json(request)
-    else:
-        raise Refused(415, f"content-type: got {kind[:100]!r}, expected multipart/form-data or application/json")
+    try:
+        if kind == "multipart/form-data":
+            content, values = await _read_form(request)
+        elif kind == "application/json":
+            content, values = None, await _read_json(request)
+        else:
+            raise Refused(415, f"content-type: got {kind[:100]!r}, expected multipart/form-data or application/json")
+    except ClientDisconnect:  # nobody reads the answer, but it counts
+        raise Refused(400, "body: got a part of it, expected all of it") from None
     try:
         body = form.model_validate(values, strict=kind == "application/json")
     except ValidationError as error:

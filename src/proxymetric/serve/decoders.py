@@ -20,6 +20,8 @@ from proxymetric.serve.decoder import HEAD
 
 MOST_ANSWER_BYTES = 10_000
 """length of the line of an answer"""
+PIPE_BYTES = 2**20
+"""pixels on their way from a process: with more of them it waits less"""
 
 
 class TooSlow(BadImage):
@@ -136,6 +138,10 @@ class _Decoder:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the service, which ends its decoders
         )
+        with suppress(ImportError, AttributeError, OSError):  # only Linux has it, and may refuse it
+            import fcntl
+
+            fcntl.fcntl(self.process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]
 
     def end(self) -> None:
         """End it, whatever it does."""
