@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+SIZES = 8, 4096
+"""smallest and largest side of the images in pixels"""
+MAX_DIM = 10**6
+"""largest number of dimensions of a vector"""
+
 
 def above_zero(**numbers: float) -> None:
     """Check that each argument is a finite number above 0.

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxymetric.checks import MAX_DIM, SIZES
 from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
 from proxymetric.signatures import did_you_mean, fit, one_of
@@ -65,9 +66,6 @@ MINIMA = {
 """key of `[train]` -> its smallest value"""
 MAXIMA: dict[str, float] = {"epochs": 10**6, "batch": 10**7, "accumulate": 10**6, "lr": 10, "proxy_lr": 1000}
 """key of `[train]` -> its largest value; with larger ones a run can only fail"""
-SIZES = 8, 4096
-"""smallest and largest side of the images in pixels"""
-MAX_DIM = 10**6
 EVERYDAY_NAMES = {
     "data.validation": ("held-out", "hold-out", "holdout", "val", "valid", "val-split"),
     "data.workers": ("num-workers",),

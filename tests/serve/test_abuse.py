@@ -8,13 +8,16 @@ import struct
 import time
 import zlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from bombs import BOMBS
 from proxymetric.serve import server
+from proxymetric.serve.reception import Reception
 from service import BOUNDARY, form, jpeg, serving
 
 
@@ -196,6 +199,74 @@ def test_a_body_that_never_ends(settings):
         while "proxymetric_pending_searches 0" not in client.get("/metrics").body.decode():
             assert time.monotonic() < end, "the search that was given up still counts"
             time.sleep(0.1)
+
+
+STALLED = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\nContent-Type: application/json\r\n\r\n{"
+
+
+def receiving(client) -> int:
+    """How many bodies are arriving."""
+    return int(client.get("/metrics").body.decode().partition("\nproxymetric_receiving_bodies ")[2].split()[0])
+
+
+@pytest.mark.parametrize("count", [70, 300])
+def test_stalled_bodies_keep_no_search_out(client, count):
+    """More bodies than there may be searches never end; every search meanwhile is answered."""
+    server._allow_many_connections()
+    connections = [socket.create_connection(("127.0.0.1", client.port), timeout=30) for _ in range(count)]
+    try:
+        for connection in connections:
+            connection.sendall(STALLED)
+        end = time.monotonic() + 30
+        while receiving(client) < min(count, 128):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert "proxymetric_pending_searches 0" in client.get("/metrics").body.decode()
+        for seed in range(5):
+            assert client.upload(jpeg(seed=seed), k=3).status == 200
+        assert client.upload(jpeg(500, 500), k=3).status == 200, "a body of several parts"
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_of_too_many_bodies_the_one_that_stands_still_is_told(settings, monkeypatch):
+    monkeypatch.setattr("proxymetric.serve.guard.Reception", partial(Reception, most_of_an_address=2))
+    monkeypatch.setattr("proxymetric.serve.reception.STILL_SECONDS", 0.0)
+    with serving(settings) as client:
+        connections = [socket.create_connection(("127.0.0.1", client.port), timeout=30) for _ in range(3)]
+        for number, connection in enumerate(connections, 1):
+            connection.sendall(STALLED)
+            end = time.monotonic() + 30
+            while f"receiving_bodies {min(number, 2)}" not in client.get("/metrics").body.decode():
+                assert time.monotonic() < end
+        answer = b""
+        while b"}}" not in answer and (more := connections[0].recv(10_000)):
+            answer += more
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"got no whole request while others wait" in answer
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_with_its_reason(client, name):
+    content = BOMBS[name][0]()
+    if len(content) > 1_000_000:  # the limit of the tests
+        pytest.skip("larger than an upload of the tests may be")
+    answer = client.upload(content)
+    assert (answer.status, answer.code) in ((422, "bad_image"), (413, "too_many_pixels"))
+
+
+def test_pages_of_other_sites_are_refused(client):
+    cross = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    answer = client.upload(jpeg(), cross, k=3)
+    assert (answer.status, answer.code) == (403, "cross_site")
+    assert "sec-fetch-site: got 'cross-site'" in answer.json["error"]["message"]
+    assert client("POST", "/identify", "{}", cross | {"content-type": "application/json"}).status == 403
+    assert client.get("/", **cross).status == 200, "a link to the page"
+    for value in ("same-origin", "none"):
+        assert client.upload(jpeg(), {"sec-fetch-site": value}, k=3).status == 200
 
 
 def test_clients_that_leave(client):

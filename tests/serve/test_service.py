@@ -26,8 +26,11 @@ import torch
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 import proxymetric as pm
+from proxymetric.data import read_image
 from proxymetric.search import Index
+from proxymetric.serve import server
 from proxymetric.serve.batching import Batcher
+from proxymetric.serve.decoders import Decoders, _Decoder
 from proxymetric.serve.searcher import Question, Searcher
 from service import Client, form, jpeg, serving
 from terminal import finished_run, proxymetric
@@ -285,8 +288,8 @@ def test_an_index_that_another_model_has_rebuilt_is_opened_with_it(given, settin
     run = Index(copy).manifest.run["run"] if given else None
     other = finished_run(photos, tmp_path / "other", "--seed", 3, "--dim", 6, "--size", 24, "--set", "view.resize=24")
     image = photos / "class5" / "3.png"
-    searcher = Searcher(str(copy), run, "cpu", settings.max_pixels)
-    early = searcher.image(image.read_bytes())
+    searcher = Searcher(str(copy), run, "cpu")
+    early = searcher.cut(read_image(image))
     with serving(replace(settings, index=str(copy), run=run)) as client:
         before = client.get("/info").json
         assert client.get("/map/proxies").status == 200
@@ -304,7 +307,7 @@ def test_an_index_that_another_model_has_rebuilt_is_opened_with_it(given, settin
         assert client.get("/map/proxies").json["generation"] == index.manifest.generation
         assert client.get("/healthz").json == {"status": "ok", "items": 80}
     searcher._look()
-    late = searcher.image(image.read_bytes())
+    late = searcher.cut(read_image(image))
     assert early.pixels.shape != late.pixels.shape
     found = searcher.answer([Question(each, None, 1, ()) for each in (late, early, late)])
     generations = [each.generation for each in found]
@@ -359,6 +362,59 @@ def test_more_than_the_limit_is_answered_with_429(settings, monkeypatch):
         hold.set()
         assert [future.result().status for future in waiting] == [200] * 3
         assert client.upload(jpeg(), k=1).status == 200
+
+
+@pytest.mark.processes
+def test_a_stop_ends_what_is_decoded(settings, monkeypatch):
+    """A process that decodes and never answers does not keep the service."""
+    started: list[Decoders] = []
+
+    class Recorded(Decoders):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr("proxymetric.serve.app.Decoders", Recorded)
+    monkeypatch.setattr(server, "STOP_SECONDS", 2)
+    with ThreadPoolExecutor(1) as threads:
+        with serving(replace(settings, decode_seconds=600)) as client:
+            assert client.upload(jpeg(), k=1).status == 200
+            (decoder,) = started[0]._all
+            os.kill(decoder.process.pid, signal.SIGSTOP)
+            asked = threads.submit(client.upload, jpeg(), k=1)
+            end = time.monotonic() + 30
+            while started[0]._idle:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        has_ended = decoder.process.poll()
+        decoder.process.kill()  # if not, this test would not end either
+        assert has_ended == -signal.SIGKILL
+        assert (asked.result().status, asked.result().code) == (503, "stopping")
+
+
+@pytest.mark.processes
+def test_a_slow_decoder_delays_nobody_for_long(settings, monkeypatch):
+    """An image whose decoding does not end is refused after `decode_seconds`, and the next one is decoded."""
+    monkeypatch.setattr("proxymetric.serve.app.DECODERS", 1)
+    monkeypatch.setattr("proxymetric.serve.decoders._Decoder.__init__", stopping_first(_Decoder.__init__))
+    with serving(replace(settings, decode_seconds=3)) as client:
+        answer = client.upload(jpeg(), k=1)
+        assert (answer.status, answer.code) == (422, "bad_image")
+        assert "got one that takes more than 3 s to decode" in answer.json["error"]["message"]
+        assert client.upload(jpeg(), k=1).status == 200
+
+
+def stopping_first(start):
+    """Halt the first process that is started."""
+    halted = []
+
+    def started(self, seconds):
+        start(self, seconds)
+        if not halted:
+            halted.append(self)
+            os.kill(self.process.pid, signal.SIGSTOP)
+
+    return started
 
 
 def test_a_search_that_takes_too_long_is_answered_with_504(settings, monkeypatch):
@@ -468,7 +524,7 @@ def test_it_stops_gracefully(processes):
         head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body[:5])
         end = time.monotonic() + 30
-        while counter(client, "pending_searches") < 1:
+        while counter(client, "receiving_bodies") < 1:
             assert time.monotonic() < end
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)

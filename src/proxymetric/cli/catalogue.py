@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.root import app, example
+from proxymetric.own_code import trusting
 
 if TYPE_CHECKING:
     from proxymetric.cli.tables import TextTable
@@ -22,6 +23,7 @@ SENTENCE_END = re.compile(r"[.;:] ")
     epilog=example("proxymetric methods", "proxymetric methods mpa-ap", "proxymetric methods mpa-ap --recipes"),
 )
 def methods(
+    ctx: typer.Context,
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Describe this method: its arguments and their defaults.")
     ] = None,
@@ -35,6 +37,7 @@ def methods(
     from proxymetric.papers import CATALOGUE, lookup
     from proxymetric.papers import options as arguments
 
+    ctx.with_resource(trusting(name))
     terminal = Terminal()
     if recipes:
         if name is not None:

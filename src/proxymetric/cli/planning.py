@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxymetric.cli.root import app, example
+from proxymetric.own_code import trusting
 
 if TYPE_CHECKING:
     from proxymetric.cli.tables import TextTable
@@ -25,6 +26,7 @@ DEFAULT_MEMORY_BYTES = 80 * 10**9
     ),
 )
 def plan(
+    ctx: typer.Context,
     classes: Annotated[str, typer.Option(metavar="C", help="Number of training classes: 5_000_000, 5e6 or 5M.")],
     dim: Annotated[str, typer.Option(metavar="D", help="Dimensions of the embedding.")] = "512",
     batch: Annotated[
@@ -72,6 +74,7 @@ def plan(
     from proxymetric import planning
     from proxymetric.planning import count
 
+    ctx.with_resource(trusting(method))
     available = None if memory is None else planning.gigabytes("memory", memory)
     machine, available, origins = _machine(device, available)
     work = planning.Workload(

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from proxymetric import __version__
 from proxymetric.cli.faults import said_once
+from proxymetric.own_code import trusting
 
 
 def example(*lines: str) -> str:
@@ -147,10 +148,22 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Import code (module:function) that a recipe, a study or run.json names; without it only code that this "
+        "command names.",
+    ),
+]
+
+
 @app.callback()
 def options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before the verb."""
+    ctx.with_resource(trusting())  # no verb imports what a file names, unless it says so itself

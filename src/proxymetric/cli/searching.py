@@ -479,9 +479,12 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
 
 def _thumbnail(opened: Index, item: str) -> Callable[[], Image.Image | None]:
     def read() -> Image.Image | None:
-        from PIL import Image
+        from proxymetric.data.decoding import BadImage, read_encoded
 
         content = opened.thumbnail(item)
-        return None if content is None else Image.open(io.BytesIO(content))
+        try:
+            return None if content is None else read_encoded(io.BytesIO(content), item)
+        except BadImage:
+            return None
 
     return read

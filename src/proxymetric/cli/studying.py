@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxymetric.cli.root import app, example
+from proxymetric.cli.root import TrustCode, app, example
 from proxymetric.visible import visible
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def study(
         Path | None,
         typer.Option(metavar="DIR", help="Run nothing; write tables and plots of --results or --out to this folder."),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train all runs of a study that are not finished. The same command continues a study that was stopped or killed.
 
@@ -92,6 +93,7 @@ def study(
         results=results,
         embeddings=embeddings,
         tables=tables,
+        trust_code=trust_code,
     )
     code = execute(options, _Screen())
     if code:

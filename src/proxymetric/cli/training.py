@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxymetric.cli.root import Data, Device, app, example
+from proxymetric.cli.root import Data, Device, TrustCode, app, example
 from proxymetric.cli.serving import serve_demo
 from proxymetric.visible import visible
 
@@ -170,6 +170,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Overwrite = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the page report.html at the end.")] = True,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train on labelled images, choose the best epoch on held-out classes, score unseen classes and write a report.
 
@@ -208,6 +209,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         report=report,
+        trust_code=trust_code,
     )
     folder = shlex.quote(visible(run.folder))
     terminal.say(
@@ -273,6 +275,7 @@ def mlrc(
         bool, typer.Option("--resume", help="Keep finished folds and continue the interrupted one.")
     ] = False,
     overwrite: Overwrite = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Follow the protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020).
 
@@ -304,6 +307,7 @@ def mlrc(
             settings=settings or (),
             resume=resume,
             overwrite=overwrite,
+            trust_code=trust_code,
             watcher=terminal,
         )
     except Interrupted:

@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPEN`
@@ -22,6 +22,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
     WebPImagePlugin,
 )
 
+from proxymetric.data.image_structure import BoundedFile, TooMuchWork, check_structure, reads_of_pixels
 from proxymetric.files import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -29,7 +30,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 100_000_000
 """default of the maximum number of pixels of an image; see `max_pixels`"""
 LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
-UNKNOWN_FORMAT = "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF"
 STRIP_PIXELS = 2**20
 """pixels that are converted to RGB at once, so that the conversion of a large image needs little memory"""
 _WARNINGS_OF_PILLOW = r"PIL\."
@@ -119,17 +119,12 @@ def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Im
         ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
     """
     limit = max_pixels()
-    _silence_pillow()
     try:
-        image = _open(file)
-        if image is None:
-            raise BadImage(title, UNKNOWN_FORMAT)
+        image = open_image(file, title)
         if min_side is not None:
             _reduce(image, min_side)
         _limit_pixels(image, limit, title)
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return as_rgb(image)
+        return load_upright(image, title)
     except (BadImage, MemoryError):
         raise
     except Exception as error:
@@ -148,11 +143,7 @@ def read_size(file: IO[bytes], title: str) -> tuple[int, int]:
     Raises:
         BadImage: the format is not one that `read_image` decodes.
     """
-    _silence_pillow()
-    image = _open(file)
-    if image is None:
-        raise BadImage(title, UNKNOWN_FORMAT)
-    return image.size
+    return open_image(file, title).size
 
 
 def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
@@ -232,24 +223,54 @@ def _convert_by_strips(image: Image.Image, convert: Callable[[Image.Image], Imag
     return rgb
 
 
-def _open(file: IO[bytes]) -> ImageFile.ImageFile | None:
-    """Open an image of one of the `FORMATS` without decoding it; None if the file has another format.
+def open_image(file: IO[bytes], title: str) -> ImageFile.ImageFile:
+    """Open an image of one of the `FORMATS` without decoding it; `load_upright` decodes it.
 
     `Image.open` is not used, because it refuses large images before a JPEG could be reduced, and its limit is a
     global variable of the process.
+
+    Args:
+        file: the encoded image.
+        title: name of the image in errors.
+
+    Raises:
+        BadImage: the file has another format, or decoding it would take too long (`image_structure`).
     """
+    _silence_pillow()
     prefix = file.read(16)
     for name in FORMATS:
         factory, accept = Image.OPEN[name]
         accepted = accept is None or accept(prefix)
         if not accepted or isinstance(accepted, str):  # a string says that the decoder is not installed
             continue
-        file.seek(0)
         try:
-            return factory(file, "")
+            check_structure(name, file)
+            reads = reads_of_pixels(name, file)
+            bounded = BoundedFile(file)
+            file.seek(0)
+            image = factory(cast(IO[bytes], bounded), "")
+            bounded.allowed += reads
+            return image
+        except TooMuchWork as error:
+            raise BadImage(title, str(error)) from None
         except (SyntaxError, IndexError, TypeError, KeyError, EOFError, struct.error):
             continue
-    return None
+    raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+
+
+def load_upright(image: ImageFile.ImageFile, title: str) -> Image.Image:
+    """Decode an image from `open_image` and return it upright and in RGB.
+
+    Raises:
+        BadImage: decoding it would take too long.
+        Exception: the image is damaged; decoders raise many types.
+    """
+    try:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+    except TooMuchWork as error:
+        raise BadImage(title, str(error)) from None
+    return as_rgb(image)
 
 
 def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:

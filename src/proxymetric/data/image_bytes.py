@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-from PIL import Image, ImageOps
+from PIL import Image
 
-from proxymetric.data.decoding import BadImage, _open, _silence_pillow, as_rgb
+from proxymetric.data.decoding import BadImage, load_upright, open_image
 
 
 class TooManyPixels(BadImage):
@@ -38,19 +38,14 @@ def decode_image(content: bytes, max_pixels: int, title: str = "image") -> Image
     """
     if not content:
         raise BadImage(title, "got no bytes, expected an image")
-    _silence_pillow()
     try:
-        image = _open(io.BytesIO(content))
-        if image is None:
-            raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+        image = open_image(io.BytesIO(content), title)
         width, height = image.size
         if width * height > max_pixels:
             raise TooManyPixels(
                 title, f"got {width} x {height} = {width * height:,} pixels, expected at most {max_pixels:,}"
             )
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return as_rgb(image)
+        return load_upright(image, title)
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # decoders raise many types of errors for a damaged file

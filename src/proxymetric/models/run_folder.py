@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxymetric.checks import MAX_DIM, SIZES
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.files import read_json
 from proxymetric.signatures import did_you_mean, fit, one_of
@@ -29,6 +30,8 @@ INNER: dict[tuple[str, str], type] = {
     ("data", "name"): str, ("data", "identity"): str,
 }  # fmt: skip
 """(table, key) in `run.json` -> the type of its value"""
+LARGEST = {("encoder", "size"): SIZES[1], ("encoder", "dim"): MAX_DIM, ("view", "size"): SIZES[1]}
+"""(table, key) in `run.json` -> its largest value, for which memory is reserved"""
 IN_WORDS = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
 FILES = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
 
@@ -186,6 +189,11 @@ def checked_arguments(
         if key not in parameters:
             raise ValueError(unknown_key(description, file, f"{table}.{key}"))
         fit(f"{file}: {table}.{key}", value, hints.get(key, Any))
+        most = LARGEST.get((table, key))
+        if most is not None and value is not None and not 1 <= value <= most:
+            raise ValueError(
+                f"{file}: got {value} for {table}.{key}, expected a number in 1..{most}; the file is damaged"
+            )
     return dict(description[table])
 
 
@@ -197,7 +205,14 @@ def build_encoder(description: dict[str, Any], file: Path) -> Encoder:
     """
     from proxymetric.encoders import build
 
-    return build(**checked_arguments(description, file, "encoder", build))
+    arguments = checked_arguments(description, file, "encoder", build)
+    try:
+        return build(**arguments)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{file}: got an encoder that cannot be built ({reason}), expected one that `train` built"
+        ) from None
 
 
 def read_state(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder, build, load_weights
 from proxymetric.files import replacing
 from proxymetric.models.model import Model
+from proxymetric.models.run_folder import build_encoder
 from proxymetric.tensor_files import read_header, write_tensors
 
 SLIM = "proxymetric slim 1"
@@ -97,7 +98,7 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
     if header.get("format") != SLIM:
         raise ValueError(wrong_file)
     config = header["encoder"]
-    encoder = build(**config)
+    encoder = build_encoder(header, file)
     if set(slim.tensors) != set(_stored_names(encoder, header["held"])):
         raise ValueError(
             f"run: got {file}, whose tensors are not the trained parameters of its encoder; expected an undamaged file "

@@ -18,6 +18,7 @@ from proxymetric.data.images import ImageSet
 from proxymetric.files import read_json
 from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
+from proxymetric.own_code import UntrustedCode
 from proxymetric.recipe import Recipe, check
 from proxymetric.recipe_keys import flat_keys
 from proxymetric.runs.report import check_page
@@ -359,6 +360,8 @@ def check_known_keys(description: dict[str, Any], folder: Path) -> None:
     method = description["recipe"]["method"]
     try:
         known_keys = flat_keys(check({"method": method}).as_dict())
+    except UntrustedCode as error:
+        raise UntrustedCode(f"{folder / 'run.json'}: {error}") from None
     except ValueError:
         raise ValueError(unknown_key(description, folder / "run.json", f"method={method!r}")) from None
     for key, value in flat_keys(description["recipe"]).items():

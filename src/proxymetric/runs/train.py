@@ -14,6 +14,7 @@ from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data.own_transforms import name_of
 from proxymetric.data.views import TrainView
 from proxymetric.files import printable
+from proxymetric.own_code import trusting
 from proxymetric.runs import folder as folders
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
@@ -71,6 +72,7 @@ def train(
     overwrite: bool = False,
     report: bool = True,
     score_test: bool = True,
+    trust_code: bool = False,
     watcher: Watcher | None = None,
 ) -> Run:
     """Train an embedding on labelled images and score it on classes never seen in training.
@@ -109,6 +111,8 @@ def train(
         report: write the page `report.html`.
         score_test: score the test classes at the end. False: the scores are those of the held-out classes, and no image
             of the test classes is read, as a search for settings needs it.
+        trust_code: import code ("module:function") that only a file names: the recipe, or the `run.json` of the run
+            that is continued. Code that an argument names is always imported.
         watcher: receives messages and progress; None draws a progress bar in the terminal,
             `proxymetric.core.watcher.Silent()` prints nothing.
 
@@ -122,28 +126,42 @@ def train(
         >>> run = train("digits", backbone="small", epochs=1, out="runs/digits")    # doctest: +SKIP
         >>> run.scores["R@1"]                                                       # doctest: +SKIP
     """
-    raw = read_recipe(
-        recipe=recipe,
-        settings=settings,
-        data=data,
-        method=method,
-        backbone=backbone,
-        tuning=tuning,
-        weights=weights,
-        epochs=epochs,
-        batch=batch,
-        size=size,
-        transform=transform if transform is None or isinstance(transform, str) else name_of(transform),
-        dim=dim,
-        nested=nested,
-        lr=lr,
-        seed=seed,
-        cache=cache,
-        device=device,
-        frozen=frozen,
-        refit=refit,
-        protocol=protocol,
-    )
+    settings = settings if isinstance(settings, Mapping) else tuple(settings)
+    flags: dict[str, Any] = {
+        "data": data,
+        "method": method,
+        "backbone": backbone,
+        "tuning": tuning,
+        "weights": weights,
+        "epochs": epochs,
+        "batch": batch,
+        "size": size,
+        "transform": transform if transform is None or isinstance(transform, str) else name_of(transform),
+        "dim": dim,
+        "nested": nested,
+        "lr": lr,
+        "seed": seed,
+        "cache": cache,
+        "device": device,
+        "frozen": frozen,
+        "refit": refit,
+        "protocol": protocol,
+    }
+    raw, typed = read_recipe(recipe=recipe, settings=settings, **flags), read_recipe(settings=settings, **flags)
+    with trusting(typed, everything=trust_code):
+        return _train(raw, out, resume, overwrite, report, score_test, watcher)
+
+
+def _train(
+    raw: dict[str, Any],
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    report: bool,
+    score_test: bool,
+    watcher: Watcher | None,
+) -> Run:
+    """Train from unchecked tables."""
     folder = folders.default_folder(raw) if out is None else Path(out)
     chooses = raw.get("method") == AUTO
     if chooses:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.files import read_json, write_json
+from proxymetric.search.quantisation import KINDS
 from proxymetric.signatures import neighbour
 
 FORMAT = 2
@@ -87,7 +88,42 @@ class Manifest:
             isinstance(getattr(manifest, name), kinds[kind]) for name, kind in annotated.items() if kind in kinds
         ):
             raise ValueError(f"index: got {folder}, whose {FILE} is damaged; expected {what}")
+        if fault := manifest.fault():
+            raise ValueError(f"index: got {folder}, whose {FILE} is damaged ({fault}); expected {what}")
         return manifest
+
+    def fault(self) -> str:
+        """Say what is wrong inside the tables of a manifest; empty if nothing is.
+
+        Example:
+            >>> Manifest(1, 2, 3, files={"../vectors.npy": [1, 2]}).fault()
+            "files: got '../vectors.npy', expected the name of a file"
+            >>> Manifest(1, 2, 3, vectors={"kimd": "int8"}).fault()
+            'vectors: got no kind, expected one of float32, int8, binary'
+        """
+        for name, least in (("generation", 0), ("count", 0), ("dim", 1), ("added", 0)):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < least):
+                return f"{name}: got {number!r:.60}, expected a number of at least {least}"
+        for name, table in (("engine", self.engine), ("map", self.map), ("vectors", self.vectors)):
+            key = {"engine": "name", "map": "method", "vectors": "kind"}[name]
+            if not isinstance(table.get(key), str):
+                known = f"one of {', '.join(KINDS)}" if name == "vectors" else "text"
+                return f"{name}: got no {key}, expected {known}"
+        if self.vectors["kind"] not in KINDS:
+            return f"vectors: got {self.vectors['kind']!r:.60}, expected one of {', '.join(KINDS)}"
+        for name in self.files:
+            if not name or name in (".", "..") or set("/\\\0:") & set(name):
+                return f"files: got {name!r:.60}, expected the name of a file"
+        for number in self.packs:
+            if not (number.isascii() and number.isdecimal()):
+                return f"packs: got {number!r:.60}, expected a number"
+        for facts in (*self.files.values(), *self.packs.values()):
+            if not isinstance(facts, list) or len(facts) != 2 or not all(type(fact) is int for fact in facts):
+                return f"files: got {facts!r:.60}, expected a size and a checksum"
+        if not all(isinstance(text, str) for text in (*self.columns, *self.run.values())):
+            return "columns, run: got what is no text, expected texts"
+        return ""
 
 
 def is_index(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from proxymetric import __version__
 from proxymetric.data.decoding import BadImage
@@ -31,6 +32,7 @@ from proxymetric.search.rows import CLASS_COLUMN
 from proxymetric.serve import schemas
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.counters import FOLDER_VARIABLE, Counters
+from proxymetric.serve.decoders import Decoders, Stopped
 from proxymetric.serve.errors import CODES, Refused
 from proxymetric.serve.guard import App, Guard
 from proxymetric.serve.map_data import MapData
@@ -65,7 +67,7 @@ EXPECTED = {
 }
 """type of an error of pydantic -> what was expected"""
 DECODERS = min(4, os.cpu_count() or 1)
-"""images that are decoded at the same time: each may need four bytes for each of `max_pixels`"""
+"""images that are decoded at the same time, each in a process: it may need some bytes for each of `max_pixels`"""
 Body = TypeVar("Body", schemas.SearchBody, schemas.IdentifyBody)
 ItemId = Annotated[str, Path(description="The id of an item, as in results; slashes are part of it.")]
 
@@ -82,10 +84,16 @@ def create_app(settings: Settings) -> App:
     Raises:
         ValueError: the index or its model cannot be opened.
     """
-    searcher = Searcher(settings.index, settings.run, settings.device, settings.max_pixels)
+    decoders = Decoders(DECODERS, settings.max_pixels, settings.decode_seconds)
+    decoders.warm_up()  # while the model is loaded
+    try:
+        searcher = Searcher(settings.index, settings.run, settings.device)
+    except BaseException:
+        decoders.close()
+        raise
     counters = Counters(os.environ.get(FOLDER_VARIABLE))
     batcher: Batcher[Question, Found] = Batcher(searcher.answer, settings.max_batch, counters.batched)
-    decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+    waiting = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
     placing, placed = asyncio.Lock(), dict[str, Any]()
 
     @contextlib.asynccontextmanager
@@ -96,7 +104,8 @@ def create_app(settings: Settings) -> App:
         keeping_up.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping_up
-        decoders.shutdown(wait=True, cancel_futures=True)
+        decoders.close()
+        waiting.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPI(
         title="proxymetric",
@@ -121,7 +130,11 @@ def create_app(settings: Settings) -> App:
 
     async def pixels(content: bytes) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(decoders, searcher.image, content)
+            return await asyncio.get_running_loop().run_in_executor(
+                waiting, lambda: searcher.cut(decoders.decode(content))
+            )
+        except Stopped:
+            raise Refused(503, "service: is stopping, expected one that runs") from None
         except TooManyPixels as error:
             raise Refused(413, str(error), "too_many_pixels") from None
         except BadImage as error:
@@ -130,7 +143,7 @@ def create_app(settings: Settings) -> App:
     @app.post(
         "/search",
         openapi_extra=_search_body(settings, searcher.index.manifest.columns),
-        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
+        responses=_errors(400, 403, 404, 408, 413, 415, 422, 429, 503, 504),
     )
     async def post_search(request: Request) -> schemas.Results:
         """Find the items most similar to an image (a form, or base64 in JSON) or to an item of the index."""
@@ -149,7 +162,7 @@ def create_app(settings: Settings) -> App:
     @app.post(
         "/identify",
         openapi_extra=_identify_body(),
-        responses=_errors(400, 404, 408, 413, 415, 422, 429, 504),
+        responses=_errors(400, 403, 404, 408, 413, 415, 422, 429, 503, 504),
     )
     async def post_identify(request: Request) -> schemas.Identified:
         """Say which class of the index is on an image (a form, or base64 in JSON) or an item, or none of them."""
@@ -248,12 +261,15 @@ def create_app(settings: Settings) -> App:
 async def _read(request: Request, settings: Settings, form: type[Body]) -> tuple[bytes | None, Body]:
     """Read the image, if there is one, and the rest of a question, from a form or from JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        content, values = await _read_form(request)
-    elif kind == "application/json":
-        content, values = None, await _read_json(request)
-    else:
-        raise Refused(415, f"content-type: got {kind[:100]!r}, expected multipart/form-data or application/json")
+    try:
+        if kind == "multipart/form-data":
+            content, values = await _read_form(request)
+        elif kind == "application/json":
+            content, values = None, await _read_json(request)
+        else:
+            raise Refused(415, f"content-type: got {kind[:100]!r}, expected multipart/form-data or application/json")
+    except ClientDisconnect:  # nobody reads the answer, but it counts
+        raise Refused(400, "body: got a part of it, expected all of it") from None
     try:
         body = form.model_validate(values, strict=kind == "application/json")
     except ValidationError as error:

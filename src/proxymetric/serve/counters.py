@@ -12,13 +12,14 @@ import numpy as np
 ROUTES = (
     "search", "identify", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics", "openapi", "other"
 )  # fmt: skip
-STATUSES = (200, 304, 400, 401, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504)
+STATUSES = (200, 304, 400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504)
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """upper bounds of the histogram of the duration of searches, in seconds"""
 FOLDER_VARIABLE = "PROXYMETRIC_SERVE_COUNTERS"
 """environment variable with the folder where the processes of the service keep their counters"""
 _REQUESTS = len(ROUTES) * (len(STATUSES) + 1)
-_SIZE = _REQUESTS + len(BUCKETS) + 1 + 4
+_REST = 5
+_SIZE = _REQUESTS + len(BUCKETS) + 1 + _REST
 log = logging.getLogger("proxymetric.serve")
 
 
@@ -46,7 +47,7 @@ class Counters:
         self._values = np.zeros(_SIZE)
         self._requests = self._values[:_REQUESTS].reshape(len(ROUTES), -1)
         self._buckets = self._values[_REQUESTS : _REQUESTS + len(BUCKETS) + 1]
-        self._rest = self._values[-4:]
+        self._rest = self._values[-_REST:]
         self._save()
 
     def answered(self, route: str, status: int, seconds: float) -> None:
@@ -70,6 +71,11 @@ class Counters:
         self._save()
         return int(self._rest[3])
 
+    def receiving(self, change: int) -> None:
+        """Change the number of bodies that are arriving in this process."""
+        self._rest[4] += change
+        self._save()
+
     def text(self, items: int) -> str:
         """Return all counters, summed over the processes, in the text format of Prometheus.
 
@@ -88,22 +94,25 @@ class Counters:
                     lines.append(
                         f'proxymetric_requests_total{{route="{route}",status="{status}"}} {requests[row, column]:.0f}'
                     )
+        rest = total[-_REST:]
         counts = total[_REQUESTS : _REQUESTS + len(BUCKETS) + 1].cumsum()
         lines += _head("search_seconds", "histogram", "Duration of searches that succeeded.")
         for bound, count in zip((*map(str, BUCKETS), "+Inf"), counts):
             lines.append(f'proxymetric_search_seconds_bucket{{le="{bound}"}} {count:.0f}')
         lines += [
-            f"proxymetric_search_seconds_sum {total[-4]:.6f}",
+            f"proxymetric_search_seconds_sum {rest[0]:.6f}",
             f"proxymetric_search_seconds_count {counts[-1]:.0f}",
         ]
         lines += [
             *_head("batches_total", "counter", "Batches of searches."),
-            f"proxymetric_batches_total {total[-3]:.0f}",
+            f"proxymetric_batches_total {rest[1]:.0f}",
         ]
         lines += _head("batched_searches_total", "counter", "Searches in batches.")
-        lines += [f"proxymetric_batched_searches_total {total[-2]:.0f}"]
+        lines += [f"proxymetric_batched_searches_total {rest[2]:.0f}"]
         lines += _head("pending_searches", "gauge", "Searches that wait or run.")
-        lines += [f"proxymetric_pending_searches {total[-1]:.0f}"]
+        lines += [f"proxymetric_pending_searches {rest[3]:.0f}"]
+        lines += _head("receiving_bodies", "gauge", "Requests whose bodies are arriving; they count as no search yet.")
+        lines += [f"proxymetric_receiving_bodies {rest[4]:.0f}"]
         lines += [*_head("index_items", "gauge", "Items in the index."), f"proxymetric_index_items {items}"]
         return "\n".join(lines) + "\n"
 

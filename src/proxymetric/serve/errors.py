@@ -8,6 +8,7 @@ from typing import Any
 CODES = {
     400: "bad_request",
     401: "unauthorized",
+    403: "cross_site",
     404: "not_found",
     405: "method_not_allowed",
     408: "too_slow",

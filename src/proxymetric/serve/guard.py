@@ -13,6 +13,7 @@ from typing import Any
 
 from proxymetric.serve.counters import ROUTES, Counters
 from proxymetric.serve.errors import Refused
+from proxymetric.serve.reception import Arrival, Reception
 from proxymetric.serve.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -50,6 +51,7 @@ class Guard:
 
     def __init__(self, app: App, settings: Settings, counters: Counters) -> None:
         self.app, self.settings, self.counters = app, settings, counters
+        self.reception = Reception(on_change=counters.receiving)
         self._token = hashlib.sha256(settings.token.encode()).digest()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -57,21 +59,14 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = _Body(receive, self._max_body(scope), self.settings.receive_seconds)
+        is_search = scope["path"] in SEARCH_PATHS and scope["method"] == "POST"
+        search = _Search(self.counters, self.settings.max_pending) if is_search else None
+        address = (scope.get("client") or ("", 0))[0]
+        body = _Body(receive, self._max_body(scope), self.settings.receive_seconds, self.reception, address, search)
         answer = _Answer(send, body)
         started = time.monotonic()
-        is_search = scope["path"] in SEARCH_PATHS and scope["method"] == "POST"
-        counted = False
         try:
             self._check(scope)
-            if is_search:
-                counted = True
-                if self.counters.pending(+1) > self.settings.max_pending:
-                    raise Refused(
-                        429,
-                        f"searches: got more than {self.settings.max_pending} at a time, expected fewer; try again",
-                        headers={"retry-after": "1"},
-                    )
             try:
                 async with asyncio.timeout(self.settings.seconds + self.settings.receive_seconds):
                     await self.app(scope, body, answer)
@@ -81,20 +76,26 @@ class Guard:
                 ) from None
         except Refused as refusal:
             await answer.refuse(refusal)
+        except asyncio.CancelledError:  # the service stops, and this request has not ended in time
+            body.is_whole = True  # what is still arriving is not waited for
+            await answer.refuse(Refused(503, "service: is stopping, expected one that runs"))
         except Exception:
             log.exception("an error in the service")
             await answer.refuse(Refused(500, "service: got an error that is described in its log"))
         finally:
-            if counted:
-                self.counters.pending(-1)
+            body.leave()
+            if search is not None:
+                search.end()
             self.counters.answered(_route(scope["path"]), answer.status, time.monotonic() - started)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
-        """Refuse a wrong host, a wrong token, and a body that is announced to be too large."""
+        """Refuse a wrong host, pages of other sites, a wrong token, and a body that is announced to be too large."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if not self.settings.allows_host(host):
             raise Refused(421, f"host: got {host[:100]!r}, expected a name of this service (`serve --allow-host`)")
+        if headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] not in ("GET", "HEAD"):
+            raise Refused(403, "sec-fetch-site: got 'cross-site', a page of another site; expected the service's own")
         if self.settings.token and scope["path"] not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             scheme, _, token = given.partition(b" ")
@@ -117,29 +118,84 @@ class Guard:
         return self.settings.max_bytes * 4 // 3 + FORM_BYTES
 
 
-class _Body:
-    """Reads the body of a request, up to a limit of bytes and of time."""
+class _Search:
+    """A search that waits or runs, which counts from when its body is whole."""
 
-    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
+    def __init__(self, counters: Counters, most: int) -> None:
+        self.counters, self.most, self.is_counted = counters, most, False
+
+    def begin(self) -> None:
+        """Count it, or refuse it if there are too many."""
+        self.is_counted = True
+        if self.counters.pending(+1) > self.most:
+            raise Refused(
+                429,
+                f"searches: got more than {self.most} at a time, expected fewer; try again",
+                headers={"retry-after": "1"},
+            )
+
+    def end(self) -> None:
+        """Count it no more."""
+        if self.is_counted:
+            self.counters.pending(-1)
+            self.is_counted = False
+
+
+class _Body:
+    """Reads the body of a request, up to a limit of bytes and of time; it may have to give way to others."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        max_bytes: int,
+        seconds: float,
+        reception: Reception,
+        address: str,
+        search: _Search | None,
+    ) -> None:
         self.receive, self.max_bytes, self.seconds = receive, max_bytes, seconds
+        self.reception, self.address, self.search = reception, address, search
         self.end = time.monotonic() + seconds
-        self.read, self.is_whole = 0, False
+        self.read, self.is_whole, self.gave_way = 0, False, False
+        self._arrival: Arrival | None = None
+        self._timeout: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
         if self.is_whole:  # the service waits for the client to leave
             return await self.receive()
+        if self._arrival is None:
+            self._arrival = self.reception.begin(self.address, self._give_way)
         try:
-            async with asyncio.timeout(max(0.0, self.end - time.monotonic())):
+            async with asyncio.timeout(max(0.0, self.end - time.monotonic())) as self._timeout:
                 message = await self.receive()
         except TimeoutError:
-            raise Refused(
-                408, f"body: got no whole request within {self.seconds:g} s, expected a faster client"
-            ) from None
-        self.read += len(message.get("body", b""))
+            reason = "while others wait" if self.gave_way else f"within {self.seconds:g} s"
+            raise Refused(408, f"body: got no whole request {reason}, expected a faster client") from None
+        finally:
+            self._timeout = None
+        size = len(message.get("body", b""))
+        self.read += size
         self.is_whole = message["type"] != "http.request" or not message.get("more_body", False)
         if self.read > self.max_bytes:
             raise _too_large(self.max_bytes)
+        if not self.is_whole:
+            self.reception.receive(self._arrival, size)
+        else:
+            self.leave()
+            if self.search is not None and message["type"] == "http.request":
+                self.search.begin()
         return message
+
+    def leave(self) -> None:
+        """The body arrives no more."""
+        if self._arrival is not None:
+            self.reception.finish(self._arrival)
+
+    def _give_way(self) -> None:
+        """End the reception, also while it waits."""
+        self.gave_way, self.end = True, 0.0
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def drain(self) -> None:
         """Read what the client is still sending and throw it away, within limits."""

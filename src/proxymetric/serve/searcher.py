@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image as PillowImage
 from torch import Tensor
 
-from proxymetric.data.image_bytes import decode_image
 from proxymetric.models.hub_client import is_address
 from proxymetric.models.load import is_run, load
 from proxymetric.models.model import Model
@@ -49,7 +49,7 @@ class Image(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A search: an image from `Searcher.image`, or the id of an item."""
+    """A search: an image from `Searcher.cut`, or the id of an item."""
 
     image: Image | None
     item: str | None
@@ -79,19 +79,17 @@ class Searcher:
         folder: the folder of the index.
         run: the run that made it; None: as the index says.
         device: where the model computes.
-        max_pixels: limit on the pixels of an image.
 
     Raises:
         ValueError: the index or the model cannot be opened, or the model did not make the index.
     """
 
-    def __init__(self, folder: str, run: str | None, device: str | None, max_pixels: int) -> None:
+    def __init__(self, folder: str, run: str | None, device: str | None) -> None:
         self._seen = _stamp(Path(folder))  # before the index is opened: a change in between is noticed
         index = Index(folder)
         self.state = State(index, model_of(index, run, device), run)
         self.stale: str | None = None
         """a sentence if the index has a newer state that cannot be opened"""
-        self.max_pixels = max_pixels
         self._run, self._device = run, device
         self._proxies: tuple[Model, RunProxies | None] | None = None
         self._said: tuple[int, int] | None = None
@@ -113,14 +111,10 @@ class Searcher:
             self._proxies = state.model, proxies
         return self._proxies[1]
 
-    def image(self, content: bytes) -> Image:
-        """Decode an uploaded image and cut it as the model needs it.
-
-        Raises:
-            BadImage: it cannot be read.
-        """
+    def cut(self, image: PillowImage.Image) -> Image:
+        """Cut an image in RGB as the model needs it."""
         state = self.state
-        return Image(state, state.model.view(decode_image(content, self.max_pixels)))
+        return Image(state, state.model.view(image))
 
     def answer(self, questions: list[Question]) -> list[Found | Exception]:
         """Answer a batch of questions with one pass of the model, and one search for those with equal conditions.

@@ -27,7 +27,9 @@ HEADER_SECONDS = 10.0
 """time that a client has to send the head of a request; a connection that does not is closed"""
 IDLE_SECONDS = 5
 STOP_SECONDS = 15
-"""time that requests have to end when the service stops"""
+"""time after which the service has stopped, whatever it is doing"""
+CLOSE_SECONDS = 1
+"""the part of it that is left for the service itself when requests have not ended"""
 START_SECONDS = 300
 """time that one of several processes has to load its model; one that needs longer is started again"""
 MAX_OPEN_FILES = 65_536
@@ -194,7 +196,7 @@ def options_of(settings: Settings) -> dict[str, Any]:
         "server_header": False,
         "proxy_headers": False,
         "timeout_keep_alive": IDLE_SECONDS,
-        "timeout_graceful_shutdown": STOP_SECONDS,
+        "timeout_graceful_shutdown": STOP_SECONDS - CLOSE_SECONDS,
         "timeout_worker_healthcheck": START_SECONDS,
         "lifespan": "on",
     }

@@ -31,6 +31,7 @@ class Settings:
         max_results: limit on `k`.
         seconds: time after which a search is answered with 504.
         receive_seconds: time that a client has to send a request.
+        decode_seconds: time after which the process that decodes an image is ended; less than a stop may take.
 
     Raises:
         ValueError: a number is out of range.
@@ -56,12 +57,13 @@ class Settings:
     max_results: int = 100
     seconds: float = 30.0
     receive_seconds: float = 20.0
+    decode_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("workers", "max_bytes", "max_pixels", "max_pending", "max_batch", "max_results"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        for name in ("seconds", "receive_seconds"):
+        for name in ("seconds", "receive_seconds", "decode_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected more than 0")
         if not 0 <= self.port <= 65535:

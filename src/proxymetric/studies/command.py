@@ -9,6 +9,7 @@ from typing import Any
 
 from proxymetric.clock import clock
 from proxymetric.files import replacing
+from proxymetric.own_code import check_trusted, trusting
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, is_over, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
@@ -41,6 +42,8 @@ class Options:
     results: Path | None = None
     embeddings: Path | None = None
     tables: Path | None = None
+    trust_code: bool = False
+    """whether code that the study or a recipe of it names is imported"""
 
 
 def execute(options: Options, reporter: Reporter) -> int:
@@ -53,6 +56,11 @@ def execute(options: Options, reporter: Reporter) -> int:
         ValueError: an option or the study is wrong; nothing has been written.
     """
     _check(options)
+    with trusting(everything=options.trust_code):
+        return _execute(options, reporter)
+
+
+def _execute(options: Options, reporter: Reporter) -> int:
     study = load_study(options.study)
     tasks = narrowed(study, _words(options.only), _numbers(options.seeds), _words(options.data))
     check_outputs(study, options.archive, options.tables)
@@ -135,6 +143,8 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
         if (written := json.dumps(loss, sort_keys=True)) not in checked:
             checked.add(written)
             _check_loss(task, loss)
+        if ":" in (transform := recipe["view.transform"] or ""):
+            check_trusted("view.transform", transform)  # it is imported by the workers
         for metric in study.metrics:
             if metric not in recipe["train.metrics"]:
                 raise ValueError(
