@@ -1,0 +1,318 @@
+"""Heads in closed form in a run: what is chosen, on which classes, and the rows of the report that need no training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.closed_forms import LinearHead, Scatter
+from proxymetric.core.normalisation import unit
+from proxymetric.data import ImageSet
+from proxymetric.data.splits import some_classes
+from proxymetric.encoders import Encoder
+from proxymetric.papers import closed_form
+from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
+from proxymetric.recipe import Recipe
+from proxymetric.runs.assemble import RunContext, embed_features
+from proxymetric.runs.comparison import score_queries
+from proxymetric.runs.score import EmbeddedSet, score
+
+METRIC = "MAP@R"
+SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+"""the shrinkages that are tried"""
+FALLBACK_SHRINKAGE = 0.5
+"""where there are too few classes to choose one"""
+DIVISORS = (1, 2, 4)
+"""all principal directions, half of them and a quarter of them are tried"""
+MAX_PRINCIPAL = 512
+MIN_PRINCIPAL = 16
+"""fewer directions are only tried if there are no more"""
+MIN_HELD_OUT_CLASSES = 10
+"""with fewer held-out classes, folds of the training classes choose"""
+FOLDS = 4
+MAX_CHOOSING_IMAGES = 2_000
+"""held-out images that are scored for each candidate; whole classes are left out beyond this number"""
+MAX_ROW_IMAGES = 20_000
+"""training images whose features are computed for the rows of a report only; whole classes are left out beyond"""
+USED_OPTIONS = {"frozen", "refit", "metrics", "monitor", "device", "deterministic", "track", "start", "whiten"}
+"""keys of the table `[train]` that have an effect without steps"""
+ROWS = ("whitening", "lda")
+"""the closed forms that every report shows"""
+
+
+class Fit(NamedTuple):
+    """A closed form as it was chosen and fitted.
+
+    Attributes:
+        name: the name of the method.
+        shrinkage: a of its equation.
+        principal: K, principal directions of the features; None: all.
+        dim: dimensions of the vectors; None: all that the form has.
+        score: MAP@R on the classes that chose, a fraction; None if nothing was chosen on classes.
+        chosen_on: the classes that chose, in words.
+        images: that the head was fitted on.
+        classes: of these images.
+        single: classes of one image among them, which say nothing about the covariance within classes.
+        seconds: time of the choice and of the fit, without the features.
+    """
+
+    name: str
+    shrinkage: float
+    principal: int | None
+    dim: int | None
+    score: float | None
+    chosen_on: str
+    images: int = 0
+    classes: int = 0
+    single: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.name == UNTRAINED:
+            return "untrained: the features are compared as they are"
+        value = "" if self.score is None else f" ({METRIC} {100 * self.score:.1f})"
+        single = f", {self.single} of them with a single image" if self.single else ""
+        directions = "all" if self.principal is None else f"{self.principal} principal"
+        return (
+            f"{self.name}: shrinkage {self.shrinkage:g}, {directions} directions, {self.chosen_on}{value}; fitted on "
+            f"{self.images} images of {self.classes} classes{single} in {self.seconds:.1f} s"
+        )
+
+
+class Limits(NamedTuple):
+    """Which heads are candidates.
+
+    Attributes:
+        dim: the dimensions that the recipe names; None: they are chosen.
+        most: the most dimensions otherwise.
+        starts: the head starts a training: it keeps as many directions as it may.
+    """
+
+    dim: int | None
+    most: int
+    starts: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, width: int) -> Limits:
+        """The limits that a recipe sets for features of some width."""
+        named = recipe.changed.get("encoder", {}).get("dim")
+        dim, starts = recipe.encoder["dim"], recipe.train.start is not None
+        if named is not None and not starts and dim > width:
+            raise ValueError(f"encoder.dim: got {dim}, expected at most {width}, the number of features")
+        return cls(None if named is None else min(dim, width), min(dim or width, width), starts)
+
+
+def nothing_trained(recipe: Recipe) -> str:
+    """Say that a method in closed form takes no step, and which settings of the recipe therefore have no effect."""
+    without_effect = [f"train.{key}" for key in recipe.changed.get("train", {}) if key not in USED_OPTIONS]
+    end = f"; without effect: {', '.join(without_effect)}" if without_effect else ""
+    return f"{recipe.method}: nothing is trained; the head is computed from frozen features in one pass{end}"
+
+
+def start_dim(recipe: Recipe, width: int) -> int:
+    """The dimensions of a head that starts a training: those that the recipe names, or at most all features."""
+    limits = Limits.of(recipe, width)
+    return int(recipe.encoder["dim"]) if limits.dim is not None else limits.most
+
+
+def chosen_form(recipe: Recipe) -> tuple[str, ClosedForm] | None:
+    """The closed form that a run begins with, and its name; None for a random head."""
+    name = recipe.train.start or recipe.method
+    form = closed_form(name, recipe.loss if name == recipe.method else {})
+    return None if form is None else (name, form)
+
+
+def unit_features(embedded: EmbeddedSet) -> EmbeddedSet:
+    """A set with its features divided by their length, as `encoder.normalise_features` does."""
+    return embedded._replace(vectors=unit(embedded.vectors.float()))
+
+
+def scatter_of(parts: Sequence[EmbeddedSet], rows: Sequence[np.ndarray] | None = None) -> Scatter:
+    """The sums over embedded sets; classes of the same name are one class.
+
+    Args:
+        parts: the sets.
+        rows: of each set, the embeddings that count; None: all.
+    """
+    names = {name: number for number, name in enumerate(dict.fromkeys(n for p in parts for n in p.images.classes))}
+    result = Scatter(len(names), parts[0].vectors.shape[1])
+    for place, part in enumerate(parts):
+        numbers = torch.tensor([names[name] for name in part.images.classes])
+        chosen = slice(None) if rows is None else torch.from_numpy(rows[place])
+        result.add(part.vectors[chosen], numbers[part.labels[chosen]])
+    return result
+
+
+def choose(name: str, form: ClosedForm, known: EmbeddedSet, held_out: EmbeddedSet | None, limits: Limits, seed: int) -> Fit:
+    """Choose shrinkage and directions by MAP@R on classes that the candidates are not fitted on.
+
+    Args:
+        name: the name of the closed form.
+        form: the closed form.
+        known: features of the training images.
+        held_out: features of the held-out images; None, or too few classes: folds of the training classes choose.
+        limits: which heads are candidates.
+        seed: of the folds.
+    """
+    if name == UNTRAINED:
+        return Fit(name, 0.0, None, None, None, "")
+    tasks, words = _tasks(known, held_out, seed)
+    widths = min([known.vectors.shape[1], *(max(1, scatter.images - 1) for scatter, _ in tasks)])
+    shrinkages = SHRINKAGES if not isinstance(form.shrinkage, float) else (form.shrinkage,)
+    candidates = [(a, k) for k in _principal(name, widths, limits) for a in shrinkages]
+    if len(candidates) == 1:
+        return Fit(name, *candidates[0], limits.dim, None, "as named")
+    if not tasks:
+        shrinkage = form.shrinkage if isinstance(form.shrinkage, float) else FALLBACK_SHRINKAGE
+        return Fit(name, shrinkage, candidates[0][1], limits.dim, None, words)
+    scores = [_mean_score(form, a, k, limits, tasks) for a, k in candidates]
+    best = int(np.argmax(scores))
+    return Fit(name, *candidates[best], limits.dim, scores[best], words)
+
+
+def fitted(fit: Fit, form: ClosedForm, parts: Sequence[EmbeddedSet]) -> tuple[Fit, LinearHead]:
+    """Fit a chosen head on embedded sets.
+
+    Returns:
+        What was fitted, and the head with the length of a new one.
+    """
+    started = time.process_time()
+    scatter = scatter_of(parts)
+    if fit.name == UNTRAINED:
+        head = form.form(0.0, None)(scatter)
+    else:
+        head = _head(form, fit.shrinkage, min(fit.principal or scatter.width, scatter.width), fit.dim, scatter).scaled()
+    seconds = round(fit.seconds + time.process_time() - started, 2)
+    counts = {"images": scatter.images, "classes": scatter.classes, "single": scatter.single}
+    return fit._replace(**counts, seconds=seconds), head
+
+
+def compute_head(
+    context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, fit: Fit | None
+) -> tuple[Fit, LinearHead] | None:
+    """The head that a run begins with; None if it begins with a random one.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: its backbone computes the features.
+        training: the images that the head is fitted on.
+        held_out: the classes that choose; None: there are none.
+        fit: what an earlier fit on fewer classes chose; None: it is chosen now.
+    """
+    chosen = chosen_form(context.recipe)
+    if chosen is None:
+        return None
+    name, form = chosen
+    known = unit_features(embed_features(context, encoder, training, "training images"))
+    started = time.process_time()
+    if fit is None:
+        others = None
+        if held_out is not None:
+            others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+        started = time.process_time()
+        fit = choose(name, form, known, others, Limits.of(context.recipe, encoder.width), context.recipe.seed)
+    fit = fit._replace(seconds=time.process_time() - started)
+    fit, head = fitted(fit, form, [known])
+    if context.recipe.train.start is not None:
+        head = head.widened(start_dim(context.recipe, encoder.width))
+    return fit, head
+
+
+def closed_form_rows(
+    context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
+) -> dict[str, dict[str, float]]:
+    """The scores of the closed forms on the unseen classes, by name, from features of the untrained backbone.
+
+    Each is fitted on all known classes; those that are scored are not among them.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: the untrained encoder.
+        training: the training images.
+        held_out: the held-out classes, if they may choose.
+        unseen: features of the images that are scored.
+    """
+    recipe, started = context.recipe, time.perf_counter()
+    if not recipe.train.frozen:
+        training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
+    known = unit_features(embed_features(context, encoder, training, "training images"))
+    others = None
+    if held_out is not None:
+        others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+    parts = [known] if others is None or held_out is unseen.images else [known, others]
+    rows: dict[str, dict[str, float]] = {}
+    for name in (name for name in ROWS if name != recipe.method):
+        form = closed_form(name)
+        assert form is not None
+        limits = Limits(None, min(MAX_PRINCIPAL, encoder.width))
+        try:
+            fit, head = fitted(choose(name, form, known, others, limits, recipe.seed), form, parts)
+        except ValueError as error:
+            context.watcher.say(f"no row {name}: {error}")
+            continue
+        vectors = head(unit_features(unseen).vectors)
+        rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
+    if not recipe.train.frozen:
+        seconds = time.perf_counter() - started
+        context.watcher.say(
+            f"{' and '.join(ROWS)} for comparison: one pass of the untrained backbone over {len(training)} training "
+            f"images, {seconds:.0f} s"
+        )
+    return rows
+
+
+def _tasks(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> tuple[list[tuple[Scatter, EmbeddedSet]], str]:
+    """What candidates are fitted on and then scored on, and the classes that choose in words."""
+    if held_out is not None:
+        count = int((np.bincount(held_out.labels.numpy()) > 1).sum())
+        if count >= MIN_HELD_OUT_CLASSES:
+            rows = some_classes(held_out.labels.numpy(), MAX_CHOOSING_IMAGES, seed)
+            return [(scatter_of([known]), _subset(held_out, rows))], f"chosen on {count} held-out classes"
+    labels = known.labels.numpy()
+    several = np.flatnonzero(np.bincount(labels) > 1)
+    folds = min(FOLDS, len(several) // 2)
+    if folds < 2:
+        return [], f"not chosen: {len(several)} classes with two images or more are too few, expected at least 4"
+    order = np.random.default_rng([seed, len(several)]).permutation(several)
+    parts = [np.isin(labels, order[fold::folds]) for fold in range(folds)]
+    tasks = []
+    for part in parts:
+        rows = np.flatnonzero(part)
+        kept = rows[some_classes(labels[rows], MAX_CHOOSING_IMAGES // folds, seed)]
+        tasks.append((scatter_of([known], [np.flatnonzero(~part)]), _subset(known, kept)))
+    return tasks, f"chosen on {folds} folds of the {len(several)} training classes"
+
+
+def _subset(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
+    return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
+
+
+def _principal(name: str, width: int, limits: Limits) -> list[int]:
+    """The numbers of principal directions that are tried."""
+    if limits.dim is not None and name != "lda":
+        return [limits.dim]
+    most = min(width, MAX_PRINCIPAL) if name == "lda" else min(width, limits.most)
+    if limits.starts:
+        return [most]
+    return list(dict.fromkeys(k for k in (most // d for d in DIVISORS) if k >= min(MIN_PRINCIPAL, most)))
+
+
+def _head(form: ClosedForm, shrinkage: float, principal: int, dim: int | None, scatter: Scatter) -> LinearHead:
+    candidate = form.form(shrinkage, principal)
+    return candidate(scatter, None if dim is None else min(dim, candidate.most(scatter)))
+
+
+def _mean_score(
+    form: ClosedForm, shrinkage: float, principal: int, limits: Limits, tasks: Iterable[tuple[Scatter, EmbeddedSet]]
+) -> float:
+    """The mean of MAP@R over the queries of all tasks."""
+    values: list[Tensor] = []
+    for scatter, embedded in tasks:
+        head = _head(form, shrinkage, principal, limits.dim, scatter)
+        values.append(score_queries(embedded._replace(vectors=head(embedded.vectors)), [METRIC])[0][METRIC])
+    return float(torch.cat(values).mean())
