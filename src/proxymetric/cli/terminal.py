@@ -129,7 +129,9 @@ def result_lines(result: Result) -> str:
         choice += f" ({CHOSEN_ON_TEST}, as in the papers; the score of the last epoch is the honest one)"
     lines = [f"epoch {round(result.chosen_epoch, 2)} of {round(result.epochs, 2)} {choice}; {scored_on}"]
     if result.closed_form is not None:
-        lines = [str(Fit(**result.closed_form)), *lines] if result.epochs else [str(Fit(**result.closed_form)), scored_on]
+        lines = (
+            [str(Fit(**result.closed_form)), *lines] if result.epochs else [str(Fit(**result.closed_form)), scored_on]
+        )
     if result.whiten is not None:
         lines.append(describe_whitening(result.whiten))
     if result.skipped_steps:

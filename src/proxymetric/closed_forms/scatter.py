@@ -39,6 +39,8 @@ class Scatter:
         self.counts = torch.zeros(classes, dtype=torch.float64)
         self.sums = torch.zeros(classes, width, dtype=torch.float64)
         self.products = torch.zeros(width, width, dtype=torch.float64)
+        self._spectra: dict[int, tuple[Tensor, Tensor]] = {}
+        """by number of principal directions: the variances within classes along them, and their axes (D, F)"""
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add a block of features.
@@ -50,6 +52,9 @@ class Scatter:
         Raises:
             ValueError: a feature is not finite.
         """
+        self._spectra.clear()
+        for name in ("within", "principal"):
+            self.__dict__.pop(name, None)  # made from earlier sums
         for start in range(0, len(features), BLOCK_ROWS):
             rows = features[start : start + BLOCK_ROWS].detach().double().cpu()
             broken = (~rows.isfinite().all(1)).nonzero().flatten()
@@ -156,11 +161,15 @@ class Scatter:
             dim: D, number of principal directions, the rows of P, at most F.
         """
         if not 1 <= dim <= self.width:
-            raise ValueError(f"principal: got {dim}, expected at least 1 and at most {self.width}, the number of features")
-        directions = self.principal[:dim]
-        values, vectors = eigenvectors(directions @ self.within @ directions.T)
-        values = values.clamp(min=0)
-        return ((1 - shrinkage) * values + shrinkage * values.mean()).rsqrt()[:, None] * (vectors @ directions)
+            raise ValueError(
+                f"principal: got {dim}, expected at least 1 and at most {self.width}, the number of features"
+            )
+        if dim not in self._spectra:
+            directions = self.principal[:dim]
+            values, vectors = eigenvectors(directions @ self.within @ directions.T)
+            self._spectra[dim] = values.clamp(min=0), vectors @ directions
+        values, axes = self._spectra[dim]
+        return ((1 - shrinkage) * values + shrinkage * values.mean()).rsqrt()[:, None] * axes
 
 
 def eigenvectors(covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,9 +71,7 @@ def with_linear_layer(head: nn.Module, weight: Tensor, bias: Tensor) -> nn.Modul
     """
     earlier = linear_layer(head).weight
     # Random weights would move the seed of all that follows.
-    linear = nn.utils.skip_init(
-        nn.Linear, weight.shape[1], weight.shape[0], device=earlier.device, dtype=earlier.dtype
-    )
+    linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=earlier.device, dtype=earlier.dtype)
     linear.weight.data.copy_(weight)
     linear.bias.data.copy_(bias)
-    return nn.Sequential(*head[:-1], linear) if isinstance(head, nn.Sequential) else linear
+    return nn.Sequential(*list(head)[:-1], linear) if isinstance(head, nn.Sequential) else linear

@@ -62,7 +62,19 @@ CLOSED_FORMS: dict[str, Method] = load_registry(
 )
 """the same for methods that no step trains: `train` computes their head from all features at once"""
 
-__all__ = ["CATALOGUE", "CLOSED_FORMS", "About", "Method", "closed_form", "lookup", "method", "methods", "needs", "options", "rows"]
+__all__ = [
+    "CATALOGUE",
+    "CLOSED_FORMS",
+    "About",
+    "Method",
+    "closed_form",
+    "lookup",
+    "method",
+    "methods",
+    "needs",
+    "options",
+    "rows",
+]
 
 
 def methods() -> list[str]:

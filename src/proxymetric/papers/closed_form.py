@@ -70,6 +70,8 @@ def imply_settings(method: str, protocol: str, tables: dict[str, dict[str, Any]]
         _imply_training(method, protocol, tables)
     if method in CLOSED_FORMS or tables["train"].get("start") not in (None, "none"):
         _imply_encoder(method, tables)
+    if tables["train"].get("whiten") is True:
+        _check_whitening(tables)
 
 
 def _imply_training(method: str, protocol: str, tables: dict[str, dict[str, Any]]) -> None:
@@ -108,3 +110,15 @@ def _imply_encoder(method: str, tables: dict[str, dict[str, Any]]) -> None:
                 f"encoder.{key}: got {encoder[key]!r} with {name}, expected {needed!r}: a closed form is a linear head "
                 "on features of length 1"
             )
+
+
+def _check_whitening(tables: dict[str, dict[str, Any]]) -> None:
+    """Refuse a whitening at the end where the trained head is no linear layer of its own."""
+    obstacles = {
+        "encoder.head='none'": tables["encoder"].get("head") == "none",
+        "loss.nested, whose first dimensions it would mix": tables["loss"].get("nested") not in (None, "none"),
+        "train.parallel='fsdp'": tables["train"].get("parallel") == "fsdp",
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            raise ValueError(f"train.whiten: got True with {obstacle}; expected false")

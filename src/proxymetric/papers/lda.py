@@ -14,7 +14,7 @@ from proxymetric.papers.closed_form import AUTO, ClosedForm
     no_plan="is computed in closed form, in one pass over the features",
 )
 def lda(classes: int, dim: int, *, shrinkage: float | str = AUTO) -> Objective:
-    """Keep the directions in which classes differ most, compared with the images of one class. Form: `closed_forms.LDA`.
+    """Keep the directions in which classes differ most, compared with images of one class. Form: `closed_forms.LDA`.
 
     ``z = V S^(-1/2) P (x - m),  S = (1 - a) P S_w P^T + a tr(P S_w P^T)/K I``
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class Fit(NamedTuple):
         images: that the head was fitted on.
         classes: of these images.
         single: classes of one image among them, which say nothing about the covariance within classes.
-        seconds: time of the choice and of the fit, without the features.
+        seconds: processor time of the choice and of the fit, without the features; 0: not known.
     """
 
     name: str
@@ -78,10 +78,29 @@ class Fit(NamedTuple):
         value = "" if self.score is None else f" ({METRIC} {100 * self.score:.1f})"
         single = f", {self.single} of them with a single image" if self.single else ""
         directions = "all" if self.principal is None else f"{self.principal} principal"
+        cost = f" in {self.seconds:.1f} s" if self.seconds else ""
         return (
             f"{self.name}: shrinkage {self.shrinkage:g}, {directions} directions, {self.chosen_on}{value}; fitted on "
-            f"{self.images} images of {self.classes} classes{single} in {self.seconds:.1f} s"
+            f"{self.images} images of {self.classes} classes{single}{cost}"
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry `closed_form` of a result, which does not depend on the speed of the machine."""
+        return {name: value for name, value in self._asdict().items() if name != "seconds"}
+
+
+class Folds(NamedTuple):
+    """What candidates are fitted on and then scored on.
+
+    Attributes:
+        tasks: for each fold, the sums that a candidate is fitted on, and the features that it is scored on.
+        words: which classes choose.
+        width: the most principal directions that these images have.
+    """
+
+    tasks: list[tuple[Scatter, EmbeddedSet]]
+    words: str
+    width: int
 
 
 class Limits(NamedTuple):
@@ -148,48 +167,81 @@ def scatter_of(parts: Sequence[EmbeddedSet], rows: Sequence[np.ndarray] | None =
     return result
 
 
-def choose(name: str, form: ClosedForm, known: EmbeddedSet, held_out: EmbeddedSet | None, limits: Limits, seed: int) -> Fit:
+def make_folds(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> Folds:
+    """Divide classes into those that candidates are fitted on and those that they are scored on.
+
+    Args:
+        known: features of the training images.
+        held_out: features of the held-out images; None, or too few classes: folds of the training classes choose.
+        seed: of the folds.
+    """
+    labels, width = known.labels.numpy(), known.vectors.shape[1]
+    several = np.flatnonzero(np.bincount(labels) > 1)
+    folds = min(FOLDS, len(several) // 2)
+    if held_out is not None:
+        count = int((np.bincount(held_out.labels.numpy()) > 1).sum())
+        if count >= (MIN_HELD_OUT_CLASSES if folds > 1 else 2):
+            rows = some_classes(held_out.labels.numpy(), MAX_CHOOSING_IMAGES, seed)
+            tasks = [(scatter_of([known]), _subset(held_out, rows))]
+            return Folds(tasks, f"chosen on {count} held-out classes", min(width, max(1, len(labels) - 1)))
+    if folds < 2:
+        words = f"not chosen: {len(several)} classes with two images or more are too few, expected at least 4"
+        return Folds([], words, min(width, max(1, len(labels) - 1)))
+    order = np.random.default_rng([seed, len(several)]).permutation(several)
+    tasks = []
+    for fold in range(folds):
+        is_scored = np.isin(labels, order[fold::folds])
+        rows = np.flatnonzero(is_scored)
+        rows = rows[some_classes(labels[rows], MAX_CHOOSING_IMAGES // folds, seed)]
+        tasks.append((scatter_of([known], [np.flatnonzero(~is_scored)]), _subset(known, rows)))
+    words = f"chosen on {folds} folds of the {len(several)} training classes"
+    return Folds(tasks, words, min(width, *(max(1, scatter.images - 1) for scatter, _ in tasks)))
+
+
+def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits) -> Fit:
     """Choose shrinkage and directions by MAP@R on classes that the candidates are not fitted on.
 
     Args:
         name: the name of the closed form.
         form: the closed form.
-        known: features of the training images.
-        held_out: features of the held-out images; None, or too few classes: folds of the training classes choose.
+        folds: what the candidates are fitted on, and what they are scored on.
         limits: which heads are candidates.
-        seed: of the folds.
     """
     if name == UNTRAINED:
         return Fit(name, 0.0, None, None, None, "")
-    tasks, words = _tasks(known, held_out, seed)
-    widths = min([known.vectors.shape[1], *(max(1, scatter.images - 1) for scatter, _ in tasks)])
-    shrinkages = SHRINKAGES if not isinstance(form.shrinkage, float) else (form.shrinkage,)
-    candidates = [(a, k) for k in _principal(name, widths, limits) for a in shrinkages]
-    if len(candidates) == 1:
-        return Fit(name, *candidates[0], limits.dim, None, "as named")
-    if not tasks:
-        shrinkage = form.shrinkage if isinstance(form.shrinkage, float) else FALLBACK_SHRINKAGE
-        return Fit(name, shrinkage, candidates[0][1], limits.dim, None, words)
-    scores = [_mean_score(form, a, k, limits, tasks) for a, k in candidates]
-    best = int(np.argmax(scores))
-    return Fit(name, *candidates[best], limits.dim, scores[best], words)
+    named = form.shrinkage if isinstance(form.shrinkage, float) else None
+    shrinkages = SHRINKAGES if named is None else (named,)
+    numbers = _principal(name, folds.width, limits)
+    if len(shrinkages) * len(numbers) == 1:
+        return Fit(name, shrinkages[0], numbers[0], limits.dim, None, "as named")
+    if not folds.tasks:
+        return Fit(name, named or FALLBACK_SHRINKAGE, numbers[0], limits.dim, None, folds.words)
+
+    def value(shrinkage: float, principal: int) -> float:
+        return _mean_score(form, shrinkage, principal, limits.dim, folds.tasks)
+
+    # The best shrinkage hardly depends on the number of directions: first the one, then the other.
+    scores = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
+    best = max(scores, key=scores.__getitem__)[0]
+    scores |= {(best, principal): value(best, principal) for principal in numbers[1:]}
+    best, principal = max(scores, key=scores.__getitem__)
+    return Fit(name, best, principal, limits.dim, scores[best, principal], folds.words)
 
 
-def fitted(fit: Fit, form: ClosedForm, parts: Sequence[EmbeddedSet]) -> tuple[Fit, LinearHead]:
-    """Fit a chosen head on embedded sets.
+def fitted(fit: Fit, form: ClosedForm, scatter: Scatter) -> tuple[Fit, LinearHead]:
+    """Fit a chosen head on the sums over all its images.
 
     Returns:
         What was fitted, and the head with the length of a new one.
     """
     started = time.process_time()
-    scatter = scatter_of(parts)
     if fit.name == UNTRAINED:
         head = form.form(0.0, None)(scatter)
     else:
         head = _head(form, fit.shrinkage, min(fit.principal or scatter.width, scatter.width), fit.dim, scatter).scaled()
     seconds = round(fit.seconds + time.process_time() - started, 2)
-    counts = {"images": scatter.images, "classes": scatter.classes, "single": scatter.single}
-    return fit._replace(**counts, seconds=seconds), head
+    counts = fit._replace(images=scatter.images, classes=scatter.classes, single=scatter.single)
+    return counts._replace(seconds=seconds), head
 
 
 def compute_head(
@@ -215,9 +267,10 @@ def compute_head(
         if held_out is not None:
             others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
         started = time.process_time()
-        fit = choose(name, form, known, others, Limits.of(context.recipe, encoder.width), context.recipe.seed)
-    fit = fit._replace(seconds=time.process_time() - started)
-    fit, head = fitted(fit, form, [known])
+        folds = make_folds(known, others, context.recipe.seed)
+        fit = choose(name, form, folds, Limits.of(context.recipe, encoder.width))
+    scatter = scatter_of([known])
+    fit, head = fitted(fit._replace(seconds=time.process_time() - started), form, scatter)
     if context.recipe.train.start is not None:
         head = head.widened(start_dim(context.recipe, encoder.width))
     return fit, head
@@ -246,17 +299,16 @@ def closed_form_rows(
         others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
     parts = [known] if others is None or held_out is unseen.images else [known, others]
     rows: dict[str, dict[str, float]] = {}
-    for name in (name for name in ROWS if name != recipe.method):
-        form = closed_form(name)
-        assert form is not None
-        limits = Limits(None, min(MAX_PRINCIPAL, encoder.width))
-        try:
-            fit, head = fitted(choose(name, form, known, others, limits, recipe.seed), form, parts)
-        except ValueError as error:
-            context.watcher.say(f"no row {name}: {error}")
-            continue
-        vectors = head(unit_features(unseen).vectors)
-        rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
+    try:
+        folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
+        for name in (name for name in ROWS if name != recipe.method):
+            form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
+            assert form is not None
+            head = fitted(choose(name, form, folds, limits), form, scatter)[1]
+            vectors = head(unit_features(unseen).vectors)
+            rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
+    except ValueError as error:
+        context.watcher.say(f"no closed forms for comparison: {error}")
     if not recipe.train.frozen:
         seconds = time.perf_counter() - started
         context.watcher.say(
@@ -264,28 +316,6 @@ def closed_form_rows(
             f"images, {seconds:.0f} s"
         )
     return rows
-
-
-def _tasks(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> tuple[list[tuple[Scatter, EmbeddedSet]], str]:
-    """What candidates are fitted on and then scored on, and the classes that choose in words."""
-    if held_out is not None:
-        count = int((np.bincount(held_out.labels.numpy()) > 1).sum())
-        if count >= MIN_HELD_OUT_CLASSES:
-            rows = some_classes(held_out.labels.numpy(), MAX_CHOOSING_IMAGES, seed)
-            return [(scatter_of([known]), _subset(held_out, rows))], f"chosen on {count} held-out classes"
-    labels = known.labels.numpy()
-    several = np.flatnonzero(np.bincount(labels) > 1)
-    folds = min(FOLDS, len(several) // 2)
-    if folds < 2:
-        return [], f"not chosen: {len(several)} classes with two images or more are too few, expected at least 4"
-    order = np.random.default_rng([seed, len(several)]).permutation(several)
-    parts = [np.isin(labels, order[fold::folds]) for fold in range(folds)]
-    tasks = []
-    for part in parts:
-        rows = np.flatnonzero(part)
-        kept = rows[some_classes(labels[rows], MAX_CHOOSING_IMAGES // folds, seed)]
-        tasks.append((scatter_of([known], [np.flatnonzero(~part)]), _subset(known, kept)))
-    return tasks, f"chosen on {folds} folds of the {len(several)} training classes"
 
 
 def _subset(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
@@ -308,11 +338,11 @@ def _head(form: ClosedForm, shrinkage: float, principal: int, dim: int | None, s
 
 
 def _mean_score(
-    form: ClosedForm, shrinkage: float, principal: int, limits: Limits, tasks: Iterable[tuple[Scatter, EmbeddedSet]]
+    form: ClosedForm, shrinkage: float, principal: int, dim: int | None, tasks: Iterable[tuple[Scatter, EmbeddedSet]]
 ) -> float:
     """The mean of MAP@R over the queries of all tasks."""
     values: list[Tensor] = []
     for scatter, embedded in tasks:
-        head = _head(form, shrinkage, principal, limits.dim, scatter)
+        head = _head(form, shrinkage, principal, dim, scatter)
         values.append(score_queries(embedded._replace(vectors=head(embedded.vectors)), [METRIC])[0][METRIC])
     return float(torch.cat(values).mean())

@@ -258,10 +258,10 @@ def remarks(result: Result) -> list[str]:
     higher = [name for name in CLOSED_FORMS if result.rows.get(name, {}).get(first, 0.0) > trained[first]]
     if higher:
         best = max(higher, key=lambda name: result.rows[name][first])
+        value = f"{100 * result.rows[best][first]:.1f} {first}"
         start = "" if is_computed else f", or --start {best} for a head that begins with it"
         sentences.append(
-            f"{best}, which takes seconds, scores higher than the trained encoder: {100 * result.rows[best][first]:.1f} "
-            f"{first}; try --method {best}{start}"
+            f"{best}, which takes seconds, scores higher than the trained encoder: {value}; try --method {best}{start}"
         )
     drops = [f"{name} {100 * untrained[name]:.1f} to {100 * trained[name]:.1f}" for name in shared if change[name] < 0]
     if change[first] > 0 and drops and result.chosen_epoch:

@@ -176,15 +176,17 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
             )
     page = check_page(folder)
     part = result.evaluated_on
-    if part is None or (part == "validation" and result.refit):
+    if part is None:
         raise ValueError(
             f"run: got {folder}, whose model was trained on every class of its data; expected a run with classes that "
             "it was not trained on. `proxymetric evaluate --data` writes a page for other images"
         )
+    # A refitted model may know every class: then the model that chose its epochs was scored.
+    known = part == "validation" and result.refit is not None
     return draw_report(
         page,
         result=result,
-        embedded=unseen_vectors(folder, watcher or Silent(), part),
+        embedded=unseen_vectors(folder, watcher or Silent(), part, "chosen" if known else "best"),
         training_images=seen_set(folder) if result.uncertainty is not None else None,
     )
 

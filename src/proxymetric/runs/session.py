@@ -182,7 +182,7 @@ class RunSession:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
             learner, training_images, result.refit = self._refit(images, result.chosen_epoch)
-        result.closed_form = None if self.fit is None else self.fit._asdict()
+        result.closed_form = None if self.fit is None else self.fit.as_dict()
         last_scores = self._last_scores(training.trainer, unseen)
         self._load_chosen(training)
         if recipe.train.whiten:
@@ -281,6 +281,11 @@ class RunSession:
         if stored := stored_facts.get("closed_form"):
             self.fit = Fit(**stored)
         learner = make_learner(context, encoder, images_by_class(training))
+        if recipe.train.whiten and has_uncertainty(learner.criterion):
+            raise ValueError(
+                f"train.whiten: got true with method {recipe.method!r}, whose uncertainty is that of the trained "
+                "vectors; expected false"
+            )
         feed = train_feed(context, encoder, training)
         facts = self._facts(encoder, stored_facts)
         trainer = Trainer(
@@ -400,6 +405,7 @@ class RunSession:
             weights=weights,
             earlier_seconds=stored.get("seconds", 0.0),
             clock=lambda: time.perf_counter() - self.started,
+            closed_form=None if self.fit is None else self.fit.as_dict(),
         )
 
     def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from proxymetric.metrics.names import lower_is_better
 from proxymetric.models.run_folder import read_state
 from proxymetric.papers import closed_form
 from proxymetric.runs.assemble import RunContext, embedder
-from proxymetric.runs.closed_form import Fit, Limits, choose, fitted
+from proxymetric.runs.closed_form import Fit, Limits, choose, fitted, make_folds, scatter_of
 from proxymetric.runs.score import score
 from proxymetric.training.learner import Learner
 
@@ -39,7 +39,7 @@ class Whitened(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The entry `whiten` of the result."""
-        return self._asdict() | {"fit": self.fit._asdict()}
+        return self._asdict() | {"fit": self.fit.as_dict()}
 
 
 def whiten(
@@ -64,7 +64,8 @@ def whiten(
     assert form is not None
     known = embedder(context, encoder, training, "training images")("vectors")
     others = None if held_out is None else embedder(context, encoder, held_out, "held-out classes")("vectors")
-    fit, head = fitted(fit or choose(FORM, form, known, others, limits, context.recipe.seed), form, [known])
+    fit = fit or choose(FORM, form, make_folds(known, others, context.recipe.seed), limits)
+    fit, head = fitted(fit, form, scatter_of([known]))
     options, before, after = context.recipe.train, {}, {}
     kept = True
     if others is not None:
