@@ -54,9 +54,10 @@ class Part(NamedTuple):
 
 def methods_table() -> str:
     """The catalogue: method, paper, and when to choose it."""
-    from proxymetric.papers import CATALOGUE
+    from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 
-    rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in CATALOGUE.items()]
+    methods = CATALOGUE | CLOSED_FORMS
+    rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in methods.items()]
     return table(["method", "paper", "choose it"], rows)
 
 

@@ -101,7 +101,7 @@ def test_without_held_out_classes_the_whitened_head_is_kept_and_loaded(letters, 
 
 
 def test_a_refitted_encoder_is_whitened_by_what_the_held_out_classes_chose(letters, tmp_path):
-    settings = LEARN | {"train__refit": True, "train__epochs": 3, "train__start": "whitening"}
+    settings = LEARN | {"train__refit": True, "train__epochs": 3}
     done = run(letters, tmp_path / "run", **settings | WHITEN)
     assert done.result.refit is not None
     assert done.result.whiten["kept"]

@@ -14,11 +14,12 @@ from proxymetric.closed_forms.scatter import Scatter, eigenvectors
 class LDA:
     """Keep the directions in which classes differ most, compared with the images of one class (Fisher 1936).
 
-    ``z = V S^(-1/2) P (x - m),  S = (1 - a) P S_w P^T + a tr(P S_w P^T)/K I``
+    ``z = V S^{-1/2} P (x - m),
+    S = (1 - a) P S_w P^T + a tr(P S_w P^T) I / K``
 
     x is a feature vector of length 1, m the mean of all of them, S_w their covariance within classes, and P holds its K
     leading principal directions. a is the shrinkage (Friedman 1989). The rows of V are the leading eigenvectors of the
-    covariance of the class means m_c, whitened: ``sum_c n_c/N S^(-1/2) P (m_c - m)(m_c - m)^T P^T S^(-1/2)``. Its rank
+    covariance of the class means m_c, whitened: ``sum_c n_c/N S^{-1/2} P (m_c - m)(m_c - m)^T P^T S^{-1/2}``. Its rank
     is at most C - 1.
 
     Relations: `Whitening`, and then a choice of directions. LDA drops every direction in which the known classes do not

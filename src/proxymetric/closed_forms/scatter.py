@@ -152,7 +152,8 @@ class Scatter:
     def whitener(self, shrinkage: float, dim: int) -> Tensor:
         """The matrix A P (D, F): the leading principal directions, then the root that makes S the identity.
 
-        ``S = (1 - a) P S_w P^T + a tr(P S_w P^T)/D I,  A = S^(-1/2) up to a rotation``
+        ``S = (1 - a) P S_w P^T + a tr(P S_w P^T) I / D,
+        A = S^{-1/2} up to a rotation``
 
         With a > 0, S is regular also if S_w is singular (D > N - C). All a and D share one decomposition (F, F).
 

@@ -12,7 +12,8 @@ from proxymetric.closed_forms.scatter import Scatter
 class Whitening:
     """Divide each direction by how much the images of one class differ along it (Hatch et al. 2006).
 
-    ``z = S^(-1/2) P (x - m),  S = (1 - a) P S_w P^T + a tr(P S_w P^T)/K I``
+    ``z = S^{-1/2} P (x - m),
+    S = (1 - a) P S_w P^T + a tr(P S_w P^T) I / K``
 
     x is a feature vector of length 1, m the mean of all of them, and S_w their covariance within classes. The rows of P
     are the K leading principal directions of x: few images say little about the others. a is the shrinkage (Friedman

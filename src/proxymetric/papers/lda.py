@@ -16,7 +16,8 @@ from proxymetric.papers.closed_form import AUTO, ClosedForm
 def lda(classes: int, dim: int, *, shrinkage: float | str = AUTO) -> Objective:
     """Keep the directions in which classes differ most, compared with images of one class. Form: `closed_forms.LDA`.
 
-    ``z = V S^(-1/2) P (x - m),  S = (1 - a) P S_w P^T + a tr(P S_w P^T)/K I``
+    ``z = V S^{-1/2} P (x - m),
+    S = (1 - a) P S_w P^T + a tr(P S_w P^T) I / K``
 
     `train` fits the head as that of `whitening`. The vectors have at most C - 1 dimensions.
 

@@ -16,7 +16,8 @@ from proxymetric.papers.closed_form import AUTO, ClosedForm
 def whitening(classes: int, dim: int, *, shrinkage: float | str = AUTO) -> Objective:
     """Divide each direction by how much the images of one class differ along it. Form: `closed_forms.Whitening`.
 
-    ``z = S^(-1/2) P (x - m),  S = (1 - a) P S_w P^T + a tr(P S_w P^T)/K I``
+    ``z = S^{-1/2} P (x - m),
+    S = (1 - a) P S_w P^T + a tr(P S_w P^T) I / K``
 
     `train` fits the head on features of length 1 from the frozen backbone, in one pass, and takes no step. It chooses
     a and K by MAP@R on held-out classes, or on folds of the training classes if fewer than ten are held out, and then
