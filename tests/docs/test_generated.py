@@ -67,7 +67,9 @@ def test_an_equation_that_cannot_be_drawn_stays_code():
 
 def test_every_method_has_a_page_with_its_pieces():
     pages = methods.method_pages()
-    assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE | CLOSED_FORMS} | {"methods/index.md"}
+    assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE | CLOSED_FORMS} | {
+        "methods/index.md"
+    }
     isa = pages["methods/proxy-isa.md"]
     for kind, piece in (("Loss", "ProxyAnchor"), ("Weighting", "InformativeSamples"), ("Source", "LearnedProxies")):
         assert re.search(rf"## {kind}\n\n::: [\w.]+\.{piece}\n", isa)

@@ -129,9 +129,12 @@ def result_lines(result: Result) -> str:
         choice += f" ({CHOSEN_ON_TEST}, as in the papers; the score of the last epoch is the honest one)"
     lines = [f"epoch {round(result.chosen_epoch, 2)} of {round(result.epochs, 2)} {choice}; {scored_on}"]
     if result.closed_form is not None:
-        lines = (
-            [str(Fit(**result.closed_form)), *lines] if result.epochs else [str(Fit(**result.closed_form)), scored_on]
-        )
+        lines.insert(0, str(Fit(**result.closed_form)))
+        if not result.steps:
+            where = "test" if result.evaluated_on == "test" else "held-out"
+            lines[1] = scored_on if result.evaluated_on is None else f"scores on {images} {where} classes"
+            if where == "held-out" and result.refit:
+                lines[1] += ", of the head that was fitted without them"
     if result.whiten is not None:
         lines.append(describe_whitening(result.whiten))
     if result.skipped_steps:

@@ -132,6 +132,9 @@ class Result:
         counts = self.data.get(self.evaluated_on or "", {})
         known = counts.get("training_classes", 0)
         chose_epoch = self.evaluated_on == "validation" and self.chosen_by != "last"
+        computed = None if self.steps else self.closed_form
+        if computed is not None and self.evaluated_on == "validation" and "held-out" in computed["chosen_on"]:
+            return "held-out classes, not fitted on, but they chose the shrinkage"
         if not known:
             return f"held-out classes, {CHOSE_EPOCH}" if chose_epoch else "classes never seen in training"
         words = f"images not trained on ({known} of their {counts['classes']} classes are training classes)"

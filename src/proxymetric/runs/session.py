@@ -507,7 +507,7 @@ class RunSession:
             epochs=trainer.passed,
             chosen_epoch=chosen["epoch"],
             chosen_step=chosen["step"],
-            chosen_by=recipe.train.monitor if trainer.best is not None else "last",
+            chosen_by=recipe.train.monitor if trainer.best is not None and trainer.steps else "last",
             validation=chosen,
             curve=trainer.curve,
         )
