@@ -23,7 +23,7 @@ def lda(classes: int, dim: int, *, shrinkage: float | str = AUTO) -> Objective:
 
     Args:
         classes: number of training classes, C.
-        dim: width of the embeddings, D. `train` chooses at most this many; exactly this many if it is named.
+        dim: width of the embeddings, D. `train` chooses at most this many, or takes what is named, as far as there are.
         shrinkage: a in (0, 1], or "auto".
     """
     return ClosedForm(LDA, shrinkage, classes, dim)

@@ -25,7 +25,7 @@ def whitening(classes: int, dim: int, *, shrinkage: float | str = AUTO) -> Objec
 
     Args:
         classes: number of training classes, C.
-        dim: width of the embeddings, D. `train` chooses at most this many; exactly this many if it is named.
+        dim: width of the embeddings, D. `train` chooses at most this many, or takes what is named, as far as there are.
         shrinkage: a in (0, 1], or "auto".
     """
     return ClosedForm(Whitening, shrinkage, classes, dim)

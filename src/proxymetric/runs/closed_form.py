@@ -74,7 +74,7 @@ class Fit(NamedTuple):
 
     def __str__(self) -> str:
         if self.name == UNTRAINED:
-            return "untrained: the features are compared as they are"
+            return "untrained: the features of the backbone"
         value = "" if self.score is None else f" ({METRIC} {100 * self.score:.1f})"
         single = f", {self.single} of them with a single image" if self.single else ""
         directions = "all" if self.principal is None else f"{self.principal} principal"
@@ -107,7 +107,7 @@ class Limits(NamedTuple):
     """Which heads are candidates.
 
     Attributes:
-        dim: the dimensions that the recipe names; None: they are chosen.
+        dim: the dimensions that the recipe names, at most all features; None: they are chosen.
         most: the most dimensions otherwise.
         starts: the head starts a training: it keeps as many directions as it may.
     """
@@ -119,18 +119,18 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, recipe: Recipe, width: int) -> Limits:
         """The limits that a recipe sets for features of some width."""
-        named = recipe.changed.get("encoder", {}).get("dim")
-        dim, starts = recipe.encoder["dim"], recipe.train.start is not None
-        if named is not None and not starts and dim > width:
-            raise ValueError(f"encoder.dim: got {dim}, expected at most {width}, the number of features")
-        return cls(None if named is None else min(dim, width), min(dim or width, width), starts)
+        named, dim = recipe.changed.get("encoder", {}).get("dim"), min(recipe.encoder["dim"] or width, width)
+        return cls(None if named is None else dim, dim, recipe.train.start is not None)
 
 
 def nothing_trained(recipe: Recipe) -> str:
     """Say that a method in closed form takes no step, and which settings of the recipe therefore have no effect."""
     without_effect = [f"train.{key}" for key in recipe.changed.get("train", {}) if key not in USED_OPTIONS]
     end = f"; without effect: {', '.join(without_effect)}" if without_effect else ""
-    return f"{recipe.method}: nothing is trained; the head is computed from frozen features in one pass{end}"
+    what = "the features are compared as they are"
+    if recipe.method != UNTRAINED:
+        what = "the head is computed from frozen features in one pass"
+    return f"{recipe.method}: nothing is trained; {what}{end}"
 
 
 def start_dim(recipe: Recipe, width: int) -> int:
