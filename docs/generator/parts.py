@@ -54,10 +54,9 @@ class Part(NamedTuple):
 
 def methods_table() -> str:
     """The catalogue: method, paper, and when to choose it."""
-    from proxymetric.papers import CATALOGUE, CLOSED_FORMS
+    from proxymetric.papers import CATALOGUE
 
-    methods = CATALOGUE | CLOSED_FORMS
-    rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in methods.items()]
+    rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in CATALOGUE.items()]
     return table(["method", "paper", "choose it"], rows)
 
 
