@@ -105,7 +105,7 @@ def test_defaults_are_those_of_the_signatures():
             "encoder, loss, train; did you mean 'loss.margin'?",
         ),
         ({"patience": 2}, "train; did you mean 'train.patience'?"),
-        ({"method": "proxy-ancor"}, "moco; did you mean 'proxy-anchor'?"),
+        ({"method": "proxy-ancor"}, "lda; did you mean 'proxy-anchor'?"),
         ({"method": {"x": 1}}, "method: got {'x': 1}, expected a name"),
         ({"loss": 1}, "loss: got 1, expected a table, or a key of it: loss.KEY=VALUE"),
         ({"seed": "7"}, "seed: got '7', expected a whole number"),

@@ -15,18 +15,19 @@ EXCLUDED = ("figures", "mlrc")
 
 def method_pages() -> dict[str, str]:
     """The pages of all methods and their index: path in the site -> text."""
-    from proxymetric.papers import CATALOGUE
+    from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 
-    results = stored_runs()
-    pages = {f"methods/{slug(name)}.md": method_page(name, results.get(name, {})) for name in CATALOGUE}
+    results, methods = stored_runs(), CATALOGUE | CLOSED_FORMS
+    pages = {f"methods/{slug(name)}.md": method_page(name, results.get(name, {})) for name in methods}
     rows = [
         [f"[`{name}`]({slug(name)}.md)", row.about.paper, row.about.choose, "yes" if name in results else ""]
-        for name, row in CATALOGUE.items()
+        for name, row in methods.items()
     ]
     index = table(["method", "paper", "choose it", "measured here"], rows)
     text = (
         "A method assembles a loss, a source of references and, for some methods, a weighting or a scheme, with the "
-        "numbers of its paper. `proxymetric methods NAME` prints the arguments of a method; "
+        "numbers of its paper. The last three train nothing: they compute the head from the features of the backbone. "
+        "`proxymetric methods NAME` prints the arguments of a method; "
         "[Which backbone and method tonight](../choose.md) helps to choose."
     )
     return pages | {"methods/index.md": f"# Methods\n\n{text}\n\n{index}\n"}
@@ -44,18 +45,16 @@ def slug(name: str) -> str:
 def method_page(name: str, results: dict[str, list[dict]]) -> str:
     """The page of a method: catalogue row, function, pieces, measured results."""
     from proxymetric.criterion import NEEDS
-    from proxymetric.papers import CATALOGUE
+    from proxymetric.papers import CLOSED_FORMS, lookup
 
-    row = CATALOGUE[name]
+    row = lookup(name)
     facts = [f"**Paper:** {row.about.paper}", f"**Choose it:** {row.about.choose}"]
     if row.about.samples_per_class:
         facts.append(f"**Batches:** {row.about.samples_per_class} images of a class in each batch")
     facts += [f"**Needs** in your own loop: {_code(NEEDS[need])}" for need in row.about.needs]
+    command = f"```bash\nproxymetric train --data PHOTOS --method {name}\n```"
     call = f'criterion = pm.method("{name}", classes=100, dim=512{_steps(row)})'
-    usage = (
-        f"```python\nimport proxymetric as pm\n\n{call}\n```\n\n"
-        f"```bash\nproxymetric train --data PHOTOS --method {name}\n```"
-    )
+    usage = command if name in CLOSED_FORMS else f"```python\nimport proxymetric as pm\n\n{call}\n```\n\n{command}"
     options = "    options:\n      heading_level: 3\n      members: false\n      skip_local_inventory: true\n"
     directive = f"::: {row.__module__}.{row.__name__}\n{options}"
     parts = [f"# `{name}`", "\n".join(f"- {fact}" for fact in facts), "## Use it", usage, "## Arguments", directive]
@@ -83,9 +82,11 @@ def _code(text: str) -> str:
 def pieces(name: str) -> list[tuple[str, type]]:
     """The classes that a method is assembled from, with the kind of each."""
     from proxymetric.core.pieces import Compare, Objective, Source, Sum, Weighting
-    from proxymetric.papers import CATALOGUE
+    from proxymetric.papers import closed_form, lookup
 
-    objective = CATALOGUE[name](4, 8)
+    if (computed := closed_form(name)) is not None:
+        return [("Form", type(computed.form(1.0, None)))]
+    objective = lookup(name)(4, 8)
     kinds: dict[type, str] = {}
     for module in objective.modules():
         if isinstance(module, Compare):

@@ -32,6 +32,7 @@ from typing import Any
 from proxymetric.checks import MAX_DIM, SIZES
 from proxymetric.files import read_toml
 from proxymetric.protocol import PROTOCOLS
+from proxymetric.recipe_keys import everyday_hint
 from proxymetric.signatures import did_you_mean, fit, one_of
 from proxymetric.tracking.tracker import TRACKERS
 
@@ -45,6 +46,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "decay": ("none", "step", "cosine", "plateau"),
     "amp": ("auto", "bf16", "fp16", "off"),
     "parallel": ("ddp", "fsdp"),
+    "start": (None, "whitening", "lda"),
     "track": (None, *TRACKERS),
 }
 """key of `[train]` -> the values it may have"""
@@ -66,17 +68,6 @@ MINIMA = {
 """key of `[train]` -> its smallest value"""
 MAXIMA: dict[str, float] = {"epochs": 10**6, "batch": 10**7, "accumulate": 10**6, "lr": 10, "proxy_lr": 1000}
 """key of `[train]` -> its largest value; with larger ones a run can only fail"""
-EVERYDAY_NAMES = {
-    "data.validation": ("held-out", "hold-out", "holdout", "val", "valid", "val-split"),
-    "data.workers": ("num-workers",),
-    "encoder.backbone": ("model",),
-    "encoder.dim": ("embedding-dim", "embedding-size"),
-    "train.batch": ("batch-size", "bs"),
-    "train.epochs": ("num-epochs",),
-    "train.lr": ("learning-rate",),
-    "view.size": ("image-size", "img-size", "input-size"),
-}
-"""key -> what other programs call it, with - for _"""
 MAX_SEED = 2**63 - 1
 
 
@@ -158,7 +149,11 @@ class TrainOptions:
         frozen: train head and proxies on cached features of the backbone. With encoder.pooling="auto", a network that
             averages its last map adds the maximum to the average.
         refit: after this training, train again on all classes, for the number of epochs that the held-out classes
-            chose.
+            chose. A method in closed form does so unless this is false.
+        start: "whitening" or "lda" starts the head from this closed form on the features of the backbone before
+            training, divided by their length (`closed_forms`). None: a random head.
+        whiten: at the end, put the whitening of the trained vectors behind the head, and keep the better of the two on
+            the held-out classes; without such classes, the whitened one.
         deterministic: make repeated runs bit-identical on a GPU, as they are on a CPU.
         compile: compile the training steps of the backbone with torch.compile and, on a GPU, record them as a CUDA
             graph. The first step takes about half a minute longer; later steps are faster than without compilation.
@@ -197,6 +192,8 @@ class TrainOptions:
     save_every: int = 200
     frozen: bool = False
     refit: bool = False
+    start: str | None = None
+    whiten: bool = False
     deterministic: bool = False
     compile: bool = False
     shard: bool = False
@@ -456,6 +453,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     from proxymetric.encoders.tuning import complete_tuning
     from proxymetric.metrics import names as metric_names
     from proxymetric.papers import lookup, needs
+    from proxymetric.papers.closed_form import imply_settings
 
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, Mapping):
@@ -479,6 +477,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
+    imply_settings(method, protocol, tables)
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     one_of("encoder.pooling", encoder["pooling"], POOLINGS)
     if encoder["dim"] is not None and not 1 <= encoder["dim"] <= MAX_DIM:
@@ -582,7 +581,7 @@ def complete(
     result = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
     for key, value in given.items():
         if key not in parameters:
-            hint = _known_as(key) or did_you_mean(key, parameters) or f" ({', '.join(parameters)})"
+            hint = everyday_hint(key) or did_you_mean(key, parameters) or f" ({', '.join(parameters)})"
             raise ValueError(f"{table}.{key}: got an unknown key, expected a key of [{table}]{hint}")
         if isinstance(value, InnerKeys) and isinstance(result.get(key), str | dict):
             value = _updated(result, {key: value})[key]
@@ -590,20 +589,9 @@ def complete(
     return result
 
 
-def _known_as(key: str) -> str:
-    """Suggest the key of a recipe that other programs give the name `key`, as the end of an error message.
-
-    Example:
-        >>> _known_as("learning_rate"), _known_as("margn")
-        ("; did you mean 'train.lr'?", '')
-    """
-    name = key.lower().replace("_", "-")
-    return next((f"; did you mean {home!r}?" for home, others in EVERYDAY_NAMES.items() if name in others), "")
-
-
 def _expected_key(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
     """The keys that are allowed at the top level, and a suggestion for an unknown key, such as `loss.margin`."""
     homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
     known = (*TOP_KEYS, *builders)
-    hint = f"; did you mean {homes[0]!r}?" if homes else _known_as(key) or did_you_mean(key, known)
+    hint = f"; did you mean {homes[0]!r}?" if homes else everyday_hint(key) or did_you_mean(key, known)
     return f"one of {', '.join(known)}{hint}"

@@ -26,7 +26,7 @@ from proxymetric.cli.terminal import Terminal
 from proxymetric.clock import clock
 from proxymetric.core.watcher import Tick
 from proxymetric.files import read_json
-from proxymetric.papers import CATALOGUE, options
+from proxymetric.papers import CATALOGUE, CLOSED_FORMS, lookup, options
 from proxymetric.search import VectorFile
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
@@ -124,17 +124,17 @@ def test_methods_lists_the_whole_catalogue(monkeypatch):
     answer = proxymetric("methods")
     assert answer.code == 0
     lines = answer.out.splitlines()
-    for name, row in CATALOGUE.items():
+    for name, row in (CATALOGUE | CLOSED_FORMS).items():
         (line,) = [line for line in lines if line.startswith(f"{name} ")]
         assert row.about.paper.split(",")[0] in line
         assert row.about.choose in line
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", CATALOGUE | CLOSED_FORMS)
 def test_one_method_shows_paper_and_arguments(name):
     answer = proxymetric("methods", name)
     assert answer.code == 0
-    assert CATALOGUE[name].about.paper in answer.out
+    assert lookup(name).about.paper in answer.out
     for key, parameter in options(name).items():
         assert f"--set loss.{key}={parameter.default}" in answer.out
         assert parameter.default is not inspect.Parameter.empty

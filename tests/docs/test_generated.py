@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import proxymetric as pm
-from proxymetric.papers import CATALOGUE
+from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 from proxymetric.studies import load_study
 from proxymetric.studies.results import stored_results
 from proxymetric.studies.scores import Results
@@ -67,13 +67,17 @@ def test_an_equation_that_cannot_be_drawn_stays_code():
 
 def test_every_method_has_a_page_with_its_pieces():
     pages = methods.method_pages()
-    assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE} | {"methods/index.md"}
+    assert set(pages) == {f"methods/{methods.slug(name)}.md" for name in CATALOGUE | CLOSED_FORMS} | {
+        "methods/index.md"
+    }
     isa = pages["methods/proxy-isa.md"]
     for kind, piece in (("Loss", "ProxyAnchor"), ("Weighting", "InformativeSamples"), ("Source", "LearnedProxies")):
         assert re.search(rf"## {kind}\n\n::: [\w.]+\.{piece}\n", isa)
     assert CATALOGUE["proxy-isa"].about.paper in isa
     assert ".AlternatingProjections\n" in pages["methods/ccp.md"]
     assert "No results of this method" in pages["methods/moco.md"]
+    assert "::: proxymetric.closed_forms.whitening.Whitening\n" in pages["methods/whitening.md"]
+    assert "pm.method(" not in pages["methods/whitening.md"], "it is no criterion for a loop"
 
 
 def test_stored_runs_are_found_by_method(tmp_path):

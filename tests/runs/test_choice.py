@@ -178,7 +178,7 @@ def test_one_json_explains_the_numbers(chosen: Run) -> None:
     assert result["steps"] == 30
     assert result["skipped_steps"] == 0
     assert len(result["curve"]) == 6
-    assert result["rows"].keys() == {"raw pixels", "untrained encoder", "trained encoder"}
+    assert result["rows"].keys() == {"raw pixels", "untrained encoder", "whitening", "lda", "trained encoder"}
     assert {path.name for path in chosen.folder.iterdir()} == {
         "run.json", "result.json", "log.jsonl", "last.safetensors", "best.safetensors", "held_out.safetensors"
     }  # fmt: skip

@@ -34,7 +34,7 @@ def methods(
     """List the methods with their papers and when to choose each, or describe one method."""
     from proxymetric.cli.tables import catalogue_table
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.papers import CATALOGUE, lookup
+    from proxymetric.papers import CATALOGUE, CLOSED_FORMS, lookup
     from proxymetric.papers import options as arguments
 
     ctx.with_resource(trusting(name))
@@ -46,7 +46,7 @@ def methods(
         terminal.say("\nproxymetric train --recipe RECIPE --data FOLDER trains one; --set changes its settings")
         return
     if name is None:
-        terminal.show(catalogue_table({key: row.about for key, row in CATALOGUE.items()}))
+        terminal.show(catalogue_table({key: row.about for key, row in (CATALOGUE | CLOSED_FORMS).items()}))
         terminal.say("\nproxymetric methods NAME describes one method and its arguments")
         return
     row = lookup(name)

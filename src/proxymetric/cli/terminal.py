@@ -113,7 +113,9 @@ def score_heading(result: Result) -> str:
 
 def result_lines(result: Result) -> str:
     """The lines under the table of scores."""
+    from proxymetric.runs.closed_form import Fit
     from proxymetric.runs.comparison import remarks
+    from proxymetric.runs.whiten import describe_whitening
 
     counts = result.data.get(result.evaluated_on or "", {})
     images = f"{counts.get('images', 0)} images of {counts.get('classes', 0)}"
@@ -126,10 +128,20 @@ def result_lines(result: Result) -> str:
     if result.protocol == "papers":
         choice += f" ({CHOSEN_ON_TEST}, as in the papers; the score of the last epoch is the honest one)"
     lines = [f"epoch {round(result.chosen_epoch, 2)} of {round(result.epochs, 2)} {choice}; {scored_on}"]
+    if result.closed_form is not None:
+        lines.insert(0, str(Fit(**result.closed_form)))
+        if not result.steps:
+            where = "test" if result.evaluated_on == "test" else "held-out"
+            lines[1] = scored_on if result.evaluated_on is None else f"scores on {images} {where} classes"
+            if where == "held-out" and result.refit:
+                lines[1] += ", of the head that was fitted without them"
+    if result.whiten is not None:
+        lines.append(describe_whitening(result.whiten))
     if result.skipped_steps:
         lines.append(f"{result.skipped_steps} of {result.steps} steps skipped: loss or gradient not finite")
     if result.bad_images:
         lines.append(f"images that could not be read and were left out: {len(result.bad_images)} (see result.json)")
     if result.refit:
-        lines.append(f"refitted on all {result.refit['classes']} classes, epochs: {round(result.refit['epochs'], 2)}")
+        epochs = f", epochs: {round(result.refit['epochs'], 2)}" if result.refit["epochs"] else ""
+        lines.append(f"refitted on all {result.refit['classes']} classes{epochs}")
     return "\n".join([*lines, *remarks(result)])

@@ -25,7 +25,7 @@ MethodOrAuto = Annotated[
         "--method",
         "-m",
         help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best; "
-        "module:function is one of your own.",
+        "whitening and lda compute the head in seconds; module:function is one of your own.",
     ),
 ]
 Backbone = Annotated[
@@ -159,6 +159,18 @@ def train(
         bool | None,
         typer.Option("--refit/--no-refit", help="Afterwards train on all classes for the chosen number of epochs."),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Compute the head from the features of the backbone before training: whitening or lda."),
+    ] = None,
+    whiten: Annotated[
+        bool | None,
+        typer.Option(
+            "--whiten/--no-whiten",
+            help="Afterwards put a whitening behind the trained head, if it scores higher on held-out classes; with "
+            "--resume also for a finished run.",
+        ),
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -204,6 +216,8 @@ def train(
         device=device,
         frozen=frozen,
         refit=refit,
+        start=start,
+        whiten=whiten,
         protocol=protocol,
         settings=overrides,
         resume=resume,

@@ -2,6 +2,7 @@
 
 from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
 from proxymetric.encoders.feature_cache import Features, cached_features
+from proxymetric.encoders.head import linear_layer
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
 from proxymetric.encoders.tuning import TUNINGS
@@ -17,6 +18,7 @@ __all__ = [
     "build",
     "cached_features",
     "check_weights_file",
+    "linear_layer",
     "load_weights",
     "parameter_counts",
     "tuned_parameters",

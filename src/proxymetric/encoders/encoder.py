@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe, set_stride
 from proxymetric.encoders.conv_gradients import speed_up_gradients
+from proxymetric.encoders.head import make_head, with_linear_layer
 from proxymetric.encoders.needs import Needs
 from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, ComposedTuning, complete_tuning, compose_tuning
@@ -203,6 +204,16 @@ class Encoder(nn.Module):
         self.pooling, self.config["pooling"] = Pooling("avg+max"), "avg+max"
         return True
 
+    def set_head(self, weight: Tensor, bias: Tensor) -> None:
+        """Replace the linear layer of the head; the number of dimensions may change.
+
+        Args:
+            weight: (D, F).
+            bias: (D,).
+        """
+        self.head = with_linear_layer(self.head, weight, bias)
+        self.dim = self.config["dim"] = len(weight)
+
     def normalise(self, images: Tensor) -> Tensor:
         """Return `(x - mean) / std` with x in [0, 1]; uint8 images are divided by 255 first."""
         if images.ndim != 4 or images.shape[1] != 3:
@@ -305,6 +316,7 @@ def build(
     mean: tuple[float, float, float] | None = None,
     std: tuple[float, float, float] | None = None,
     stride: str | None = None,
+    normalise_features: bool = False,
 ) -> Encoder:
     """Build an encoder from names and numbers.
 
@@ -341,6 +353,8 @@ def build(
         std: standard deviation of red, green and blue in (0, 1]; None: the backbone's own.
         stride: where the bottleneck blocks of a ResNet halve the resolution: "3x3" (timm's, the default) or "1x1" (the
             first version of the network, whose weights come from Caffe or Keras).
+        normalise_features: divide the features by their length before the linear head. Closed forms always do, and so
+            does training that starts from one.
 
     Returns:
         The encoder, in training mode.
@@ -364,8 +378,9 @@ def build(
         raise ValueError(f"gem_p: got {gem_p}, expected a number above 0, usually 3")
     if learn_p and pooling != "gem":
         raise ValueError(f"learn_p: got True with pooling={pooling!r}, expected pooling='gem'")
-    if layer_norm and head == "none":
-        raise ValueError("layer_norm: got True with head='none', expected head='linear'")
+    for name, value in {"layer_norm": layer_norm, "normalise_features": normalise_features}.items():
+        if value and head == "none":
+            raise ValueError(f"{name}: got True with head='none', expected head='linear'")
     if head_init != "kaiming" and head == "none":
         raise ValueError(f"head_init: got {head_init!r} with head='none', expected head='linear'")
     if bn_eps is not None and not bn_eps > 0:
@@ -425,9 +440,10 @@ def build(
         "mean": mean,
         "std": std,
         "stride": stride,
+        "normalise_features": normalise_features,
     }
     # The head is initialised before the tuning, so that a seed gives the same head with every tuning.
-    head_module = _head(head, width, dim, layer_norm, head_init)
+    head_module = make_head(head, width, dim, layer_norm, head_init, normalise_features)
     tuning_module = compose_tuning(tuning, base.module, TUNINGS, is_vit(base.module))
     encoder = Encoder(base, pool, head_module, tuning_module, width, config)
     if weights is not None:
@@ -543,15 +559,3 @@ def _pool(module: Any, size: int, name: str, gem_p: float, learn_p: bool) -> tup
     for parameter, gradient in zip(parameters, gradients):
         parameter.requires_grad_(gradient is not None)
     return pool, pooled.shape[1]
-
-
-def _head(name: str, width: int, dim: int, layer_norm: bool, init: str) -> nn.Module:
-    if name == "none":
-        return nn.Identity()
-    linear = nn.Linear(width, dim)
-    if init == "xavier":
-        nn.init.xavier_uniform_(linear.weight)
-    else:
-        nn.init.kaiming_normal_(linear.weight, mode="fan_out")
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(nn.LayerNorm(width), linear) if layer_norm else linear

@@ -70,7 +70,7 @@ def load(
     description = read_run(run)
     one_of("which", which, FILES)
     if is_refitted(run, which):
-        run, which = run / "refit", "last"
+        run, which = run / "refit", "best"
         description = read_run(run)
     elif which == "best":
         _check_refit(run)

@@ -79,7 +79,7 @@ def _sources(run: str | Path, dim: int, which: str) -> tuple[list[str], list[Has
         return [], []
     run = Path(run)
     if is_refitted(run, which):
-        run, which = run / "refit", "last"
+        run, which = run / "refit", "best"
     description = read_run(run)
     names, recipe = description["classes"], description["recipe"]
     if not 0 < len(names) <= MAX_CLASSES:

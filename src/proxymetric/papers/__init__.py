@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 from proxymetric.core.class_shards import making_part
@@ -15,6 +16,7 @@ from proxymetric.criterion import Criterion
 from proxymetric.losses.nested import check_sizes, nest
 from proxymetric.papers.about import About, Method
 from proxymetric.papers.base import base_of
+from proxymetric.papers.closed_form import ClosedForm
 from proxymetric.papers.own import own_method
 from proxymetric.registry import load_registry
 from proxymetric.signatures import did_you_mean, one_of
@@ -50,12 +52,33 @@ CATALOGUE: dict[str, Method] = load_registry(
     },
 )
 """name -> the function that builds the method; its row is the attribute `about`"""
+CLOSED_FORMS: dict[str, Method] = load_registry(
+    "proxymetric.papers",
+    {
+        "untrained": "untrained:untrained",
+        "whitening": "whitening:whitening",
+        "lda": "lda:lda",
+    },
+)
+"""the same for methods that no step trains: `train` computes their head from all features at once"""
 
-__all__ = ["CATALOGUE", "About", "Method", "lookup", "method", "methods", "needs", "options", "rows"]
+__all__ = [
+    "CATALOGUE",
+    "CLOSED_FORMS",
+    "About",
+    "Method",
+    "closed_form",
+    "lookup",
+    "method",
+    "methods",
+    "needs",
+    "options",
+    "rows",
+]
 
 
 def methods() -> list[str]:
-    """The names of all methods.
+    """The names of all methods that steps train; `CLOSED_FORMS` has those that are computed.
 
     Returns:
         The names in the order of the catalogue.
@@ -71,7 +94,7 @@ def lookup(name: str) -> Method:
     """The method of that name.
 
     Args:
-        name: one of `methods()`, or "module:function" for a method of your own (`papers.own`).
+        name: one of `methods()` or `CLOSED_FORMS`, or "module:function" for a method of your own (`papers.own`).
 
     Returns:
         The function that builds the method. Its catalogue row is the attribute `about`.
@@ -85,8 +108,28 @@ def lookup(name: str) -> Method:
     """
     if ":" in name:
         return own_method(name)
-    one_of("method", name, CATALOGUE)
-    return CATALOGUE[name]
+    known = CATALOGUE | CLOSED_FORMS
+    one_of("method", name, known)
+    return known[name]
+
+
+def closed_form(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> ClosedForm | None:
+    """The closed form of a method; None for a method that steps train.
+
+    Args:
+        name: the name of a method.
+        arguments: the arguments of the method.
+
+    Example:
+        >>> closed_form("whitening", {"shrinkage": 0.3}).shrinkage, closed_form("proxy-anchor")
+        (0.3, None)
+    """
+    if name not in CLOSED_FORMS:
+        return None
+    taken = {key: value for key, value in arguments.items() if key in options(name)}
+    objective = CLOSED_FORMS[name](2, 1, **taken)
+    assert isinstance(objective, ClosedForm)
+    return objective
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:

@@ -15,6 +15,7 @@ class CheckpointFacts:
         bad: images that could not be read, with the reason; it grows during the run.
         baselines: the scores before training; None in a refit.
         weights: the weights file and what its header changed; None without such a file.
+        closed_form: what the head was computed with before training (`runs.closed_form.Fit`); None for a random head.
         earlier_seconds: time that earlier processes spent on the run.
         clock: seconds since this process began.
     """
@@ -24,6 +25,7 @@ class CheckpointFacts:
     weights: dict[str, Any] | None
     earlier_seconds: float
     clock: Callable[[], float]
+    closed_form: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> float:
@@ -33,4 +35,5 @@ class CheckpointFacts:
     def as_dict(self) -> dict[str, Any]:
         """The facts as the checkpoint stores them."""
         facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
+        facts |= {"closed_form": self.closed_form}
         return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}

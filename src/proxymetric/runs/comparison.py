@@ -12,6 +12,8 @@ from torch import Tensor
 from proxymetric.metrics import breakdown, interval
 from proxymetric.metrics.names import lower_is_better, parse
 from proxymetric.metrics.verification_intervals import Resamples, ends, resample
+from proxymetric.papers import CLOSED_FORMS
+from proxymetric.papers.closed_form import UNTRAINED as UNTRAINED_METHOD
 from proxymetric.recipe import TrainOptions
 from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, rates_below_one_pair, score, search_task
@@ -234,10 +236,15 @@ def remarks(result: Result) -> list[str]:
         try another learning rate (--lr 1e-05 or 0.001), --frozen, and more training classes
     """
     sentences = []
-    if result.chosen_by != "last" and not result.chosen_epoch and result.refit is None and result.rows:
+    is_computed = result.recipe.get("method") in CLOSED_FORMS
+    epoch_chose = result.chosen_by != "last" and result.refit is None and not is_computed
+    if epoch_chose and not result.chosen_epoch and result.rows:
+        head = "with a new, random head"
+        if result.closed_form is not None:
+            head = f"with the head of {result.closed_form['name']} that the training started from"
         sentences.append(
             "epoch 0 was chosen: no epoch scored higher than the model before training. The trained encoder is "
-            "therefore the untrained backbone with a new, random head"
+            f"therefore the untrained backbone {head}"
         )
     untrained, trained = result.rows.get(UNTRAINED, {}), result.rows.get(TRAINED, {})
     shared = [name for name in trained if name in untrained and not parse(name).whole]
@@ -248,11 +255,19 @@ def remarks(result: Result) -> list[str]:
     pixels = result.rows.get(PIXELS, {})
     if pixels.get(first, 0.0) > trained[first]:
         sentences.append(f"raw pixels score higher than the trained encoder: {100 * pixels[first]:.1f} {first}")
-    if change[first] <= 0:
+    if change[first] <= 0 and result.recipe.get("method") != UNTRAINED_METHOD:
         sentences.append(verdict(first, Difference(change[first])))
+    higher = [name for name in CLOSED_FORMS if result.rows.get(name, {}).get(first, 0.0) > trained[first]]
+    if higher:
+        best = max(higher, key=lambda name: result.rows[name][first])
+        value = f"{100 * result.rows[best][first]:.1f} {first}"
+        start = "" if is_computed else f", or --start {best} for a head that begins with it"
+        sentences.append(
+            f"{best}, which takes seconds, scores higher than the trained encoder: {value}; try --method {best}{start}"
+        )
     drops = [f"{name} {100 * untrained[name]:.1f} to {100 * trained[name]:.1f}" for name in shared if change[name] < 0]
     if change[first] > 0 and drops and result.chosen_epoch:
         sentences.append(f"training raised {first}, but these metrics fell: {', '.join(drops)}")
-    if change[first] <= 0:
+    if change[first] <= 0 and not is_computed:
         sentences.append(advice(result.recipe, result.data.get("train", {}).get("classes")))
     return sentences

@@ -190,12 +190,12 @@ def _altered(training: ImageSet, description: dict[str, Any]) -> ImageSet:
     return altered(training, options.get("fraction", 1.0), options.get("wrong_labels", 0.0), recipe["seed"])
 
 
-def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test") -> EmbeddedSet:
+def unseen_vectors(run: str | Path, watcher: Watcher, part: str = "test", which: str = "best") -> EmbeddedSet:
     """Embed the test (or validation) images of a run with its model; images that cannot be read are left out."""
-    images, note = evaluation_set(run, part=part)
+    images, note = evaluation_set(run, part=part, which=which)
     if CHANGED in note:
         watcher.say(note.rpartition("; ")[2])
-    vectors, indices = load(run).embed(
+    vectors, indices = load(run, which).embed(
         images, errors="skip", progress=lambda done, total: watcher.work("embedding", done, total)
     )
     return EmbeddedSet(images, vectors, np.asarray(indices, dtype=np.int64))

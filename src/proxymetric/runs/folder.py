@@ -55,6 +55,7 @@ MAY_CHANGE = {
     "train.parallel",
     "train.save_every",
     "train.track",
+    "train.whiten",
     "data.path",
     "data.workers",
     "data.cache",

@@ -17,10 +17,12 @@ from proxymetric.files import check_output
 from proxymetric.models.load import read_run
 from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.auto_method import describe_trials
+from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
+from proxymetric.runs.whiten import describe_whitening
 
 if TYPE_CHECKING:
     from proxymetric.metrics.breakdown import Confusion
@@ -174,15 +176,17 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
             )
     page = check_page(folder)
     part = result.evaluated_on
-    if part is None or (part == "validation" and result.refit):
+    if part is None:
         raise ValueError(
             f"run: got {folder}, whose model was trained on every class of its data; expected a run with classes that "
             "it was not trained on. `proxymetric evaluate --data` writes a page for other images"
         )
+    # A refitted model may know every class: then the model that chose its epochs was scored.
+    known = part == "validation" and result.refit is not None
     return draw_report(
         page,
         result=result,
-        embedded=unseen_vectors(folder, watcher or Silent(), part),
+        embedded=unseen_vectors(folder, watcher or Silent(), part, "chosen" if known else "best"),
         training_images=seen_set(folder) if result.uncertainty is not None else None,
     )
 
@@ -262,7 +266,10 @@ def _curve(result: Result) -> list[dict[str, Any]]:
 
 def _notes(result: Result) -> list[str]:
     """The sentences under the table."""
-    notes = [f"{path} could not be read ({reason}) and was left out" for path, reason in result.bad_images.items()]
+    notes = [] if result.closed_form is None else [str(Fit(**result.closed_form))]
+    if result.whiten is not None:
+        notes.append(describe_whitening(result.whiten))
+    notes += [f"{path} could not be read ({reason}) and was left out" for path, reason in result.bad_images.items()]
     if result.auto is not None and (trials := describe_trials(result.auto)):
         notes.append(trials)
     if result.protocol == "papers":

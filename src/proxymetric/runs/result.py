@@ -65,9 +65,11 @@ class Result:
         curve: records of all evaluations. `mean_cosine` is that of two training images, see `runs.mean_cosine`; files
             of earlier versions lack it.
         auto: how `--method auto` chose the method, see `runs.auto_method.Choice`; None if the user named it.
+        closed_form: how the head was computed before training, see `runs.closed_form.Fit`; None for a random head.
+        whiten: the whitening behind the trained head, see `runs.whiten.Whitened`; None without `train.whiten`.
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
-        rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", "trained encoder" and, in
-            protocol `papers`, "last epoch".
+        rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", the closed forms "whitening"
+            and "lda" on its features, "trained encoder" and, in protocol `papers`, "last epoch".
         sizes: of a nested run: the metrics of the trained encoder with its vectors cut to each size and stored as
             floats, bytes and bits; see `runs.score.score_sizes`. None for other runs.
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
@@ -109,6 +111,8 @@ class Result:
     validation: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
     auto: dict[str, Any] | None = None
+    closed_form: dict[str, Any] | None = None
+    whiten: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
     sizes: list[Any] | None = None
@@ -130,6 +134,9 @@ class Result:
         counts = self.data.get(self.evaluated_on or "", {})
         known = counts.get("training_classes", 0)
         chose_epoch = self.evaluated_on == "validation" and self.chosen_by != "last"
+        computed = None if self.steps else self.closed_form
+        if computed is not None and self.evaluated_on == "validation" and "held-out" in computed["chosen_on"]:
+            return "held-out classes, not fitted on, but they chose the shrinkage"
         if not known:
             return f"held-out classes, {CHOSE_EPOCH}" if chose_epoch else "classes never seen in training"
         words = f"images not trained on ({known} of their {counts['classes']} classes are training classes)"
@@ -187,7 +194,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"auto", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds"}
+OPTIONAL = {"auto", "closed_form", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds", "whiten"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

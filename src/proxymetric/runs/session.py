@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +25,8 @@ from proxymetric.encoders import Encoder, check_weights_file
 from proxymetric.files import write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
-from proxymetric.models.run_folder import build_encoder, read_run
+from proxymetric.models.run_folder import build_encoder, read_run, read_state
+from proxymetric.papers import CLOSED_FORMS
 from proxymetric.papers import needs as needs_of
 from proxymetric.recipe import Recipe
 from proxymetric.runs import folder as folders
@@ -47,6 +49,7 @@ from proxymetric.runs.assemble import (
 from proxymetric.runs.auto_method import choose_method, describe_trials
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
+from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
 from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.mean_cosine import cosine_meter
@@ -57,6 +60,7 @@ from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_s
 from proxymetric.runs.thresholds import store_thresholds
 from proxymetric.runs.time_on_cpu import slow_training
 from proxymetric.runs.training_part import Training
+from proxymetric.runs.whiten import describe_whitening, whiten_run
 from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
 from proxymetric.training import parallel
 from proxymetric.training.advice import late_memory, own_batch_norm
@@ -133,6 +137,8 @@ class RunSession:
         """how the method was chosen; None if the user named it"""
         self.new_encoder: tuple[Encoder, torch.Tensor] | None = None
         """the untrained encoder and the state of torch's random numbers after it was built; None once it is used"""
+        self.fit: Fit | None = None
+        """the closed form that the head began with; None: a random head, or it is not chosen yet"""
         self.started = time.perf_counter()
         self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.context.device.type == "cuda":
@@ -170,20 +176,23 @@ class RunSession:
         if self.chooses:
             self._choose_method(parts)
             recipe = self.recipe
-        training = self._begin(self.folder, parts.train, choosing, images, unseen)
+        is_computed = recipe.method in CLOSED_FORMS
+        if is_computed:
+            self.watcher.say(nothing_trained(recipe))
+        stop_after = 0 if is_computed else None
+        training = self._begin(self.folder, parts.train, choosing, images, unseen, stop_after=stop_after)
         training.trainer.run()
         check_trained(training.trainer, recipe)
         result, learner, training_images = self._result(training, images, parts), training.trainer.learner, parts.train
-        if recipe.train.refit and parts.validation is not None and not result.chosen_epoch:
+        if recipe.train.refit and parts.validation is not None and not result.chosen_epoch and not is_computed:
             self.watcher.say("no refit: no epoch was better than the untrained model")
         elif recipe.train.refit and parts.validation is not None:
             learner, training_images, result.refit = self._refit(images, result.chosen_epoch)
+        result.closed_form = None if self.fit is None else self.fit.as_dict()
         last_scores = self._last_scores(training.trainer, unseen)
-        if result.refit is None and training.trainer.best is not None:
-            best = Checkpoint.read(self.folder / "best.safetensors")
-            best.tensors = training.trainer.sharded.local_part(best.tensors)
-            best.load_into(learner.encoder, "encoder.", what="this run's encoder")
-            best.load_into(learner.criterion, "criterion.", what="this run's method")
+        self._load_chosen(training)
+        if recipe.train.whiten:
+            self._whiten(result, training, learner, parts, training_images)
         for bad_images in world.gather(dict(self.context.bad))[1:]:
             for title, reason in bad_images.items():
                 self.context.on_bad(title, reason)
@@ -274,7 +283,15 @@ class RunSession:
                 counts = (len(training), len(validation or ()), len(unseen or ()))
                 if message := slow_training(recipe, encoder, *counts):
                     self.watcher.say(message)
+            self._compute_head(encoder, training, validation)
+        if stored := stored_facts.get("closed_form"):
+            self.fit = Fit(**stored)
         learner = make_learner(context, encoder, images_by_class(training))
+        if recipe.train.whiten and has_uncertainty(learner.criterion):
+            raise ValueError(
+                f"train.whiten: got true with method {recipe.method!r}, whose uncertainty is that of the trained "
+                "vectors; expected false"
+            )
         feed = train_feed(context, encoder, training)
         facts = self._facts(encoder, stored_facts)
         trainer = Trainer(
@@ -294,7 +311,9 @@ class RunSession:
         )
         if unseen is not None and not resumes:
             with parallel.gathered_parameters(encoder):
-                facts.baselines = context.world.from_first(lambda: self._baselines(encoder, unseen))
+                held_out = validation if recipe.protocol == "held-out" else None
+                baselines = functools.partial(self._baselines, encoder, training, held_out, unseen)
+                facts.baselines = context.world.from_first(baselines)
         if trainer.resume(resumes):
             self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
@@ -313,6 +332,44 @@ class RunSession:
             write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
             folders.finish_clearing(folder)
         return Training(folder, trainer, facts, trainer.step)
+
+    def _compute_head(self, encoder: Encoder, training: ImageSet, validation: ImageSet | None) -> None:
+        """Compute the head of a new encoder in closed form, if the recipe asks for one."""
+        context, random_state = self.context, torch.get_rng_state()
+        encoder.to(context.device)
+        held_out = validation if self.recipe.protocol == "held-out" else None
+        compute = functools.partial(compute_head, context, encoder, training, held_out, self.fit)
+        computed = context.world.from_first(compute)
+        torch.set_rng_state(random_state)
+        if computed is not None:
+            self.fit, head = computed
+            encoder.set_head(head.weight, head.bias)
+            self.watcher.say(str(self.fit))
+
+    def _load_chosen(self, training: Training) -> None:
+        """Load the model of the chosen epoch into the learner of a training."""
+        trainer, file = training.trainer, training.folder / "best.safetensors"
+        if trainer.best is None and read_state(file).get("step") != trainer.step:
+            return
+        best = Checkpoint.read(file)
+        if best.state.get("whiten") and not self.recipe.train.whiten:
+            raise ValueError(
+                f"train.whiten: got false, but the model in {training.folder} is whitened; expected true, or a new run"
+            )
+        best.tensors = trainer.sharded.local_part(best.tensors)
+        best.load_into(trainer.learner.encoder, "encoder.", what="this run's encoder")
+        if not best.state.get("whiten"):
+            best.load_into(trainer.learner.criterion, "criterion.", what="this run's method")
+
+    def _whiten(self, result: Result, training: Training, learner: Learner, parts: Split, images: ImageSet) -> None:
+        """Put a whitening behind the trained head, unless it scores lower on the held-out classes (`runs.whiten`)."""
+        held_out = parts.validation if self.recipe.protocol == "held-out" else None
+        chosen, step = training.trainer.learner, result.chosen_step
+        result.whiten = whiten_run(self.context, self.folder, chosen, parts.train, held_out, step)
+        if result.refit is not None and result.whiten["kept"]:
+            fit, step = Fit(**result.whiten["fit"]), result.refit["steps"]
+            whiten_run(self.context, self.folder / "refit", learner, images, None, step, fit)
+        self.watcher.say(describe_whitening(result.whiten))
 
     def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:
         """Make the function that scores the learner on the classes that choose the epoch."""
@@ -354,6 +411,7 @@ class RunSession:
             weights=weights,
             earlier_seconds=stored.get("seconds", 0.0),
             clock=lambda: time.perf_counter() - self.started,
+            closed_form=None if self.fit is None else self.fit.as_dict(),
         )
 
     def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
@@ -375,14 +433,16 @@ class RunSession:
             "versions": results.versions(),
         }
 
-    def _baselines(self, encoder: Encoder, unseen: ImageSet) -> dict[str, dict[str, float]]:
-        """The scores before training: of the untrained backbone's features and, for small images, of raw pixels."""
+    def _baselines(
+        self, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: ImageSet
+    ) -> dict[str, dict[str, float]]:
+        """The scores of small images' raw pixels, of the untrained backbone's features, and of closed forms on them."""
         metrics, rows = self.recipe.train.metrics, {}
         if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
             rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
         features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
         rows[results.UNTRAINED] = score(features, metrics)
-        return rows
+        return rows | closed_form_rows(self.context, encoder, training, held_out, features)
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
@@ -453,7 +513,7 @@ class RunSession:
             epochs=trainer.passed,
             chosen_epoch=chosen["epoch"],
             chosen_step=chosen["step"],
-            chosen_by=recipe.train.monitor if trainer.best is not None else "last",
+            chosen_by=recipe.train.monitor if trainer.best is not None and trainer.steps else "last",
             validation=chosen,
             curve=trainer.curve,
         )
@@ -481,10 +541,13 @@ class RunSession:
         """
         encoder, criterion, metrics = learner.encoder, learner.criterion, self.recipe.train.metrics
         embedded = None
+        # A refitted model may know every class: then the model that chose its epochs is scored.
+        scored = training.trainer.learner if result.refit and parts.test is None else learner
         result.rows = dict(training.facts.baselines or {})
         result.evaluated_on = None if unseen is None else "test" if parts.test is not None else "validation"
-        if unseen is not None and not (result.refit and parts.test is None):
-            embedded = self._normalised(learner, embedder(self.context, encoder, unseen, "unseen classes")("vectors"))
+        if unseen is not None:
+            embed_unseen = embedder(self.context, scored.encoder, unseen, "unseen classes")
+            embedded = self._normalised(scored, embed_unseen("vectors"))
             result.rows[results.TRAINED] = score(embedded, metrics)
             result.queries_left_out = queries_left_out(embedded)
             if (sizes := self.recipe.loss["nested"]) is not None:
@@ -525,12 +588,7 @@ class RunSession:
             for name in ("finished", "machine", "versions", "seconds"):
                 if name in earlier:
                     setattr(result, name, earlier[name])
-        if embedded is None:
-            # The model was trained on every class: report the scores that chose the epoch.
-            result.rows[results.TRAINED] = {
-                name: result.validation[name] for name in metrics if name in result.validation
-            }
-        elif self.report:
+        if embedded is not None and self.report:
             self.watcher.say("drawing the report")
             embedded = embedded._replace(vectors=embedded.vectors.cpu())
             draw_report(self.folder / "report.html", result=result, embedded=embedded, training_images=training_images)

@@ -40,6 +40,8 @@ FLAGS = {
     "device": "train.device",
     "frozen": "train.frozen",
     "refit": "train.refit",
+    "start": "train.start",
+    "whiten": "train.whiten",
     "protocol": "protocol",
 }
 """arguments of `train` -> the keys of the recipe that they set"""
@@ -66,6 +68,8 @@ def train(
     device: str | None = None,
     frozen: bool | None = None,
     refit: bool | None = None,
+    start: str | None = None,
+    whiten: bool | None = None,
     protocol: str | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     resume: bool = False,
@@ -83,7 +87,8 @@ def train(
         data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
         recipe: the name of a shipped recipe, such as "cub/proxy-anchor", or a TOML file.
         method: name of the method, see `proxymetric.methods`; "auto" tries some on features of the training images and
-            takes the best on held-out classes, see `proxymetric.runs.auto_method`.
+            takes the best on held-out classes, see `proxymetric.runs.auto_method`; "whitening", "lda" and "untrained"
+            take no step, the head is computed from frozen features (`closed_forms`).
         backbone: any timm name, "bn_inception" or "small".
         tuning: which parameters of the backbone are trained: a name such as "full" or "vpt+bitfit", or a table with a
             name and arguments.
@@ -104,6 +109,9 @@ def train(
         device: "auto", "cpu", "cuda" or "cuda:0".
         frozen: train head and proxies on cached features of the backbone.
         refit: afterwards train on all classes for the chosen number of epochs.
+        start: "whitening" or "lda" computes the head from the features of the backbone before training.
+        whiten: afterwards put the whitening of the trained vectors behind the head, if it scores higher on the held-out
+            classes; with `resume` also for a finished run.
         protocol: which classes choose the epoch, see `proxymetric.protocol`.
         settings: any keys of the recipe: `{"loss.margin": 0.2}` or `["loss.margin=0.2"]`.
         resume: continue the run in the folder `out`.
@@ -145,6 +153,8 @@ def train(
         "device": device,
         "frozen": frozen,
         "refit": refit,
+        "start": start,
+        "whiten": whiten,
         "protocol": protocol,
     }
     raw, typed = read_recipe(recipe=recipe, settings=settings, **flags), read_recipe(settings=settings, **flags)

@@ -69,7 +69,8 @@ class Trainer:
         mean_cosine: the mean cosine of two training images under the current encoder, for the curve; None if there are
             not two of them.
         facts: returns what the checkpoint stores under `facts` besides the state of the training, as JSON.
-        stop_after: epochs to train, perhaps a fraction, instead of `options.epochs` (for a refit).
+        stop_after: epochs to train, perhaps a fraction, instead of `options.epochs` (for a refit); 0: none, the model
+            is only scored and saved.
         world: the processes that train together.
         device: the device of the learner.
 
@@ -154,7 +155,8 @@ class Trainer:
         self.tracker = Recorder(str(options.track), folder, watcher.say) if tracks else None
         self.log = Log(folder / "log.jsonl", writes=world.first, on_record=self.tracker)
         self.steps_per_epoch = -(-len(feed) // options.accumulate)
-        self.steps = steps_in(options.epochs if stop_after is None else stop_after, self.steps_per_epoch)
+        epochs = options.epochs if stop_after is None else stop_after
+        self.steps = steps_in(epochs, self.steps_per_epoch) if epochs else 0
         self.epochs = -(-self.steps // self.steps_per_epoch)
         learner.criterion.steps_per_epoch = self.steps_per_epoch
         learner.criterion.careful = False

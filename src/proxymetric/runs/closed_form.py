@@ -1,0 +1,348 @@
+"""Heads in closed form in a run: what is chosen, on which classes, and the rows of the report that need no training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxymetric.closed_forms import LinearHead, Scatter
+from proxymetric.core.normalisation import unit
+from proxymetric.data import ImageSet
+from proxymetric.data.splits import some_classes
+from proxymetric.encoders import Encoder
+from proxymetric.papers import closed_form
+from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
+from proxymetric.recipe import Recipe
+from proxymetric.runs.assemble import RunContext, embed_features
+from proxymetric.runs.comparison import score_queries
+from proxymetric.runs.score import EmbeddedSet, score
+
+METRIC = "MAP@R"
+SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+"""the shrinkages that are tried"""
+FALLBACK_SHRINKAGE = 0.5
+"""where there are too few classes to choose one"""
+DIVISORS = (1, 2, 4)
+"""all principal directions, half of them and a quarter of them are tried"""
+MAX_PRINCIPAL = 512
+MIN_PRINCIPAL = 16
+"""fewer directions are only tried if there are no more"""
+MIN_HELD_OUT_CLASSES = 10
+"""with fewer held-out classes, folds of the training classes choose"""
+FOLDS = 4
+MAX_CHOOSING_IMAGES = 2_000
+"""held-out images that are scored for each candidate; whole classes are left out beyond this number"""
+MAX_ROW_IMAGES = 20_000
+"""training images whose features are computed for the rows of a report only; whole classes are left out beyond"""
+USED_OPTIONS = {"frozen", "refit", "metrics", "monitor", "device", "deterministic", "track", "start", "whiten"}
+"""keys of the table `[train]` that have an effect without steps"""
+ROWS = ("whitening", "lda")
+"""the closed forms that every report shows"""
+
+
+class Fit(NamedTuple):
+    """A closed form as it was chosen and fitted.
+
+    Attributes:
+        name: the name of the method.
+        shrinkage: a of its equation.
+        principal: K, principal directions of the features; None: all.
+        dim: dimensions of the vectors; None: all that the form has.
+        score: MAP@R on the classes that chose, a fraction; None if nothing was chosen on classes.
+        chosen_on: the classes that chose, in words.
+        images: that the head was fitted on.
+        classes: of these images.
+        single: classes of one image among them, which say nothing about the covariance within classes.
+        seconds: processor time of the choice and of the fit, without the features; 0: not known.
+    """
+
+    name: str
+    shrinkage: float
+    principal: int | None
+    dim: int | None
+    score: float | None
+    chosen_on: str
+    images: int = 0
+    classes: int = 0
+    single: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.name == UNTRAINED:
+            return "untrained: the features of the backbone"
+        value = "" if self.score is None else f" ({METRIC} {100 * self.score:.1f})"
+        single = f", {self.single} of them with a single image" if self.single else ""
+        directions = "all" if self.principal is None else f"{self.principal} principal"
+        cost = f" in {self.seconds:.1f} s" if self.seconds else ""
+        return (
+            f"{self.name}: shrinkage {self.shrinkage:g}, {directions} directions, {self.chosen_on}{value}; fitted on "
+            f"{self.images} images of {self.classes} classes{single}{cost}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry `closed_form` of a result, which does not depend on the speed of the machine."""
+        return {name: value for name, value in self._asdict().items() if name != "seconds"}
+
+
+class Folds(NamedTuple):
+    """What candidates are fitted on and then scored on.
+
+    Attributes:
+        tasks: for each fold, the sums that a candidate is fitted on, and the features that it is scored on.
+        words: which classes choose.
+        width: the most principal directions that these images have.
+    """
+
+    tasks: list[tuple[Scatter, EmbeddedSet]]
+    words: str
+    width: int
+
+
+class Limits(NamedTuple):
+    """Which heads are candidates.
+
+    Attributes:
+        dim: the dimensions that the recipe names, at most all features; None: they are chosen.
+        most: the most dimensions otherwise.
+        starts: the head starts a training: it keeps as many directions as it may.
+    """
+
+    dim: int | None
+    most: int
+    starts: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, width: int) -> Limits:
+        """The limits that a recipe sets for features of some width."""
+        named, dim = recipe.changed.get("encoder", {}).get("dim"), min(recipe.encoder["dim"] or width, width)
+        return cls(None if named is None else dim, dim, recipe.train.start is not None)
+
+
+def nothing_trained(recipe: Recipe) -> str:
+    """Say that a method in closed form takes no step, and which settings of the recipe therefore have no effect."""
+    without_effect = [f"train.{key}" for key in recipe.changed.get("train", {}) if key not in USED_OPTIONS]
+    end = f"; without effect: {', '.join(without_effect)}" if without_effect else ""
+    what = "the features are compared as they are"
+    if recipe.method != UNTRAINED:
+        what = "the head is computed from frozen features in one pass"
+    return f"{recipe.method}: nothing is trained; {what}{end}"
+
+
+def start_dim(recipe: Recipe, width: int) -> int:
+    """The dimensions of a head that starts a training: those that the recipe names, or at most all features."""
+    limits = Limits.of(recipe, width)
+    return int(recipe.encoder["dim"]) if limits.dim is not None else limits.most
+
+
+def chosen_form(recipe: Recipe) -> tuple[str, ClosedForm] | None:
+    """The closed form that a run begins with, and its name; None for a random head."""
+    name = recipe.train.start or recipe.method
+    form = closed_form(name, recipe.loss if name == recipe.method else {})
+    return None if form is None else (name, form)
+
+
+def unit_features(embedded: EmbeddedSet) -> EmbeddedSet:
+    """A set with its features divided by their length, as `encoder.normalise_features` does."""
+    return embedded._replace(vectors=unit(embedded.vectors.float()))
+
+
+def scatter_of(parts: Sequence[EmbeddedSet], rows: Sequence[np.ndarray] | None = None) -> Scatter:
+    """The sums over embedded sets; classes of the same name are one class.
+
+    Args:
+        parts: the sets.
+        rows: of each set, the embeddings that count; None: all.
+    """
+    names = {name: number for number, name in enumerate(dict.fromkeys(n for p in parts for n in p.images.classes))}
+    result = Scatter(len(names), parts[0].vectors.shape[1])
+    for place, part in enumerate(parts):
+        numbers = torch.tensor([names[name] for name in part.images.classes])
+        chosen = slice(None) if rows is None else torch.from_numpy(rows[place])
+        result.add(part.vectors[chosen], numbers[part.labels[chosen]])
+    return result
+
+
+def make_folds(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> Folds:
+    """Divide classes into those that candidates are fitted on and those that they are scored on.
+
+    Args:
+        known: features of the training images.
+        held_out: features of the held-out images; None, or too few classes: folds of the training classes choose.
+        seed: of the folds.
+    """
+    labels, width = known.labels.numpy(), known.vectors.shape[1]
+    several = np.flatnonzero(np.bincount(labels) > 1)
+    folds = min(FOLDS, len(several) // 2)
+    if held_out is not None:
+        count = int((np.bincount(held_out.labels.numpy()) > 1).sum())
+        if count >= (MIN_HELD_OUT_CLASSES if folds > 1 else 2):
+            rows = some_classes(held_out.labels.numpy(), MAX_CHOOSING_IMAGES, seed)
+            tasks = [(scatter_of([known]), _subset(held_out, rows))]
+            return Folds(tasks, f"chosen on {count} held-out classes", min(width, max(1, len(labels) - 1)))
+    if folds < 2:
+        words = f"not chosen: {len(several)} classes with two images or more are too few, expected at least 4"
+        return Folds([], words, min(width, max(1, len(labels) - 1)))
+    order = np.random.default_rng([seed, len(several)]).permutation(several)
+    tasks = []
+    for fold in range(folds):
+        is_scored = np.isin(labels, order[fold::folds])
+        rows = np.flatnonzero(is_scored)
+        rows = rows[some_classes(labels[rows], MAX_CHOOSING_IMAGES // folds, seed)]
+        tasks.append((scatter_of([known], [np.flatnonzero(~is_scored)]), _subset(known, rows)))
+    words = f"chosen on {folds} folds of the {len(several)} training classes"
+    return Folds(tasks, words, min(width, *(max(1, scatter.images - 1) for scatter, _ in tasks)))
+
+
+def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits) -> Fit:
+    """Choose shrinkage and directions by MAP@R on classes that the candidates are not fitted on.
+
+    Args:
+        name: the name of the closed form.
+        form: the closed form.
+        folds: what the candidates are fitted on, and what they are scored on.
+        limits: which heads are candidates.
+    """
+    if name == UNTRAINED:
+        return Fit(name, 0.0, None, None, None, "")
+    named = form.shrinkage if isinstance(form.shrinkage, float) else None
+    shrinkages = SHRINKAGES if named is None else (named,)
+    numbers = _principal(name, folds.width, limits)
+    if len(shrinkages) * len(numbers) == 1:
+        return Fit(name, shrinkages[0], numbers[0], limits.dim, None, "as named")
+    if not folds.tasks:
+        return Fit(name, named or FALLBACK_SHRINKAGE, numbers[0], limits.dim, None, folds.words)
+
+    def value(shrinkage: float, principal: int) -> float:
+        return _mean_score(form, shrinkage, principal, limits.dim, folds.tasks)
+
+    # The best shrinkage hardly depends on the number of directions: first the one, then the other.
+    scores = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
+    best = max(scores, key=scores.__getitem__)[0]
+    scores |= {(best, principal): value(best, principal) for principal in numbers[1:]}
+    best, principal = max(scores, key=scores.__getitem__)
+    return Fit(name, best, principal, limits.dim, scores[best, principal], folds.words)
+
+
+def fitted(fit: Fit, form: ClosedForm, scatter: Scatter) -> tuple[Fit, LinearHead]:
+    """Fit a chosen head on the sums over all its images.
+
+    Returns:
+        What was fitted, and the head with the length of a new one.
+    """
+    started = time.process_time()
+    if fit.name == UNTRAINED:
+        head = form.form(0.0, None)(scatter)
+    else:
+        head = _head(form, fit.shrinkage, min(fit.principal or scatter.width, scatter.width), fit.dim, scatter).scaled()
+    seconds = round(fit.seconds + time.process_time() - started, 2)
+    counts = fit._replace(images=scatter.images, classes=scatter.classes, single=scatter.single)
+    return counts._replace(seconds=seconds), head
+
+
+def compute_head(
+    context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, fit: Fit | None
+) -> tuple[Fit, LinearHead] | None:
+    """The head that a run begins with; None if it begins with a random one.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: its backbone computes the features.
+        training: the images that the head is fitted on.
+        held_out: the classes that choose; None: there are none.
+        fit: what an earlier fit on fewer classes chose; None: it is chosen now.
+    """
+    chosen = chosen_form(context.recipe)
+    if chosen is None:
+        return None
+    name, form = chosen
+    known = unit_features(embed_features(context, encoder, training, "training images"))
+    started = time.process_time()
+    if fit is None:
+        others = None
+        if held_out is not None:
+            others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+        started = time.process_time()
+        folds = make_folds(known, others, context.recipe.seed)
+        fit = choose(name, form, folds, Limits.of(context.recipe, encoder.width))
+    scatter = scatter_of([known])
+    fit, head = fitted(fit._replace(seconds=time.process_time() - started), form, scatter)
+    if context.recipe.train.start is not None:
+        head = head.widened(start_dim(context.recipe, encoder.width))
+    return fit, head
+
+
+def closed_form_rows(
+    context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
+) -> dict[str, dict[str, float]]:
+    """The scores of the closed forms on the unseen classes, by name, from features of the untrained backbone.
+
+    Each is fitted on all known classes; those that are scored are not among them.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: the untrained encoder.
+        training: the training images.
+        held_out: the held-out classes, if they may choose.
+        unseen: features of the images that are scored.
+    """
+    recipe, started = context.recipe, time.perf_counter()
+    if not recipe.train.frozen:
+        training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
+    known = unit_features(embed_features(context, encoder, training, "training images"))
+    others = None
+    if held_out is not None:
+        others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+    parts = [known] if others is None or held_out is unseen.images else [known, others]
+    rows: dict[str, dict[str, float]] = {}
+    try:
+        folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
+        for name in (name for name in ROWS if name != recipe.method):
+            form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
+            assert form is not None
+            head = fitted(choose(name, form, folds, limits), form, scatter)[1]
+            vectors = head(unit_features(unseen).vectors)
+            rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
+    except ValueError as error:
+        context.watcher.say(f"no closed forms for comparison: {error}")
+    if not recipe.train.frozen:
+        seconds = time.perf_counter() - started
+        context.watcher.say(
+            f"{' and '.join(ROWS)} for comparison: one pass of the untrained backbone over {len(training)} training "
+            f"images, {seconds:.0f} s"
+        )
+    return rows
+
+
+def _subset(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
+    return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
+
+
+def _principal(name: str, width: int, limits: Limits) -> list[int]:
+    """The numbers of principal directions that are tried."""
+    if limits.dim is not None and name != "lda":
+        return [limits.dim]
+    most = min(width, MAX_PRINCIPAL) if name == "lda" else min(width, limits.most)
+    if limits.starts:
+        return [most]
+    return list(dict.fromkeys(k for k in (most // d for d in DIVISORS) if k >= min(MIN_PRINCIPAL, most)))
+
+
+def _head(form: ClosedForm, shrinkage: float, principal: int, dim: int | None, scatter: Scatter) -> LinearHead:
+    candidate = form.form(shrinkage, principal)
+    return candidate(scatter, None if dim is None else min(dim, candidate.most(scatter)))
+
+
+def _mean_score(
+    form: ClosedForm, shrinkage: float, principal: int, dim: int | None, tasks: Iterable[tuple[Scatter, EmbeddedSet]]
+) -> float:
+    """The mean of MAP@R over the queries of all tasks."""
+    values: list[Tensor] = []
+    for scatter, embedded in tasks:
+        head = _head(form, shrinkage, principal, dim, scatter)
+        values.append(score_queries(embedded._replace(vectors=head(embedded.vectors)), [METRIC])[0][METRIC])
+    return float(torch.cat(values).mean())
