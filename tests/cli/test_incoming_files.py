@@ -247,7 +247,7 @@ def test_a_split_trains_and_is_evaluated_as_one(tmp_path):
     assert "12 classes: class0, class1, class10, ..." in answer.out
     result = read_json(tmp_path / "run" / "result.json")
     assert result["evaluated_on"] == "test"
-    assert result["data"]["test"] == {"images": 12, "classes": 3}
+    assert result["data"]["test"].items() >= {"images": 12, "classes": 3}.items()
     answer = proxymetric("evaluate", tmp_path / "run", "--no-report")
     assert "12 images of 3 classes (none of them trained on)" in answer.out
     assert (
@@ -273,7 +273,7 @@ def test_a_classification_split_scores_known_classes_and_says_so(tmp_path):
     assert "12 of the 12 test classes are training classes too" in answer.out
     assert "on images not trained on (12 of their 12 classes are training classes), %" in " ".join(answer.out.split())
     result = read_json(tmp_path / "run" / "result.json")
-    assert result["data"]["test"] == {"images": 24, "classes": 12, "training_classes": 12}
+    assert result["data"]["test"].items() >= {"images": 24, "classes": 12, "training_classes": 12}.items()
     answer = proxymetric("evaluate", tmp_path / "run", "--no-report")
     assert "images not trained on; 12 of their 12 classes are training classes" in " ".join(answer.out.split())
 

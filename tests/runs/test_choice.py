@@ -168,8 +168,8 @@ def test_one_json_explains_the_numbers(chosen: Run) -> None:
     assert torch.__version__.startswith(result["versions"]["torch"])
     assert result["versions"].keys() >= {"python", "proxymetric", "timm", "numpy"}
     assert len(result["data"]["identity"]) == 64
-    assert result["data"]["train"] == {"images": 48, "classes": 6}
-    assert result["data"]["validation"] == {"images": 32, "classes": 4}
+    assert result["data"]["train"].items() >= {"images": 48, "classes": 6}.items()
+    assert result["data"]["validation"].items() >= {"images": 32, "classes": 4}.items()
     assert result["machine"]["cores"] > 0
     assert result["seconds"] >= 0
     assert result["memory"]["process_mb"] > 50

@@ -293,28 +293,38 @@ def closed_form_rows(
     recipe, started = context.recipe, time.perf_counter()
     if not recipe.train.frozen:
         training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
-    known = unit_features(embed_features(context, encoder, training, "training images"))
-    others = None
-    if held_out is not None:
-        others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
-    parts = [known] if others is None or held_out is unseen.images else [known, others]
-    rows: dict[str, dict[str, float]] = {}
     try:
-        folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
-        for name in (name for name in ROWS if name != recipe.method):
-            form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
-            assert form is not None
-            head = fitted(choose(name, form, folds, limits), form, scatter)[1]
-            vectors = head(unit_features(unseen).vectors)
-            rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
-    except ValueError as error:
+        rows = _closed_form_scores(context, encoder, training, held_out, unseen)
+    except (ValueError, OSError) as error:  # OSError: the cache of features cannot be read or written
         context.watcher.say(f"no closed forms for comparison: {error}")
+        return {}
     if not recipe.train.frozen:
         seconds = time.perf_counter() - started
         context.watcher.say(
             f"{' and '.join(ROWS)} for comparison: one pass of the untrained backbone over {len(training)} training "
             f"images, {seconds:.0f} s"
         )
+    return rows
+
+
+def _closed_form_scores(
+    context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
+) -> dict[str, dict[str, float]]:
+    """The scores of `closed_form_rows`."""
+    recipe = context.recipe
+    known = unit_features(embed_features(context, encoder, training, "training images"))
+    others = None
+    if held_out is not None:
+        others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+    parts = [known] if others is None or held_out is unseen.images else [known, others]
+    rows: dict[str, dict[str, float]] = {}
+    folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
+    for name in (name for name in ROWS if name != recipe.method):
+        form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
+        assert form is not None
+        head = fitted(choose(name, form, folds, limits), form, scatter)[1]
+        vectors = head(unit_features(unseen).vectors)
+        rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
     return rows
 
 

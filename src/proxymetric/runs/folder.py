@@ -393,8 +393,8 @@ def check_same_data(images: ImageSet, path: str, description: dict[str, Any], fo
         had = f", and had {earlier_counts}" if earlier_counts else ""
         raise ValueError(
             f"resume: got {path}, whose images are not those that {folder} began with: files were added, removed or "
-            f"changed (it has {counts}{had}; their identity was {earlier['identity'][:12]} and is "
-            f"{images.identity()[:12]}); expected the same images, or a new run with --out"
+            f"changed (it has {counts}{had}); expected the same images (identity {earlier['identity'][:12]}, not "
+            f"{images.identity()[:12]}), or a new run with --out"
         )
     raise ValueError(
         f"resume: got {path} ({counts}), whose images are not those that {folder} began with; expected the images of "
