@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from generator.scores import RESULTS, interval, read, score, table
+from generator.scores import RESULTS, groups, interval, score, table
 
 EXCLUDED = ("figures", "mlrc")
 """folders of results/ that hold no results of single runs"""
@@ -105,13 +105,12 @@ def pieces(name: str) -> list[tuple[str, type]]:
 def stored_runs(folder: Path = RESULTS) -> dict[str, dict[str, list[dict]]]:
     """All stored results of runs: method -> group of seeds -> results."""
     runs: dict[str, dict[str, list[dict]]] = {}
-    for file in sorted(folder.rglob("*-seed*.json")):
-        group = file.relative_to(folder).with_suffix("").as_posix().rsplit("-seed", 1)[0]
-        if group.split("/")[0] in EXCLUDED:
-            continue
-        result = read(file)
-        if "trained encoder" in result.get("rows", {}):
-            runs.setdefault(result["recipe"]["method"], {}).setdefault(group, []).append(result)
+    for study in sorted(each for each in folder.iterdir() if each.name not in EXCLUDED):
+        for name, by_seed in groups(study).items():
+            for result in by_seed.values():
+                if "trained encoder" in result["rows"]:
+                    of_method = runs.setdefault(result["recipe"]["method"], {})
+                    of_method.setdefault(f"{study.name}/{name}", []).append(result)
     return runs
 
 
@@ -135,7 +134,7 @@ def results_text(groups: dict[str, list[dict]]) -> str:
     note = (
         "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
         "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "
-        "`vit-s-128` and `cub-proxy-anchor-*` are the [history](../studies/history.md) of 0.1.0, whose "
+        "`vit-s-128` and `cub-proxy-anchor-160` are the [history](../studies/history.md) of 0.1.0, whose "
         "settings differ from the papers'."
     )
     return f"{table(columns, rows)}\n\n{note}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import proxymetric as pm
 from proxymetric.papers import CATALOGUE
 from proxymetric.studies import load_study
+from proxymetric.studies.collected import read_runs, write_runs
 from proxymetric.studies.results import stored_results
 from proxymetric.studies.scores import Results
 
@@ -77,16 +77,13 @@ def test_every_method_has_a_page_with_its_pieces():
 
 
 def test_stored_runs_are_found_by_method(tmp_path):
-    source = ROOT / "results" / "cub-160" / "vcpa-seed0.json"
-    for seed in (0, 1):
-        target = tmp_path / "new-study" / f"vcpa-cub-seed{seed}.json"
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(source, target)
+    run = read_runs(ROOT / "results" / "cub-160")["vcpa-seed0"]
+    write_runs(tmp_path / "new-study", {f"vcpa-cub-seed{seed}": run for seed in (0, 1)})
     runs = methods.stored_runs(tmp_path)
     assert {method: {group: len(each) for group, each in groups.items()} for method, groups in runs.items()} == {
         "vcpa": {"new-study/vcpa-cub": 2}
     }
-    value = 100 * json.loads(source.read_text())["rows"]["trained encoder"]["R@1"]
+    value = 100 * run["rows"]["trained encoder"]["R@1"]
     text = methods.results_text(runs["vcpa"])
     assert f"| `new-study/vcpa-cub` | {value:.1f} |" in text, "the scores come first"
     assert "| 42.0 | 2 |" in text
@@ -97,16 +94,13 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     assert {f"studies/{file.stem}.md" for file in (ROOT / "studies").glob("*.toml")} < set(pages)
     assert not pictures
     assert "No results are stored in `results/cub-proxy-methods/` yet." in pages["studies/cub-proxy-methods.md"]
-    source = ROOT / "results" / "cub-160" / "proxy-anchor-seed0.json"
-    folder = tmp_path / "cub-proxy-methods"
-    folder.mkdir()
-    for row in ("proxy-anchor", "vcpa"):
-        for seed in (0, 1):
-            shutil.copy(source, folder / f"{row}-cub-resnet50-held-out-seed{seed}.json")
+    run = read_runs(ROOT / "results" / "cub-160")["proxy-anchor-seed0"]
+    names = [f"{row}-cub-resnet50-held-out-seed{seed}" for row in ("proxy-anchor", "vcpa") for seed in (0, 1)]
+    write_runs(tmp_path / "cub-proxy-methods", dict.fromkeys(names, run))
     pages, pictures = study_pages.study_pages(tmp_path)
     text = pages["studies/cub-proxy-methods.md"]
     assert "No results are stored" not in text
-    value = 100 * scores.score(scores.read(source), "R@1")
+    value = 100 * scores.score(run, "R@1")
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
     index = pages["studies/index.md"]
     assert "4 of 70" in index
@@ -124,26 +118,22 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
 
 def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
     """The older result lacks keys that came later; another seed and other settings are other runs."""
-    name = "proxy-anchor-cub-resnet50-papers-seed0.json"
-    for study in ("cub-proxy-methods", "proxy-anchor-repeated"):
-        (tmp_path / study).mkdir()
-        shutil.copy(ROOT / "results" / study / name, tmp_path / study / name)
+    name, of = "proxy-anchor-cub-resnet50-papers-seed0", ("cub-proxy-methods", "proxy-anchor-repeated")
+    runs = {study: read_runs(ROOT / "results" / study)[name] for study in of}
+    for study, run in runs.items():
+        write_runs(tmp_path / study, {name: run})
     pages, _ = study_pages.study_pages(tmp_path)
     section = pages["studies/index.md"].split("## The same run with newer code")[1]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
     assert [row[0] for row in rows] == [f"| [{s}]({s}.md)" for s in ("cub-proxy-methods", "proxy-anchor-repeated")]
-    curves = [
-        [epoch["MAP@R"] for epoch in json.loads((tmp_path / study / name).read_text())["curve"]]
-        for study in ("cub-proxy-methods", "proxy-anchor-repeated")
-    ]
+    curves = [[epoch["MAP@R"] for epoch in run["curve"]] for run in runs.values()]
     largest = max(abs(one - other) for one, other in zip(*curves, strict=True))
     assert rows[0][-1].strip(" |") == ""
     assert rows[1][-1].strip(" |") == f"{100 * largest:.1f}"
-    file = tmp_path / "proxy-anchor-repeated" / name
+    repeated = runs["proxy-anchor-repeated"]
     for key, value in (("seed", 1), ("protocol", "held-out")):
-        content = json.loads((ROOT / "results" / "proxy-anchor-repeated" / name).read_text())
-        content["recipe"][key] = value
-        file.write_text(json.dumps(content))
+        changed = repeated | {"recipe": repeated["recipe"] | {key: value}}
+        write_runs(tmp_path / "proxy-anchor-repeated", {name: changed})
         pages, _ = study_pages.study_pages(tmp_path)
         assert "## The same run" not in pages["studies/index.md"], key
 
@@ -204,7 +194,7 @@ def test_growth_is_drawn_with_its_exponents(tmp_path, monkeypatch):
 
 
 def test_the_choices_of_auto_are_those_of_its_stored_results():
-    runs = [json.loads(file.read_text()) for file in (ROOT / "results" / "glyphs-frozen").glob("*-seed*.json")]
+    runs = list(read_runs(ROOT / "results" / "glyphs-frozen").values())
     scores = {(run["recipe"]["seed"], run["recipe"]["method"]): run["rows"]["trained encoder"]["MAP@R"] for run in runs}
     chosen = {run["recipe"]["seed"]: run["auto"]["method"] for run in runs if "auto" in run}
     tried = {trial["method"] for run in runs for trial in run.get("auto", {}).get("trials", ())}

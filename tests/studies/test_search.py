@@ -14,6 +14,7 @@ from PIL import Image
 from proxymetric.files import read_json
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, load_study, narrowed, parse
+from proxymetric.studies.collected import read_runs
 from proxymetric.studies.drawing import draw_search
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, is_over
 from proxymetric.studies.scores import Results, describe
@@ -383,7 +384,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
         result = read_json(out / "runs" / draw.run / "result.json")
         assert draw.score == result["validation"]["MAP@R"]
         assert draw.identity == result["data"]["identity"]
-    stored = read_json(results / f"{WINNER}.json")
+    stored = read_runs(results)[WINNER]
     assert stored["study"]["searched"] == best.values
     assert stored["recipe"]["loss"]["tau"] == best.values["loss.tau"]
     assert stored["recipe"]["train"]["epochs"] == 2
