@@ -7,10 +7,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from generator.photographs import ADVICE, is_degraded
 from generator.scores import RESULTS, groups, interval, score, table
 
 EXCLUDED = ("figures", "mlrc")
 """folders of results/ that hold no results of single runs"""
+FIRST_VERSION = ("cub-160", "vit-s-128", "cub-proxy-anchor-160")
+"""folders of results/ with results of 0.1.0"""
 
 
 def method_pages() -> dict[str, str]:
@@ -115,9 +118,35 @@ def stored_runs(folder: Path = RESULTS) -> dict[str, dict[str, list[dict]]]:
 
 
 def results_text(groups: dict[str, list[dict]]) -> str:
-    """A table of the stored results of a method, one row for each group of seeds."""
+    """Tables of the stored results of a method, one row for each group of seeds, by the photographs."""
     if not groups:
         return "No results of this method are stored in `results/` yet."
+    of_photographs: dict[str, list[dict]] = {}
+    of_copies: dict[str, list[dict]] = {}
+    for group, results in groups.items():
+        for run in results:
+            kind = of_copies if is_degraded(run["data"].get("identity")) else of_photographs
+            kind.setdefault(group, []).append(run)
+    parts = [_groups_table(of_photographs)] if of_photographs else []
+    if of_copies:
+        parts += [
+            f"From degraded copies of the photographs ([archive](../studies/archive.md)); {ADVICE}:",
+            _groups_table(of_copies),
+        ]
+    parts.append(
+        "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
+        "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md)."
+    )
+    if any(group.split("/")[0] in FIRST_VERSION for group in groups):
+        parts.append(
+            f"Groups under {', '.join(f'`{name}`' for name in FIRST_VERSION)} are the [history](../studies/history.md) "
+            "of 0.1.0, whose settings differ from the papers'."
+        )
+    return "\n\n".join(parts)
+
+
+def _groups_table(groups: dict[str, list[dict]]) -> str:
+    """One row for each group of seeds."""
     rows = []
     for group, results in groups.items():
         recipe = results[0]["recipe"]
@@ -131,13 +160,7 @@ def results_text(groups: dict[str, list[dict]]) -> str:
         # The scores come first: the page scrolls a wide table.
         rows.append([f"`{group}`", *scores, untrained, str(len(results)), protocol, data_name(recipe), backbone, size])
     columns = ["results", "R@1", "MAP@R", "untrained R@1", "seeds", "protocol", "data", "backbone", "px"]
-    note = (
-        "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
-        "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "
-        "`vit-s-128` and `cub-proxy-anchor-160` are the [history](../studies/history.md) of 0.1.0, whose "
-        "settings differ from the papers'."
-    )
-    return f"{table(columns, rows)}\n\n{note}"
+    return table(columns, rows)
 
 
 def data_name(recipe: dict) -> str:

@@ -28,8 +28,10 @@ from generator import (  # noqa: E402
     methods,
     parts,
     performance,
+    photographs,
     reference,
     scores,
+    site,
     study_pages,
 )
 
@@ -102,13 +104,13 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
     assert "No results are stored" not in text
     value = 100 * scores.score(run, "R@1")
     assert f"| VCPA | 2 | {value:.1f} ± 0.0 |" in text
-    index = pages["studies/index.md"]
-    assert "4 of 70" in index
+    index, archive = pages["studies/index.md"], pages["studies/archive.md"]
+    assert "4 of 70" in archive
     line = "| CUB-200-2011 | R@1 | `held-out` | +0.00 ± 0.00 (2) |  | +1.37 | open | no |"
     assert f"| [VCPA](cub-proxy-methods.md) {line}" in index, "the same scores at equal seeds"
-    assert "| NVIDIA H200 | 4 |" in index
-    assert pictures.pop("studies/claims.png").startswith(b"\x89PNG")
-    assert "](claims.png)" in index
+    assert "| NVIDIA H200 | 4 |" in archive
+    assert pictures.pop("studies/claims-degraded.png").startswith(b"\x89PNG")
+    assert "](claims-degraded.png)" in index
     assert set(pictures) == {
         f"studies/cub-proxy-methods/{kind}-cub-resnet50-held-out.png" for kind in ("curves", "differences")
     }
@@ -123,7 +125,7 @@ def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
     for study, run in runs.items():
         write_runs(tmp_path / study, {name: run})
     pages, _ = study_pages.study_pages(tmp_path)
-    section = pages["studies/index.md"].split("## The same run with newer code")[1]
+    section = pages["studies/archive.md"].split("## The same run with newer code")[1]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
     assert [row[0] for row in rows] == [f"| [{s}]({s}.md)" for s in ("cub-proxy-methods", "proxy-anchor-repeated")]
     curves = [[epoch["MAP@R"] for epoch in run["curve"]] for run in runs.values()]
@@ -135,7 +137,97 @@ def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
         changed = repeated | {"recipe": repeated["recipe"] | {key: value}}
         write_runs(tmp_path / "proxy-anchor-repeated", {name: changed})
         pages, _ = study_pages.study_pages(tmp_path)
-        assert "## The same run" not in pages["studies/index.md"], key
+        assert "## The same run" not in pages["studies/archive.md"], key
+
+
+PHOTOGRAPHS = {"identity": "0" * 64, "images": 11788, "shorter_side": 357, "bytes_per_image": 97624}
+
+
+def runs_of(row: str, **data: object) -> dict[str, dict]:
+    """Results of VCPA and Proxy-Anchor in the names of a study, with other photographs if `data` says so."""
+    run = read_runs(ROOT / "results" / "cub-160")["proxy-anchor-seed0"]
+    run = run | {"data": run["data"] | data}
+    return {f"{each}-cub-resnet50-{row}-seed{seed}": run for each in ("proxy-anchor", "vcpa") for seed in (0, 1)}
+
+
+def test_studies_from_degraded_copies_stand_in_the_archive(tmp_path):
+    write_runs(tmp_path / "cub-proxy-methods", runs_of("papers"))
+    write_runs(tmp_path / "cub-batch-norm", {"none-fixed-cub-resnet50-held-out-seed0": runs_of("papers", **PHOTOGRAPHS)[
+        "vcpa-cub-resnet50-papers-seed0"
+    ]})  # fmt: skip
+    pages, _ = study_pages.study_pages(tmp_path)
+    index, archive = pages["studies/index.md"], pages["studies/archive.md"]
+    assert "](cub-proxy-methods.md) | 7 | 4 of 70 |" in archive
+    assert "](cub-proxy-methods.md) | 7 |" not in index
+    assert "](cub-batch-norm.md) | 3 | 1 of 15 |" in index
+    assert "](cub-batch-norm.md)" not in archive
+    assert "](cub-papers.md) | 5 | 0 of 25 |" in index, "a study without results is not old"
+    assert "- CUB-200-2011: 11,788 images, those of 0.1.0, compressed, identity 362b12c7e448." in archive
+    assert "compare rows with each other, not with new results" in pages["studies/cub-proxy-methods.md"]
+    assert "](archive.md)" not in pages["studies/cub-batch-norm.md"]
+    places = list(pages)
+    first = places.index(study_pages.ARCHIVE)
+    assert places.index("studies/cub-batch-norm.md") < first < places.index("studies/cub-proxy-methods.md")
+    # The navigation has a section of its own for what stands behind the archive.
+    *current, section = site._with_archive(places)
+    assert current == places[:first]
+    assert list(section.values()) == [places[first:]]
+    assert site._with_archive(["methods/vcpa.md"]) == ["methods/vcpa.md"]
+
+
+def test_a_claim_leaves_the_table_only_when_its_successor_is_there(tmp_path):
+    """Claims that were measured with degraded copies stay, in a table of their own, until they are measured again."""
+    write_runs(tmp_path / "cub-proxy-methods", runs_of("papers") | runs_of("held-out"))
+    old = "| [VCPA](cub-proxy-methods.md) | CUB-200-2011 | R@1 | `{}` |"
+    both = [old.format(protocol) for protocol in ("papers", "held-out")]
+    heading = "### From degraded copies of the photographs"
+    pages, pictures = study_pages.study_pages(tmp_path)
+    index, archive = pages["studies/index.md"], pages["studies/archive.md"]
+    assert all(line in index.split(heading)[1] for line in both)
+    assert not any(line in archive for line in both)
+    assert "studies/claims.png" not in pictures
+    write_runs(tmp_path / "cub-papers", runs_of("papers", **PHOTOGRAPHS))
+    pages, pictures = study_pages.study_pages(tmp_path)
+    index, archive = pages["studies/index.md"], pages["studies/archive.md"]
+    assert "| [VCPA](cub-papers.md) | CUB-200-2011 | R@1 | `papers` |" in index
+    assert heading not in index
+    assert not any(line in index for line in both)
+    assert all(line in archive.split("## Claims that were measured again")[1] for line in both)
+    assert {"studies/claims.png", "studies/claims-degraded.png"} & set(pictures) == {"studies/claims.png"}
+
+
+def test_a_study_that_was_run_again_keeps_its_older_claims_apart(tmp_path):
+    """One file has results from both: those of the originals are current, the others are not lost."""
+    new = runs_of("papers", **PHOTOGRAPHS)
+    new = {name: run | {"finished": "2100-01-01T00:00:00Z"} for name, run in new.items()}
+    write_runs(tmp_path / "cub-proxy-methods", runs_of("held-out") | new)
+    pages, _ = study_pages.study_pages(tmp_path)
+    index, archive = pages["studies/index.md"], pages["studies/archive.md"]
+    assert "](cub-proxy-methods.md) | 7 | 8 of 70 |" in index
+    line = "| [VCPA](cub-proxy-methods.md) | CUB-200-2011 | R@1 | `{}` |"
+    assert line.format("papers") in index
+    assert line.format("held-out") not in index
+    assert line.format("held-out") in archive
+
+
+def test_results_of_a_method_are_divided_by_their_photographs():
+    old = list(runs_of("papers").values())[:2]
+    new = list(runs_of("papers", **PHOTOGRAPHS).values())[:1]
+    text = methods.results_text({"a/vcpa": old + new, "b/vcpa": old})
+    current, older = text.split("From degraded copies of the photographs")
+    assert re.findall(r"^\| `(\S+)` .* (\d) \| held-out", current, re.MULTILINE) == [("a/vcpa", "1")]
+    assert re.findall(r"^\| `(\S+)` .* (\d) \| held-out", older, re.MULTILINE) == [("a/vcpa", "2"), ("b/vcpa", "2")]
+    assert "history" not in text
+    assert "history" in methods.results_text({"cub-160/vcpa": old})
+
+
+def test_the_catalogue_says_what_was_measured_with_the_originals():
+    old, new = ([next(iter(runs_of("papers", **data).values()))] for data in ({}, PHOTOGRAPHS))
+    of_all = 'Results "here" are from degraded copies of the photographs of CUB and Cars'
+    assert photographs.remark({"vcpa": {"a": old}}) == f"{of_all}."
+    of_drawings = [new[0] | {"data": PHOTOGRAPHS | {"name": "glyphs"}}]
+    found = {"vcpa": {"a": old, "b": new}, "mpa": {"a": new}, "triplet": {"a": old}, "circle": {"a": of_drawings}}
+    assert photographs.remark(found) == f"{of_all}, except those of `mpa`, `vcpa` on CUB."
 
 
 def test_minutes_in_which_runs_share_a_machine_count_once():

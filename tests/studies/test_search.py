@@ -393,7 +393,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
     assert "| vcpa | train.lr | 0.0001 to 0.01 (log) | 0.0001 |" in text
     assert "| method | metric | as printed | searched, 4 draws | searched against as printed |" in text
     assert f"| vcpa | 4 | {len(failed)} | {100 * best.score:.1f} |" in text
-    assert "Photographs of g: 1,200 images, identity" in text
+    assert "Photographs of g: 1,200 images, median shorter side 32 pixels, identity" in text
     with Image.open(tmp_path / "tables" / "search-vcpa-g-small.png") as picture:
         assert picture.text["Software"] == "proxymetric study"
     # The folder gives the same files.
