@@ -43,6 +43,15 @@ def is_archived(results: Any) -> bool:
     return all(map(is_degraded, results.identities.values()))
 
 
+def mark(results: Any) -> str:
+    """The sentence at the top of a study's page that says which of its results are from degraded copies; or nothing."""
+    titles = [results.study.data[name].title or name for name, of in results.identities.items() if is_degraded(of)]
+    if not titles:
+        return ""
+    which = "[Archive](archive.md)" if is_archived(results) else f"{', '.join(titles)}, as in the [archive](archive.md)"
+    return f"**{which}:** from degraded copies of the photographs; {ADVICE}."
+
+
 def copies_list(all_results: list) -> str:
     """An item for each set of degraded copies from which results were made: its images, quality and identity."""
     from proxymetric.studies.scores import image_count

@@ -17,7 +17,7 @@ from generator.claims import (
     divided,
     why_list,
 )
-from generator.photographs import ADVICE, copies_list, is_archived
+from generator.photographs import ADVICE, copies_list, is_archived, mark
 from generator.repeats import repeats_section
 from generator.scores import RESULTS, ROOT, table
 
@@ -57,8 +57,8 @@ def study_pages(results: Path = RESULTS) -> tuple[dict[str, str], dict[str, byte
         pictures |= {f"studies/{study.name}/{name}": content for name, content in images.items()}
         is_old = by_cell is not None and is_archived(by_cell)
         comment = "\n".join(re.findall(r"^# ?(.*)$", file.read_text(encoding="utf-8").split("\n\n")[0], re.MULTILINE))
-        mark = f"**[Archive](archive.md):** from degraded copies of the photographs; {ADVICE}." if is_old else ""
-        parts = [f"# {study.title}", mark, comment, design(study), text, "## Run it", command(file, study.name)]
+        sentence = mark(by_cell) if by_cell else ""
+        parts = [f"# {study.title}", sentence, comment, design(study), text, "## Run it", command(file, study.name)]
         line = [f"[{study.title}]({study.name}.md)", str(len(study.rows)), f"{len(runs)} of {len(study.tasks())}"]
         page = "\n\n".join(part for part in parts if part) + "\n"
         (archived if is_old else current)[f"studies/{study.name}.md"] = Entry(line, page, by_cell)

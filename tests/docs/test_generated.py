@@ -163,7 +163,7 @@ def test_studies_from_degraded_copies_stand_in_the_archive(tmp_path):
     assert "](cub-batch-norm.md)" not in archive
     assert "](cub-papers.md) | 5 | 0 of 25 |" in index, "a study without results is not old"
     assert "- CUB-200-2011: 11,788 images, those of 0.1.0, compressed, identity 362b12c7e448." in archive
-    assert "compare rows with each other, not with new results" in pages["studies/cub-proxy-methods.md"]
+    assert "\n\n**[Archive](archive.md):** from degraded copies" in pages["studies/cub-proxy-methods.md"]
     assert "](archive.md)" not in pages["studies/cub-batch-norm.md"]
     places = list(pages)
     first = places.index(study_pages.ARCHIVE)
@@ -173,6 +173,15 @@ def test_studies_from_degraded_copies_stand_in_the_archive(tmp_path):
     assert current == places[:first]
     assert list(section.values()) == [places[first:]]
     assert site._with_archive(["methods/vcpa.md"]) == ["methods/vcpa.md"]
+
+
+def test_a_study_with_one_data_set_from_the_originals_is_not_old(tmp_path):
+    old, new = (next(iter(runs_of("papers", **data).values())) for data in ({}, PHOTOGRAPHS))
+    write_runs(tmp_path / "auto", {"vcpa-cub-resnet50-held-out-seed0": new, "vcpa-cars-resnet50-held-out-seed0": old})
+    pages, _ = study_pages.study_pages(tmp_path)
+    assert "](auto.md) | 7 | 2 of 63 |" in pages["studies/index.md"]
+    advice = "from degraded copies of the photographs; compare rows with each other, not with new results"
+    assert f"**Cars196, as in the [archive](archive.md):** {advice}." in pages["studies/auto.md"]
 
 
 def test_a_claim_leaves_the_table_only_when_its_successor_is_there(tmp_path):
