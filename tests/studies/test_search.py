@@ -446,6 +446,19 @@ def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     assert listed.count("waits") == 2
 
 
+def test_the_model_of_a_draw_that_ended_after_its_study_was_killed_is_deleted(tmp_path):
+    made = parse(content())
+    book = StudyFolder(made, tmp_path)
+    first, second, *others = made.draws()
+    for task in (first, second):
+        book.run(task).mkdir(parents=True)
+        (book.run(task) / "last.safetensors").touch()
+    done = RunStatus("done", result=Result(rows={"trained encoder": {"R@1": 0.5}}))
+    book.record_finished({first.name: done} | {task.name: RunStatus("begun") for task in (second, *others)})
+    assert not list(book.run(first).iterdir())
+    assert (book.run(second) / "last.safetensors").is_file(), "it goes on from there"
+
+
 # Photographs
 
 
