@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from generator.photographs import ADVICE, is_degraded
+from generator.photographs import ADVICE, is_degraded, remark
 from generator.scores import RESULTS, groups, interval, score, table
 
 EXCLUDED = ("figures", "mlrc")
@@ -30,7 +30,7 @@ def method_pages() -> dict[str, str]:
     text = (
         "A method assembles a loss, a source of references and, for some methods, a weighting or a scheme, with the "
         "numbers of its paper. `proxymetric methods NAME` prints the arguments of a method; "
-        "[Which backbone and method tonight](../choose.md) helps to choose."
+        f"[Which backbone and method tonight](../choose.md) helps to choose. {remark(results)}"
     )
     return pages | {"methods/index.md": f"# Methods\n\n{text}\n\n{index}\n"}
 

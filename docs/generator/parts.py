@@ -24,8 +24,8 @@ from generator.performance import (
     start_up_table,
     step_table,
 )
-from generator.photographs import remark
-from generator.scores import BENCHMARKS, RESULTS, ROOT, paragraph, table
+from generator.photographs import short_remark
+from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
 from generator.small_vectors import matryoshka_table, small_vectors_table
 from generator.training import criterion_table, embedding_table, files_table, loop_table
@@ -59,7 +59,7 @@ def methods_table() -> str:
     from proxymetric.papers import CATALOGUE
 
     rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in CATALOGUE.items()]
-    return f"{paragraph(remark(stored_runs()))}\n\n{table(['method', 'paper', 'choose it'], rows)}"
+    return f"{short_remark(stored_runs())}\n\n{table(['method', 'paper', 'choose it'], rows)}"
 
 
 def benchmark(*names: str) -> tuple[Path, ...]:

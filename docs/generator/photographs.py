@@ -71,6 +71,12 @@ def copies_list(all_results: list) -> str:
     )
 
 
+def short_remark(runs: dict[str, dict[str, list[dict]]]) -> str:
+    """What the remarks of the catalogue rest on, in a few words."""
+    share = "Most" if "except" in remark(runs) else "All"
+    return f'{share} results "here" are from degraded copies of {" and ".join(TITLES.values())}.'
+
+
 def remark(runs: dict[str, dict[str, list[dict]]]) -> str:
     """What the remarks of the catalogue rest on: the methods with results from the photographs themselves.
 

@@ -234,6 +234,8 @@ def test_the_catalogue_says_what_was_measured_with_the_originals():
     old, new = ([next(iter(runs_of("papers", **data).values()))] for data in ({}, PHOTOGRAPHS))
     of_all = 'Results "here" are from degraded copies of the photographs of CUB and Cars'
     assert photographs.remark({"vcpa": {"a": old}}) == f"{of_all}."
+    assert photographs.short_remark({"vcpa": {"a": old}}).startswith("All results")
+    assert photographs.short_remark({"vcpa": {"a": old + new}}).startswith("Most results")
     of_drawings = [new[0] | {"data": PHOTOGRAPHS | {"name": "glyphs"}}]
     found = {"vcpa": {"a": old, "b": new}, "mpa": {"a": new}, "triplet": {"a": old}, "circle": {"a": of_drawings}}
     assert photographs.remark(found) == f"{of_all}, except those of `mpa`, `vcpa` on CUB."
