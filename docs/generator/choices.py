@@ -22,7 +22,8 @@ def choices_section(all_results: list) -> str:
                 all_choices += choices
     if not rows:
         return ""
-    rows.append(["all", "", *_line(all_choices)])
+    if len(rows) > 1:
+        rows.append(["all", "", *_line(all_choices)])
     changed = ""
     if any(choice.method != choice.method_now for choice in all_choices):
         changed = (

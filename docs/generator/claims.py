@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+from generator.photographs import is_degraded
 from generator.scores import table
 
 PROTOCOLS = ("papers", "held-out", "last")
@@ -46,12 +47,49 @@ class ClaimedDifference:
         """The title of the data set."""
         return self.results.study.data[self.cell.data].title or self.cell.data
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it was measured with degraded copies of the photographs."""
+        return is_degraded(self.results.identities[self.cell.data])
+
+    @property
+    def subject(self) -> tuple[str, str, str]:
+        """What the claim is about."""
+        return self.title, self.data, self.metric
+
+
+class Claims(NamedTuple):
+    """The claims of the papers, by the photographs with which they were measured.
+
+    Attributes:
+        current: measured with the photographs themselves.
+        waiting: measured with degraded copies only.
+        replaced: measured with degraded copies, and later with the photographs themselves.
+    """
+
+    current: list[ClaimedDifference]
+    waiting: list[ClaimedDifference]
+    replaced: list[ClaimedDifference]
+
+
+def divided(differences: list[ClaimedDifference]) -> Claims:
+    """Divide claims by their photographs: differences of other photographs are never in one table."""
+    current = [each for each in differences if not each.is_degraded]
+    subjects = {each.subject for each in current}
+    older = [each for each in differences if each.is_degraded]
+    return Claims(
+        current,
+        [each for each in older if each.subject not in subjects],
+        [each for each in older if each.subject in subjects],
+    )
+
 
 def claimed_differences(all_results: list) -> list[ClaimedDifference]:
     """The rows of all studies with a claim, those of one method beside each other."""
     found = [
         ClaimedDifference(results, cell, metric, difference, claim)
-        for results in all_results
+        for of_study in all_results
+        for results in (of_study, *of_study.older)
         for cell in sorted(results.runs, key=lambda cell: PROTOCOLS.index(cell.protocol))
         for metric in results.study.metrics
         if (claim := results.claim(cell, metric)) is not None

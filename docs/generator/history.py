@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from generator.scores import RESULTS, groups, interval, machine, read, score, table
+from generator.scores import RESULTS, groups, interval, machine, score, table
 
 BASELINES = {
     "proxy-isa": "proxy-anchor",
@@ -18,16 +18,16 @@ BASELINES = {
     "tried/ccp-proxy-rate-1e-3": "margin-contrastive",
 }
 """the baseline of each row of results/cub-160/"""
+FIRST = "cub-proxy-anchor-160"
+"""folder of results/ with the first runs"""
 ORDER = ("proxy-anchor", "proxy-isa", "vcpa", "proxy-anchor-plain", "proxy-isa-plain", "margin-contrastive", "ccp")
 
 
 def first_table() -> str:
-    """One row for each group of runs in results/*.json: mean over the seeds, smallest and largest."""
-    studies: dict[str, list[dict]] = {}
-    for file in sorted(RESULTS.glob("*-seed*.json")):
-        studies.setdefault(file.stem.rsplit("-seed", 1)[0], []).append(read(file))
+    """One row for each group of the first runs: mean over the seeds, smallest and largest."""
     rows = []
-    for name, runs in studies.items():
+    for name, by_seed in groups(RESULTS / FIRST).items():
+        runs = list(by_seed.values())
         scores = [_range([score(run, metric) for run in runs]) for metric in ("R@1", "MAP@R", "nDCG@8")]
         untrained = _range([run["rows"]["untrained encoder"]["R@1"] for run in runs])
         seconds = statistics.mean(run["seconds"] for run in runs)
@@ -69,11 +69,12 @@ def compare_table() -> str:
 
 def mlrc_table() -> str:
     """One row for the mean over the models of the folds, and one for their concatenation."""
+    from proxymetric.studies.collected import read_runs
+
     rows = []
-    for file in sorted((RESULTS / "mlrc").glob("*.json")):
-        result = read(file)
+    for name, result in read_runs(RESULTS / "mlrc").items():
         size = f"{result['folds']} x {result['dim']}-D"
         for kind, label in (("average", f"average of {size}"), ("concatenated", f"concatenation of {size}")):
             scores = [f"{100 * result[kind][metric]:.1f}" for metric in ("R@1", "P@R", "MAP@R")]
-            rows.append([file.stem, label, *scores, f"{result['seconds']:.0f} s", machine(result)])
+            rows.append([name, label, *scores, f"{result['seconds']:.0f} s", machine(result)])
     return table(["runs", "models", "R@1", "P@R", "MAP@R", "time", "machine"], rows)

@@ -7,10 +7,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from generator.scores import RESULTS, interval, read, score, table
+from generator.photographs import ADVICE, is_degraded, remark
+from generator.scores import RESULTS, groups, interval, score, table
 
 EXCLUDED = ("figures", "mlrc")
 """folders of results/ that hold no results of single runs"""
+FIRST_VERSION = ("cub-160", "vit-s-128", "cub-proxy-anchor-160")
+"""folders of results/ with results of 0.1.0"""
 
 
 def method_pages() -> dict[str, str]:
@@ -28,7 +31,7 @@ def method_pages() -> dict[str, str]:
         "A method assembles a loss, a source of references and, for some methods, a weighting or a scheme, with the "
         "numbers of its paper. The last three train nothing: they compute the head from the features of the backbone. "
         "`proxymetric methods NAME` prints the arguments of a method; "
-        "[Which backbone and method tonight](../choose.md) helps to choose."
+        f"[Which backbone and method tonight](../choose.md) helps to choose. {remark(results)}"
     )
     return pages | {"methods/index.md": f"# Methods\n\n{text}\n\n{index}\n"}
 
@@ -106,20 +109,45 @@ def pieces(name: str) -> list[tuple[str, type]]:
 def stored_runs(folder: Path = RESULTS) -> dict[str, dict[str, list[dict]]]:
     """All stored results of runs: method -> group of seeds -> results."""
     runs: dict[str, dict[str, list[dict]]] = {}
-    for file in sorted(folder.rglob("*-seed*.json")):
-        group = file.relative_to(folder).with_suffix("").as_posix().rsplit("-seed", 1)[0]
-        if group.split("/")[0] in EXCLUDED:
-            continue
-        result = read(file)
-        if "trained encoder" in result.get("rows", {}):
-            runs.setdefault(result["recipe"]["method"], {}).setdefault(group, []).append(result)
+    for study in sorted(each for each in folder.iterdir() if each.name not in EXCLUDED):
+        for name, by_seed in groups(study).items():
+            for result in by_seed.values():
+                if "trained encoder" in result["rows"]:
+                    of_method = runs.setdefault(result["recipe"]["method"], {})
+                    of_method.setdefault(f"{study.name}/{name}", []).append(result)
     return runs
 
 
 def results_text(groups: dict[str, list[dict]]) -> str:
-    """A table of the stored results of a method, one row for each group of seeds."""
+    """Tables of the stored results of a method, one row for each group of seeds, by the photographs."""
     if not groups:
         return "No results of this method are stored in `results/` yet."
+    of_photographs: dict[str, list[dict]] = {}
+    of_copies: dict[str, list[dict]] = {}
+    for group, results in groups.items():
+        for run in results:
+            kind = of_copies if is_degraded(run["data"].get("identity")) else of_photographs
+            kind.setdefault(group, []).append(run)
+    parts = [_groups_table(of_photographs)] if of_photographs else []
+    if of_copies:
+        parts += [
+            f"From degraded copies of the photographs ([archive](../studies/archive.md)); {ADVICE}:",
+            _groups_table(of_copies),
+        ]
+    parts.append(
+        "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
+        "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md)."
+    )
+    if any(group.split("/")[0] in FIRST_VERSION for group in groups):
+        parts.append(
+            f"Groups under {', '.join(f'`{name}`' for name in FIRST_VERSION)} are the [history](../studies/history.md) "
+            "of 0.1.0, whose settings differ from the papers'."
+        )
+    return "\n\n".join(parts)
+
+
+def _groups_table(groups: dict[str, list[dict]]) -> str:
+    """One row for each group of seeds."""
     rows = []
     for group, results in groups.items():
         recipe = results[0]["recipe"]
@@ -133,13 +161,7 @@ def results_text(groups: dict[str, list[dict]]) -> str:
         # The scores come first: the page scrolls a wide table.
         rows.append([f"`{group}`", *scores, untrained, str(len(results)), protocol, data_name(recipe), backbone, size])
     columns = ["results", "R@1", "MAP@R", "untrained R@1", "seeds", "protocol", "data", "backbone", "px"]
-    note = (
-        "Scores of test classes in per cent: mean over the seeds ± half the 95 % Student interval. Protocol `papers` "
-        "chooses the epoch on the test classes; see [Protocols](../explanation/protocols.md). Groups under `cub-160`, "
-        "`vit-s-128` and `cub-proxy-anchor-*` are the [history](../studies/history.md) of 0.1.0, whose "
-        "settings differ from the papers'."
-    )
-    return f"{table(columns, rows)}\n\n{note}"
+    return table(columns, rows)
 
 
 def data_name(recipe: dict) -> str:

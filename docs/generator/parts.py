@@ -12,6 +12,7 @@ from generator.divided_proxies import divided_proxies_table
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
 from generator.inspection import inspection_table
+from generator.methods import stored_runs
 from generator.moving import costs, scripts
 from generator.none_of_these import choice_table, none_of_these_table
 from generator.performance import (
@@ -23,6 +24,7 @@ from generator.performance import (
     start_up_table,
     step_table,
 )
+from generator.photographs import short_remark
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
 from generator.small_vectors import matryoshka_table, small_vectors_table
@@ -53,11 +55,11 @@ class Part(NamedTuple):
 
 
 def methods_table() -> str:
-    """The catalogue: method, paper, and when to choose it."""
+    """The catalogue: method, paper, and when to choose it, and which photographs the advice rests on."""
     from proxymetric.papers import CATALOGUE
 
     rows = [[f"`{name}`", row.about.paper.split(",")[0], row.about.choose] for name, row in CATALOGUE.items()]
-    return table(["method", "paper", "choose it"], rows)
+    return f"{short_remark(stored_runs())}\n\n{table(['method', 'paper', 'choose it'], rows)}"
 
 
 def benchmark(*names: str) -> tuple[Path, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import textwrap
 from pathlib import Path
@@ -21,19 +20,15 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def seeds(folder: Path, name: str) -> dict[str, dict]:
-    """The results `<name>-seed<seed>.json` of a folder, by seed; empty if there are none."""
-    files = sorted(folder.glob(f"{name}-seed*.json"))
-    return {file.stem.rsplit("-seed", 1)[1]: read(file) for file in files}
-
-
 def groups(folder: Path) -> dict[str, dict[str, dict]]:
-    """All results `<name>-seed<seed>.json` below a folder, by name (with its subfolder) and seed."""
+    """The collected results `<name>-seed<seed>` of a folder, by name and seed; empty if there are none."""
+    from proxymetric.studies.collected import read_runs
+
     results: dict[str, dict[str, dict]] = {}
-    for file in sorted(folder.rglob("*.json")):
-        match = re.fullmatch(r"(.+)-seed(\d+)", file.relative_to(folder).with_suffix("").as_posix())
-        if match:
-            results.setdefault(match[1], {})[match[2]] = read(file)
+    for run, result in read_runs(folder).items():
+        name, found, seed = run.rpartition("-seed")
+        if found:
+            results.setdefault(name, {})[seed] = result
     return results
 
 

@@ -17,7 +17,7 @@ from generator.growth import growth_pictures
 from generator.methods import method_pages
 from generator.reference import reference_pages
 from generator.scores import ROOT
-from generator.study_pages import study_pages
+from generator.study_pages import ARCHIVE, study_pages
 
 COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "examples.md": "examples/README.md"}
 """pages of the site that are copies of other files in the repository"""
@@ -47,12 +47,20 @@ def _expand(nav: list[Any]) -> list[Any]:
     for entry in nav:
         if isinstance(entry, str) and entry.endswith("/*"):
             generated_pages = {page for page in _pages if page.startswith(entry[:-1]) and not page.endswith("index.md")}
-            entries += [page for page in _pages if page in generated_pages]
+            entries += _with_archive([page for page in _pages if page in generated_pages])
         elif isinstance(entry, dict):
             entries.append({title: _expand(part) if isinstance(part, list) else part for title, part in entry.items()})
         else:
             entries.append(entry)
     return entries
+
+
+def _with_archive(pages: list[Any]) -> list[Any]:
+    """Pages of the navigation, with the archive and the pages behind it in a section of their own."""
+    if ARCHIVE not in pages:
+        return pages
+    place = pages.index(ARCHIVE)
+    return [*pages[:place], {"Archive: degraded copies": pages[place:]}]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

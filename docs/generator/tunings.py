@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from generator.scores import BENCHMARKS, RESULTS, interval, paragraph, read, score, seeds, table
+from generator.scores import BENCHMARKS, RESULTS, groups, interval, paragraph, read, score, table
 
 VIT_RESULTS = RESULTS / "vit-s-128"
 TABLE_1 = (
@@ -77,11 +77,11 @@ TUNED = {
 
 def tuned_table() -> str:
     """The runs of results/vit-s-128/ compared with the paper: means over the seeds and 95 % Student intervals."""
-    rows = []
+    results, rows = groups(VIT_RESULTS), []
     for name, (label, *papers) in TUNED.items():
         row = [label]
         for data, paper in zip(("cub", "cars"), papers, strict=True):
-            runs, baseline = seeds(VIT_RESULTS / data, name), seeds(VIT_RESULTS / data, "vpt-bitfit")
+            runs, baseline = results.get(f"{data}/{name}", {}), results.get(f"{data}/vpt-bitfit", {})
             count = "" if len(runs) == 3 else f" ({len(runs)} seeds)"
             row.append(", ".join(map(str, paper)))
             for metric in ("R@1", "MAP@R"):
@@ -91,16 +91,16 @@ def tuned_table() -> str:
         rows.append(row)
     metrics = ["R@1", "MAP@R", "R@1 to VPT+B"]
     columns = ["tuning", "CUB, paper: R@1, MAP@R", *metrics, "Cars, paper: R@1, MAP@R", *metrics]
-    return f"{table(columns, rows)}\n\n{_other_rates()}".strip()
+    return f"{table(columns, rows)}\n\n{_other_rates(results)}".strip()
 
 
-def _other_rates() -> str:
+def _other_rates(results: dict[str, dict[str, dict]]) -> str:
     """The score of the untrained encoder, and the effect of the proxies' learning rate."""
-    places = [
-        ("cub", "full"), ("cars", "full"), ("cub", "vptsp-m"), ("tried/cub", "vptsp-m-proxy-rate-1e-3"),
-        ("cars", "vptsp-g"), ("tried/cars", "vptsp-g-proxy-rate-1e-3"),
+    names = [
+        "cub/full", "cars/full", "cub/vptsp-m", "tried/cub/vptsp-m-proxy-rate-1e-3", "cars/vptsp-g",
+        "tried/cars/vptsp-g-proxy-rate-1e-3",
     ]  # fmt: skip
-    runs = [seeds(VIT_RESULTS / folder, name).get("0") for folder, name in places]
+    runs = [results.get(name, {}).get("0") for name in names]
     if None in runs:
         return ""
     untrained = [100 * run["rows"]["untrained encoder"]["R@1"] for run in runs[:2]]
@@ -140,11 +140,11 @@ def released_table() -> str:
 
 def _seed_by_seed(studies: dict[str, dict[str, str]], train: dict[str, float]) -> str:
     """A table of runs that differ only in the proxies and in patience; `train` holds settings that all runs share."""
-    rows = []
+    results, rows = groups(VIT_RESULTS), []
     for data, title in (("cub", "CUB"), ("cars", "Cars")):
-        baseline = seeds(*_place(studies["VPT+B"][data]))
+        baseline = results.get(studies["VPT+B"][data], {})
         for name, places in studies.items():
-            runs = seeds(*_place(places[data])) if data in places else {}
+            runs = results.get(places.get(data, ""), {})
             runs = {seed: run for seed, run in runs.items() if seed in baseline}
             if not runs:
                 continue
@@ -166,11 +166,6 @@ def _seed_by_seed(studies: dict[str, dict[str, str]], train: dict[str, float]) -
             ])  # fmt: skip
     columns = ["tuning", "data", "R@1, seed by seed", "R@1", "R@1 to VPT+B", "MAP@R", "held-out MAP@R"]
     return table([*columns, "training loss", "epochs"], rows)
-
-
-def _place(path: str):
-    folder, name = path.rsplit("/", 1)
-    return VIT_RESULTS / folder, name
 
 
 PRINTED = {

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import write_photos
-from proxymetric.files import read_json
+from proxymetric.files import write_json
 from proxymetric.search import VectorFile
+from proxymetric.studies.collected import read_runs, write_runs
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -220,14 +221,24 @@ def test_study_replaces_its_own_tables(tmp_path):
     assert proxymetric(*words).code == 0
 
 
-def test_collected_results_of_others_stay(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_collected_results_of_others_stay(tmp_path, kind):
     source = tmp_path / "source"
-    names = sorted(file.stem for file in RESULTS.glob("*.json") if "rows" in read_json(file))
-    name = names[0]
-    (source / "runs" / name).mkdir(parents=True)
-    shutil.copy(RESULTS / f"{name}.json", source / "runs" / name / "result.json")
+    name, run = next(iter(read_runs(RESULTS).items()))
+    write_json(source / "runs" / name / "result.json", run)
     (tmp_path / "results").mkdir()
-    path = foreign("file", tmp_path / "results", f"{name}.json")
+    path = foreign(kind, tmp_path / "results", "runs.jsonl")
     words = ("study", EAGER, "--collect", source, "--results", tmp_path / "results", "--overwrite")
-    refused(proxymetric(*words), f"--results: got {path}", "expected")
-    same(path, "file")
+    refused(proxymetric(*words), f"results: got {path}", "expected")
+    same(path, kind)
+
+
+def test_lines_of_others_stay(tmp_path):
+    name, run = next(iter(read_runs(RESULTS).items()))
+    write_json(tmp_path / "source" / "runs" / name / "result.json", run)
+    write_runs(tmp_path / "results", {"a marathon": {"minutes": 250}})
+    path = tmp_path / "results" / "runs.jsonl"
+    before = path.read_bytes()
+    words = ("study", EAGER, "--collect", tmp_path / "source", "--results", tmp_path / "results")
+    refused(proxymetric(*words), f"--results: got {path}, which exists and is not the collected results of a study")
+    assert path.read_bytes() == before

@@ -16,7 +16,7 @@ import pytest
 import proxymetric as pm
 from proxymetric import papers
 from proxymetric.core.pieces import Compare
-from proxymetric.papers import CATALOGUE
+from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 from proxymetric.papers.about import about
 from proxymetric.planning import Workload
 
@@ -153,4 +153,4 @@ def test_no_method_of_a_paper_is_left_out_of_the_catalogue() -> None:
         importlib.import_module(f"proxymetric.papers.{info.name}") for info in pkgutil.iter_modules(papers.__path__)
     ]
     rows = {name for module in modules for name, value in vars(module).items() if hasattr(value, "about")}
-    assert rows == {method.__name__ for method in CATALOGUE.values()}
+    assert rows == {method.__name__ for method in (CATALOGUE | CLOSED_FORMS).values()}

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from proxymetric.runs.result import OPTIONAL, SINCE_SCHEMA_2, Result, peak_memory
+from proxymetric.studies.collected import read_runs
 
-STORED = sorted((Path(__file__).resolve().parents[2] / "results" / "cub-160").glob("*-seed*.json"))
+STORED = read_runs(Path(__file__).resolve().parents[2] / "results" / "cub-160")
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -45,9 +46,8 @@ def test_another_file_is_refused(text, sentence, tmp_path):
 
 def test_results_of_schema_1_are_read():
     assert STORED
-    for file in STORED:
-        content = json.loads(file.read_text())
-        result = Result.read(file)
+    for content in STORED.values():
+        result = Result.from_dict(content)
         assert (result.schema, result.protocol) == (1, "held-out")
         assert result.scores == content["rows"]["trained encoder"]
     older = {key: value for key, value in Result().as_dict().items() if key not in OPTIONAL | SINCE_SCHEMA_2}

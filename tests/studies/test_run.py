@@ -23,6 +23,7 @@ from proxymetric.encoders import build
 from proxymetric.files import read_json
 from proxymetric.runs.auto_method import CANDIDATES
 from proxymetric.studies import load_study, worker
+from proxymetric.studies.collected import RUNS_FILE, read_runs, write_runs
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
 from proxymetric.studies.running import Session
@@ -103,7 +104,7 @@ def test_a_killed_study_leaves_an_archive_of_what_was_done(finished, tmp_path):
     archive, results = finished.parent / "killed.tar.gz", tmp_path / "results"
     collected = proxymetric("study", GLYPHS, "--collect", archive, "--results", results)
     assert "1 results are new" in collected.out
-    there = read_json(results / f"{RUNS[0]}.json")
+    there = read_runs(results)[RUNS[0]]
     assert there["rows"] == read_json(finished / "runs" / RUNS[0] / "result.json")["rows"]
 
 
@@ -169,20 +170,23 @@ def test_embeddings_give_the_scores_of_their_run(finished):
     assert len(list((finished / "embeddings").glob("*.safetensors"))) == 2
 
 
-def test_archives_are_collected_into_small_results(finished, tmp_path):
+def test_archives_are_collected_into_one_small_file(finished, tmp_path):
     archive, results = finished.parent / "glyphs.tar.gz", tmp_path / "results"
     answer = proxymetric(
         "study", GLYPHS, "--collect", archive, "--results", results, "--embeddings", tmp_path / "vectors"
     )  # fmt: skip
     assert answer.code == 0, answer
-    assert sorted(file.stem for file in results.glob("*-*.json")) == sorted(RUNS)
+    assert {file.name for file in results.iterdir()} == {RUNS_FILE, "study.json"}
     assert len(list((tmp_path / "vectors").iterdir())) == 2
-    for name in RUNS:
-        text = (results / f"{name}.json").read_text()
-        assert len(text) < 8000
-        assert str(tmp_path.parent) not in text
+    file = results / RUNS_FILE
+    before = file.read_text()
+    lines = before.splitlines()
+    assert [json.loads(line)["run"] for line in lines] == sorted(RUNS), "sorted by name"
+    for name, line in zip(sorted(RUNS), lines, strict=True):
+        assert len(line) < 8000
+        assert str(tmp_path.parent) not in line
         whole = read_json(finished / "runs" / name / "result.json")
-        small = json.loads(text)
+        small = json.loads(line)
         assert small["rows"] == whole["rows"]
         assert small["validation"]["MAP@R"] == pytest.approx(whole["validation"]["MAP@R"], abs=1e-5)
         assert small["study"]["protocol"] == "held-out"
@@ -191,14 +195,20 @@ def test_archives_are_collected_into_small_results(finished, tmp_path):
     assert proxymetric("study", GLYPHS, "--results", results, "--tables", tmp_path / "tables").code == 0
     assert (tmp_path / "tables" / "tables.md").read_text() == (finished / "tables" / "tables.md").read_text()
     # Another result of the same name is replaced only with --overwrite.
-    file = results / f"{RUNS[0]}.json"
-    file.write_text(file.read_text().replace('"seed": 0', '"seed": 9', 1))
+    stored = read_runs(results)
+    stored[RUNS[0]]["recipe"]["seed"] = 9
+    write_runs(results, {"of a row that was renamed": stored[RUNS[1]], **stored})
     changed = file.read_text()
-    refused(proxymetric("study", GLYPHS, "--collect", archive, "--results", results), "differs", "--overwrite")
+    answer = proxymetric("study", GLYPHS, "--collect", archive, "--results", results)
+    refused(answer, f"{file} with the run {RUNS[0]}, which differs", "--overwrite")
     assert file.read_text() == changed
     assert "1 results are new or replaced" in proxymetric(
         "study", GLYPHS, "--collect", archive, "--results", results, "--overwrite"
     ).out  # fmt: skip
+    kept = read_runs(results)
+    assert kept.pop("of a row that was renamed"), "runs that the study does not have stay"
+    write_runs(results, kept)
+    assert file.read_text() == before
 
 
 @pytest.mark.parametrize("place", [100, 5000, 20000, -5])
@@ -233,11 +243,10 @@ def test_results_of_other_images_are_not_collected(finished, tmp_path):
     results = tmp_path / "results"
     words = ["study", GLYPHS, "--collect", finished.parent / "glyphs.tar.gz", "--results", results]
     assert proxymetric(*words).code == 0
-    stored, missing = results / f"{RUNS[0]}.json", results / f"{RUNS[1]}.json"
-    content = read_json(stored)
-    content["data"] |= {"identity": "0" * 64, "train": {"images": 7, "classes": 2}}
-    stored.write_text(json.dumps(content))
-    missing.unlink()
+    stored = read_runs(results)
+    stored[RUNS[0]]["data"] |= {"identity": "0" * 64, "train": {"images": 7, "classes": 2}}
+    missing = stored.pop(RUNS[1])
+    write_runs(results, stored)
     archive = tmp_path / "one.tar.gz"
     with tarfile.open(finished.parent / "glyphs.tar.gz") as whole, tarfile.open(archive, "w:gz") as part:
         for entry in whole:
@@ -246,9 +255,9 @@ def test_results_of_other_images_are_not_collected(finished, tmp_path):
     words[3] = archive
     refused(
         proxymetric(*words), f"got the run {RUNS[1]} with", f"{RUNS[0]} with 7 images to train", "other images",
-        "(identity 000000000000)", f"(identity {read_json(results / f'{RUNS[2]}.json')['data']['identity'][:12]})",
+        "(identity 000000000000)", f"(identity {missing['data']['identity'][:12]})",
     )  # fmt: skip
-    assert not missing.exists()
+    assert read_runs(results) == stored
     assert proxymetric(*words, "--overwrite").code == 0
     assert proxymetric("study", GLYPHS, "--results", results, "--tables", tmp_path / "tables").code == 0
     text = (tmp_path / "tables" / "tables.md").read_text()
@@ -258,9 +267,22 @@ def test_results_of_other_images_are_not_collected(finished, tmp_path):
 def test_a_damaged_result_is_named(finished, tmp_path):
     results = tmp_path / "results"
     assert proxymetric("study", GLYPHS, "--collect", finished, "--results", results).code == 0
-    (results / f"{RUNS[0]}.json").write_text("{")
-    words = ["--results", results, "--tables", tmp_path / "tables"]
-    refused(proxymetric("study", GLYPHS, *words), f"{RUNS[0]}.json, which is damaged")
+    file, words = results / RUNS_FILE, ["study", GLYPHS, "--results", results]
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    for content, said in (
+        (whole[:-100], f"results: got {file} with a damaged line 4, expected the name and the result of a run"),
+        (whole + lines[1], f"results: got {file} with the run {sorted(RUNS)[1]} in lines 2 and 5, expected one line"),
+        (lines[0].replace('"rows"', '"row"', 1), f"{file}, run {sorted(RUNS)[0]}: got no rows, expected the result of"),
+        (lines[0].replace('"trained encoder"', '"another"', 1), f"{file}, run {sorted(RUNS)[0]}: got a result without"),
+    ):
+        file.write_text(content)
+        refused(proxymetric(*words, "--tables", tmp_path / "tables"), said)
+        assert not (tmp_path / "tables").exists()
+    for content in (whole[:-100], whole + lines[1]):
+        file.write_text(content)
+        refused(proxymetric(*words, "--collect", finished, "--overwrite"), str(file))
+        assert file.read_text() == content, "a run in a line that cannot be read is not lost"
 
 
 @pytest.mark.parametrize(
@@ -402,10 +424,10 @@ def test_a_study_of_the_choice_of_a_method(tmp_path):
     assert proxymetric("study", *words, "--dry-run").out.splitlines()[-1] == "all runs are done"
     collected = proxymetric("study", file, "--collect", out, "--results", results, "--tables", tmp_path / "tables")
     assert "3 results are new" in collected.out, collected
-    stored = read_json(results / f"{name}.json")
+    stored = read_runs(results)[name]
     assert stored["recipe"]["method"] == stored["auto"]["method"] == choice["method"]
     scores = {
-        row: 100 * read_json(results / f"{row}-glyphs-small-held-out-seed0.json")["rows"]["trained encoder"]["MAP@R"]
+        row: 100 * read_runs(results)[f"{row}-glyphs-small-held-out-seed0"]["rows"]["trained encoder"]["MAP@R"]
         for row in ("proxy-anchor", "vcpa", "auto")
     }
     best = max(("proxy-anchor", "vcpa"), key=scores.__getitem__)

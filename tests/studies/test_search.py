@@ -14,6 +14,7 @@ from PIL import Image
 from proxymetric.files import read_json
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, load_study, narrowed, parse
+from proxymetric.studies.collected import read_runs
 from proxymetric.studies.drawing import draw_search
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, is_over
 from proxymetric.studies.scores import Results, describe
@@ -383,7 +384,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
         result = read_json(out / "runs" / draw.run / "result.json")
         assert draw.score == result["validation"]["MAP@R"]
         assert draw.identity == result["data"]["identity"]
-    stored = read_json(results / f"{WINNER}.json")
+    stored = read_runs(results)[WINNER]
     assert stored["study"]["searched"] == best.values
     assert stored["recipe"]["loss"]["tau"] == best.values["loss.tau"]
     assert stored["recipe"]["train"]["epochs"] == 2
@@ -392,7 +393,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
     assert "| vcpa | train.lr | 0.0001 to 0.01 (log) | 0.0001 |" in text
     assert "| method | metric | as printed | searched, 4 draws | searched against as printed |" in text
     assert f"| vcpa | 4 | {len(failed)} | {100 * best.score:.1f} |" in text
-    assert "Photographs of g: 1,200 images, identity" in text
+    assert "Photographs of g: 1,200 images, median shorter side 32 pixels, identity" in text
     with Image.open(tmp_path / "tables" / "search-vcpa-g-small.png") as picture:
         assert picture.text["Software"] == "proxymetric study"
     # The folder gives the same files.
@@ -443,6 +444,19 @@ def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     listed = proxymetric("study", changed, "--out", out, "--dry-run").out
     assert listed.count(" to do ") == 8
     assert listed.count("waits") == 2
+
+
+def test_the_model_of_a_draw_that_ended_after_its_study_was_killed_is_deleted(tmp_path):
+    made = parse(content())
+    book = StudyFolder(made, tmp_path)
+    first, second, *others = made.draws()
+    for task in (first, second):
+        book.run(task).mkdir(parents=True)
+        (book.run(task) / "last.safetensors").touch()
+    done = RunStatus("done", result=Result(rows={"trained encoder": {"R@1": 0.5}}))
+    book.record_finished({first.name: done} | {task.name: RunStatus("begun") for task in (second, *others)})
+    assert not list(book.run(first).iterdir())
+    assert (book.run(second) / "last.safetensors").is_file(), "it goes on from there"
 
 
 # Photographs

@@ -320,11 +320,17 @@ class StudyFolder:
             file.unlink(missing_ok=True)
 
     def record_finished(self, statuses: dict[str, RunStatus]) -> None:
-        """Record as "done" every run that has a result: a worker may finish a run after its study was killed."""
+        """Record as "done" every run that has a result: a worker may finish a run after its study was killed.
+
+        Models of draws that such a worker left are deleted.
+        """
         for name, run in statuses.items():
             facts = self.state["runs"].setdefault(name, {}) if run.status == "done" else {}
             if run.result is not None and facts.get("status") != "done":
                 facts.update(status="done", seconds=run.result.seconds, spent=0.0, scores=run.result.scores)
+        for task in self.study.draws():
+            if statuses[task.name].result is not None:
+                self.drop_checkpoints(task)
 
     def begin(self, task: Task, identity: str | None, restart: bool = False) -> None:
         """Write the plan of a run before it starts.

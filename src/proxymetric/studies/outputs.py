@@ -5,7 +5,8 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from proxymetric.files import check_output, read_json
+from proxymetric.files import check_output
+from proxymetric.studies.collected import RUNS_FILE, read_runs
 from proxymetric.studies.drawing import PLOTS, SOFTWARE
 from proxymetric.studies.search import DRAWS_FILE, SEARCH
 from proxymetric.studies.spec import Study
@@ -46,20 +47,18 @@ def check_outputs(study: Study, archive: Path | None, tables: Path | None) -> No
         )
 
 
-def check_collected(results: Path, names: list[str], vectors: Path | None, vector_names: list[str]) -> None:
+def check_collected(results: Path, vectors: Path | None, vector_names: list[str]) -> None:
     """Check that collected files replace only files of earlier collections.
 
     Args:
         results: the folder of `--results`.
-        names: the runs whose results are new or differ.
         vectors: the folder of `--embeddings`, if any.
         vector_names: the files that are written there.
 
     Raises:
         ValueError: a file that no such command wrote is in the way.
     """
-    for name in names:
-        check_output("--results", results / f"{name}.json", "a collected result", is_result)
+    check_output("--results", results / RUNS_FILE, "the collected results of a study", _is_collected)
     check_output("--results", results / DRAWS_FILE, "the draws of a search", lambda file: '"draw"' in _first_line(file))
     for name in vector_names if vectors is not None else ():
         assert vectors is not None
@@ -85,10 +84,6 @@ def _is_plot(file: Path) -> bool:
         return SOFTWARE.encode() in content.read(PNG_HEAD_BYTES)
 
 
-def is_result(file: Path) -> bool:
-    """Whether a file is a collected result."""
-    try:
-        content = read_json(file)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and {"rows", "recipe", "study"} <= content.keys()
+def _is_collected(file: Path) -> bool:
+    """Whether all lines of a file are collected results."""
+    return all({"rows", "recipe", "data", "study"} <= run.keys() for run in read_runs(file.parent).values())

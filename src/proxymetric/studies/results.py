@@ -1,4 +1,4 @@
-"""The stored results of a study: read them from its folder or from collected files, and collect them as small files."""
+"""The stored results of a study: read them from its folder or from collected files, and collect them in small files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
+from proxymetric.studies.collected import RUNS_FILE, as_line, read_runs, write_runs
 from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
-from proxymetric.studies.outputs import check_collected, is_result
+from proxymetric.studies.outputs import check_collected
 from proxymetric.studies.pool import tail
 from proxymetric.studies.search import (
     DRAWS_FILE,
@@ -89,24 +90,32 @@ def stored_results(study: Study, folder: Path, needed: bool = True) -> dict[str,
     """Read the results of a study, by the name of the run, from a folder of collected files or from its own folder.
 
     Raises:
-        ValueError: the folder has no result of the study although one is needed, or a collected file is damaged.
+        ValueError: the folder has no result of the study although one is needed, or the collected file is damaged.
     """
     check_study(study, folder)
-    results = {}
+    collected, results = read_runs(folder), {}
     for task in study.tasks():
-        collected = folder / f"{task.name}.json"
-        for file in (collected, folder / "runs" / task.name / "result.json"):
-            result = read_result(file)
-            if result is None and file == collected and file.is_file():
-                raise ValueError(
-                    f"results: got {file}, which is damaged; expected the result of a run: collect it again"
-                )
-            if result is not None:
-                results[task.name] = result
-                break
+        if task.name in collected:
+            results[task.name] = _checked(collected[task.name], f"{folder / RUNS_FILE}, run {task.name}")
+        elif (result := read_result(folder / "runs" / task.name / "result.json")) is not None:
+            results[task.name] = result
     if not results and needed:
         raise ValueError(f"results: got {folder}, expected a folder with results of the study {study.name!r}")
     return results
+
+
+def _checked(content: dict[str, Any], place: str) -> Result:
+    """A collected result.
+
+    Raises:
+        ValueError: it is not the result of a run; the sentence begins with its place.
+    """
+    from proxymetric.runs.result import Result
+
+    result = Result.from_dict(content, place)
+    if not result.scores:
+        raise ValueError(f"{place}: got a result without scores, expected that of a finished run: collect it again")
+    return result
 
 
 def stored_draws(study: Study, folder: Path) -> list[Draw]:
@@ -191,12 +200,12 @@ def _choice(task: Task, result: Result) -> dict[str, Any]:
 
 
 def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: bool, vectors: Path | None) -> list[str]:
-    """Copy the results of archives and study folders into one folder, as one small file for each run.
+    """Copy the results of archives and study folders into one folder: a line of its `runs.jsonl` for each run.
 
     Args:
         study: the study.
         sources: archives (.tar.gz) and folders of studies.
-        results: the folder for the files.
+        results: the folder for the collected files.
         overwrite: replace stored results that differ.
         vectors: a folder for the embeddings; None: embeddings are not copied.
 
@@ -208,7 +217,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
             other settings or ranges, a result differs from the stored one, or results of one data set were computed
             with different images.
     """
-    texts: dict[str, str] = {}
+    runs: dict[str, dict[str, Any]] = {}
     embeddings: dict[str, bytes] = {}
     sessions: dict[str, Any] = {}
     read = {each: _from_archive(each) if each.is_file() else _from_folder(study, each) for each in sources}
@@ -237,20 +246,21 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
                     f"collect: got {source} with the run {name}, in which {difference}; expected runs of the study as "
                     "it is written now"
                 )
-        texts |= {name: as_text(compact(result, tasks[name])) for name, result in contents.items()}
-    new_names = [name for name, text in texts.items() if _read(results / f"{name}.json") != text]
+        runs |= {name: compact(result, tasks[name]) for name, result in contents.items()}
+    check_study(study, results)
+    stored = read_runs(results)
+    new_names = [name for name, run in runs.items() if name not in stored or _differ(name, run, stored[name])]
     for name in new_names:
-        if (results / f"{name}.json").is_file() and not overwrite and is_result(results / f"{name}.json"):
+        if name in stored and not overwrite:
             raise ValueError(
-                f"results: got {results / name}.json, which differs from the collected result; expected the same "
-                "result, or --overwrite to replace the file"
+                f"results: got {results / RUNS_FILE} with the run {name}, which differs from the collected result; "
+                "expected the same result, or --overwrite to replace it"
             )
+    check_collected(results, vectors, list(embeddings))
     if not overwrite:
-        _check_same_images(tasks, texts, draws, results)
-    check_collected(results, new_names, vectors, list(embeddings))
-    for name in new_names:
-        with replacing(results / f"{name}.json") as temporary:
-            temporary.write_text(texts[name], encoding="utf-8")
+        _check_same_images(tasks, stored | runs, draws)
+    if new_names:
+        write_runs(results, stored | runs)
     if draws:
         with replacing(results / DRAWS_FILE) as temporary:
             temporary.write_text(as_lines(draws), encoding="utf-8")
@@ -289,14 +299,17 @@ def _collected_draws(study: Study, read: Mapping[Path, list[Draw]], results: Pat
     return [known[task.name] for task in study.draws() if task.name in known]
 
 
-def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], draws: list[Draw], results: Path) -> None:
+def _differ(name: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return as_line(name, one) != as_line(name, other)
+
+
+def _check_same_images(tasks: dict[str, Task], runs: dict[str, dict[str, Any]], draws: list[Draw]) -> None:
     """Refuse new results of a data set whose images are not those of its other results, stored or new."""
     first: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, task in tasks.items():
-        file = results / f"{name}.json"
-        if name not in texts and not is_result(file):
+        if name not in runs:
             continue
-        data = json.loads(texts.get(name) or file.read_text(encoding="utf-8"))["data"]
+        data = runs[name]["data"]
         other_name, other = first.setdefault(task.cell.data, (name, data))
         if data["identity"] != other["identity"]:
             raise ValueError(
@@ -316,10 +329,6 @@ def _check_same_images(tasks: dict[str, Task], texts: dict[str, str], draws: lis
 def _image_counts(data: dict[str, Any]) -> str:
     counts = " and ".join(f"{data[part]['images']} images to {part}" for part in ("train", "test") if part in data)
     return f"{counts} (identity {short(data['identity'])})"
-
-
-def _read(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
 def _from_archive(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes], list[Draw]]:
