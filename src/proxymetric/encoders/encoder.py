@@ -306,7 +306,7 @@ def build(
     learn_p: bool = False,
     layer_norm: bool = False,
     head: str = "linear",
-    freeze_bn: bool | str = "none",
+    freeze_bn: bool | str = False,
     bn_eps: float | None = None,
     pretrained: bool = True,
     weights: str | Path | None = None,
