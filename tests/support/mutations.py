@@ -18,7 +18,6 @@ from typer.main import get_command
 
 from conftest import write_photos
 from proxymetric.cli import app
-from proxymetric.files import read_json
 from proxymetric.papers import CATALOGUE
 from proxymetric.recipe import check
 from proxymetric.recipe_keys import flat_keys
@@ -151,22 +150,27 @@ LINES: dict[str, Words] = {
     "plan": ["plan", "--classes", "1M", "--dim", "512", "--batch", "4096", "--devices", "8", "--json"],
 }  # fmt: skip
 """a valid line of every verb; paths are those of `write_inputs`"""
-PATHS = ("photos", "run", "index", "hub", "table.csv", "cameras.csv", "recipe.toml", "study.toml", "slim.safetensors", "new.png",
+PATHS = ("photos", "run", "index", "hub", "table.csv", "cameras.csv", "recipe.toml", "study.toml",
+         "slim.safetensors", "new.png",
          "vectors.safetensors", "run/run.json", "run/best.safetensors", "index/manifest.json", "photos/class1", "out",
          "nowhere", "new.png/x", ".", "", "out/ß 名 'x'", "~nobody/x", "hf://owner/name", "hf:x", "glyphs:12", "digits",
          "\udcff")  # fmt: skip
 TYPED = {
-    int: ("-9223372036854775808", "-1", "0", "1", "2", "3", "5", "17", "2147483648", "9223372036854775808", "1" + "0" * 30),
+    int: ("-9223372036854775808", "-1", "0", "1", "2", "3", "5", "17", "2147483648", "9223372036854775808",
+    "1" + "0" * 30),
     float: ("-1", "0", "1e-300", "0.5", "1", "2", "1e30", "1e308", "inf", "-inf", "nan"),
 }  # fmt: skip
 SMALL_INTEGERS = ("-1", "0", "1", "2", "3")
 """of options whose size is the time of a run"""
-TEXTS = ("", " ", "auto", "all", "none", "best", "last", "x", "=", "a=", "=a", "class=class1", "camera=a", "camera", "4",
-         "2,4,8", "8,8", "R@1,R@1", "R@0", "R@99999999999", "nDCG@3", "NMI", "EER", "FNMR@FMR=0", "cpu", "meta", "ß" * 300,
+TEXTS = ("", " ", "auto", "all", "none", "best", "last", "x", "=", "a=", "=a", "class=class1", "camera=a", "camera",
+         "4",
+         "2,4,8", "8,8", "R@1,R@1", "R@0", "R@99999999999", "nDCG@3", "NMI", "EER", "FNMR@FMR=0", "cpu", "meta",
+         "ß" * 300,
          "a,b", ",", "train", "validation", "folder", "nested", "csv", "euclidean", "int8", "binary", "pca", "tsne",
          "faiss", "kind=flat", "kind=hnsw", "uint8", "float", "papers", "batch", "0.1", "test_vit", "vpt", "lora",
          "proxy-nca++", "one", "\udcff", "%s%n", "../x", "{}", "[1]")  # fmt: skip
-VALUES = ("0", "1", "-1", "2", "7", "0.5", "-0.5", "1e-30", "1e30", "1e400", "nan", "-inf", "true", "false", '""', '"x"',
+VALUES = ("0", "1", "-1", "2", "7", "0.5", "-0.5", "1e-30", "1e30", "1e400", "nan", "-inf", "true", "false", '""',
+          '"x"',
           '"auto"', '"none"', '"full"', '"ß 名"', '"1"', "[]", "[0]", "[1, 2]", "[0.5, 0.5, 0.5]", "[[1]]", '["R@1"]',
           '["x"]', "{}", "{a = 1}", "1979-05-27", "07:32:00", "9223372036854775808", "-9223372036854775809", "0x10",
           "1_000", "[" * 60 + "]" * 60, "1" * 5000, '"' + "x" * 70_000 + '"', '"module:function"', '"cpu"', '"linear"',
@@ -178,8 +182,10 @@ SLOW_KEYS = {
     "data.workers": ("-1", "0", "0.5", '"x"', "[1]", "{}"),
     "workers": ("-1", "0", "0.5", '"x"', "[1]", "{}"),
 }
-JSON_VALUES: tuple[Any, ...] = (None, True, 0, -1, 1, 2.5, 1e308, 10**30, float("nan"), float("inf"), "", "x", "ß\u0000\ud800",
-                                "../../x", "/etc/passwd", [], [1], ["x"], {}, {"a": 1}, [[[]]], 2**31, 2**63)  # fmt: skip
+JSON_VALUES: tuple[Any, ...] = (None, True, 0, -1, 1, 2.5, 1e308, 10**30, float("nan"), float("inf"), "", "x",
+                                "ß\u0000\ud800",
+                                "../../x", "/etc/passwd", [], [1], ["x"], {}, {"a": 1}, [[[]]], 2**31,
+                                2**63)  # fmt: skip
 UNCHANGED_OPTIONS = {"--help", "-h", "--open", "--device", "--uri", "--serve"}
 """options that open a browser, need a server or a GPU"""
 SLOW_OPTIONS = {"epochs", "jobs", "folds", "minutes"}
@@ -213,7 +219,9 @@ def write_inputs(root: Path) -> Path:
 def write_cameras(photos: Path) -> Path:
     """The metadata of an index of the photos."""
     file = photos.parent / "cameras.csv"
-    lines = [f"{path.relative_to(photos).as_posix()},{'abc'[int(path.stem) % 3]}" for path in sorted(photos.rglob("*.png"))]
+    lines = [
+        f"{path.relative_to(photos).as_posix()},{'abc'[int(path.stem) % 3]}" for path in sorted(photos.rglob("*.png"))
+    ]
     file.write_text("\n".join(["file,camera", *lines, ""]))
     return file
 
@@ -230,7 +238,7 @@ def line_of(random: Random, root: Path) -> Words:
 
 
 def _path_places(words: Words) -> list[int]:
-    return [place for place, word in enumerate(words) if word in PATHS or word.startswith("out/")]
+    return [place for place, word in enumerate(words) if place and (word in PATHS or word.startswith("out/"))]
 
 
 def _swapped(random: Random, words: Words) -> Words:
@@ -324,7 +332,10 @@ def _near(random: Random, key: str, default: Any) -> str:
         near = (1, 2, 3, 5, default * 2, default + 1, max(default // 2, 1))
         return str(random.choice(edges if random.random() < 0.25 else near))
     if isinstance(default, float):
-        edges, near = (0.0, -default, 1e-30, 1e6, 1e30), (1.0, default / 2, default * 0.9, default * 1.5, 1e-3, 0.5, 0.99)
+        edges, near = (
+            (0.0, -default, 1e-30, 1e6, 1e30),
+            (1.0, default / 2, default * 0.9, default * 1.5, 1e-3, 0.5, 0.99),
+        )
         return repr(random.choice(edges if random.random() < 0.25 else near))
     if isinstance(default, list | tuple):
         return f"[{', '.join(_near(random, '', value) for value in default)}]"
@@ -345,7 +356,9 @@ def recipe_of(random: Random, root: Path) -> Words:
     name = random.choice(("recipe.toml", "recipe.toml", "recipe.toml", "study.toml"))
     content = (root / name).read_bytes()
     for _ in range(random.choice((1, 1, 2))):
-        content = random.choice((_toml_value, _toml_key, _toml_key, _toml_key, _toml_line, _bytes_of_text))(random, content)
+        content = random.choice((_toml_value, _toml_key, _toml_key, _toml_key, _toml_line, _bytes_of_text))(
+            random, content
+        )
     (root / name).write_bytes(content)
     if name == "study.toml":
         return list(LINES[random.choice(("study", "study", "tables"))])
@@ -380,7 +393,9 @@ def _toml_key(random: Random, content: bytes) -> bytes:
         if heading == "[[rows]]":
             return text.replace("settings = {", f"settings = {{ {name} = {value}, ", 1).encode()
     else:
-        text = text.replace('method = "proxy-anchor"', f'method = "{method}"').replace("margin = 0.1\nscale = 32.0\n", "")
+        text = text.replace('method = "proxy-anchor"', f'method = "{method}"').replace(
+            "margin = 0.1\nscale = 32.0\n", ""
+        )
         heading = f"[{table}]"
     if heading not in text:
         return f"{key} = {value}\n{text}".encode()
@@ -420,7 +435,7 @@ def _bytes_of_text(random: Random, content: bytes) -> bytes:
     ))()  # fmt: skip
 
 
-CSV_LINES = ("train a CSV", "evaluate a CSV", "inspect a CSV", "index metadata", "mlrc")
+CSV_LINES = (*("train a CSV", "evaluate a CSV", "inspect a CSV", "index metadata") * 4, "mlrc")
 
 
 def table_of(random: Random, root: Path) -> Words:
@@ -442,7 +457,8 @@ def _written(grid: list[list[str]]) -> bytes:
     return "\n".join(",".join(row) for row in grid).encode(errors="surrogatepass") + b"\n"
 
 
-CELLS = ("", " ", '"', '""', '"a,b"', '"a\nb"', "'", "\0", "x", "nowhere.png", ".", "..", "/", "photos", "photos/class1",
+CELLS = ("", " ", '"', '""', '"a,b"', '"a\nb"', "'", "\0", "x", "nowhere.png", ".", "..", "/", "photos",
+         "photos/class1",
          "/dev/null", "table.csv", "run/best.safetensors", "photos/class1/1.png", "./photos/class1/../class1/1.png",
          "PHOTOS/CLASS1/1.PNG", "photos\\class1\\1.png", "~/x.png", "http://x/y.png", "train", "test", "val", "query",
          "gallery", "distractor", "Train ", "nan", "1e400", "-1", "=1+1", "ß 名", "\u202eabc", "x" * 300, "x" * 5000,
@@ -467,7 +483,8 @@ def _columns(random: Random, content: bytes) -> bytes:
     kind = random.randrange(4)
     if kind == 0:
         grid[0][column] = random.choice(("file", "class", "split", "label", "path", "camera", "id", "", "Class ", "row",
-                                         "vector", "rowid", "similarity", "ß", '"a', "x" * 3000, "select", "a]b", "a'b"))  # fmt: skip
+                                         "vector", "rowid", "similarity", "ß", '"a', "x" * 3000, "select", "a]b",
+                                         "a'b"))  # fmt: skip
     elif kind == 1:
         grid = [row[:column] + row[column + 1 :] for row in grid]
     elif kind == 2:
@@ -502,10 +519,11 @@ def _rows(random: Random, content: bytes) -> bytes:
 
 
 def _separators(random: Random, content: bytes) -> bytes:
-    return content.replace(b",", random.choice((b";", b"\t", b"|", b" ", b", ", b",,", b",\"", b"\0", b";,")))
+    return content.replace(b",", random.choice((b";", b"\t", b"|", b" ", b", ", b",,", b',"', b"\0", b";,")))
 
 
-RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "query", "query vectors",
+RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "query",
+             "query vectors",
              "slim", "hub", "report", "collect")  # fmt: skip
 INDEX_LINES = ("index again", "search", "search where", "identify", "add-class", "remove", "remove a class")
 INDEX_WORDS = {"search where": ["search", "index", "new.png", "--where", "class=class1", "--json"]}
@@ -514,7 +532,8 @@ INDEX_WORDS = {"search where": ["search", "index", "new.png", "--where", "class=
 def file_of(random: Random, root: Path) -> Words:
     """Change a file of a run, an index or an export, and return a line that reads it."""
     if random.random() < 0.5:
-        files = [root / "run" / name for name in ("run.json", "run.json", "result.json", "best.safetensors", "last.safetensors",
+        files = [root / "run" / name for name in ("run.json", "run.json", "result.json", "best.safetensors",
+        "last.safetensors",
                                                   "held_out.safetensors", "log.jsonl")]  # fmt: skip
         files += [root / "slim.safetensors", root / "vectors.safetensors", *sorted((root / "hub").iterdir())]
         name = random.choice(RUN_LINES)
@@ -629,7 +648,8 @@ def _signed_header(random: Random, content: bytes) -> bytes:
     else:
         tensor = tensors.pop(key)
         other = random.choice((
-            lambda: None, lambda: tensor.reshape(-1), lambda: tensor[None], lambda: tensor[:0] if tensor.ndim else tensor[None],
+            lambda: None, lambda: tensor.reshape(-1), lambda: tensor[None],
+            lambda: tensor[:0] if tensor.ndim else tensor[None],
             lambda: tensor.double(), lambda: tensor.to(bool), lambda: tensor.long(), lambda: tensor * float("nan"),
             lambda: tensor.bfloat16(),
         ))()  # fmt: skip
@@ -643,8 +663,10 @@ def _signed_header(random: Random, content: bytes) -> bytes:
 
 def _array_header(random: Random, content: bytes) -> bytes:
     """Another type, order or shape of a NumPy array, in a header of the same length."""
-    changes = ((b"<f4", b"<f8"), (b"<f4", b">f4"), (b"<f4", b"|O8"), (b"False", b"True "), (b"(60,", b"(61,"), (b"(60,", b"(-1,"),
-               (b"(60,", b"( 6,"), (b", 8)", b", 9)"), (b"shape", b"shApe"), (b"NUMPY", b"NUMPX"), (b"<f4", b"<i4"))  # fmt: skip
+    changes = ((b"<f4", b"<f8"), (b"<f4", b">f4"), (b"<f4", b"|O8"), (b"False", b"True "), (b"(60,", b"(61,"),
+    (b"(60,", b"(-1,"),
+               (b"(60,", b"( 6,"), (b", 8)", b", 9)"), (b"shape", b"shApe"), (b"NUMPY", b"NUMPX"), (b"<f4",
+               b"<i4"))  # fmt: skip
     old, new = random.choice(changes)
     return content[:128].replace(old, new) + content[128:]
 

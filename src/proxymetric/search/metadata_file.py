@@ -22,8 +22,8 @@ def read_metadata(file: str | Path) -> dict[str, dict[str, str]]:
         The metadata by file; empty cells are left out. The column `class`, if there is one, has the labels.
 
     Raises:
-        ValueError: a line cannot be read, there is no column `file`, a column has no name or one that another has, a line has too many cells
-            or no file, or a file comes twice.
+        ValueError: a line cannot be read, there is no column `file`, a column has no name or one that another has, a
+            line has too many cells or no file, or a file comes twice.
 
     Example:
         >>> import tempfile
