@@ -113,17 +113,54 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def _optimizer_fault(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Tensor]]) -> str:
+    """Say what is wrong in the state of an optimiser; empty if nothing is.
+
+    All parameters of a group have the same names. A tensor has numbers of floating point: one, or as many as its
+    parameter, in which some axes may have the length 1.
+    """
+    groups = [group["params"] for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group]
+    first = 0
+    for group in groups:
+        entries = {index: state[index] for index in range(first, first + len(group)) if index in state}
+        names = {name for entry in entries.values() for name in entry}
+        for index, entry in entries.items():
+            if missing := sorted(names - entry.keys()):
+                return f"optimizer.{index}.{missing[0]}: got no tensor, expected one"
+        first += len(group)
+    for index, entry in state.items():
+        if not 0 <= index < len(parameters):
+            return f"optimizer.{index}: got an unknown parameter, expected one of {len(parameters)}"
+        shape = parameters[index].shape
+        for name, value in entry.items():
+            if not value.is_floating_point():
+                return f"optimizer.{index}.{name}: got {value.dtype}, expected a type of floating point"
+            fits = value.ndim == len(shape) and all(a in (1, b) for a, b in zip(value.shape, shape, strict=True))
+            if value.ndim and not (fits and name != "step"):
+                return f"optimizer.{index}.{name}: got shape {tuple(value.shape)}, expected {tuple(shape)}"
+    return ""
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], origin: str = "the checkpoint"
+) -> None:
     """Load the tensors of `optimizer_tensors` into an optimiser; its parameter groups and learning rates do not change.
 
     Args:
         optimizer: the optimiser to load into.
         tensors: tensors by name, without the prefix "optimizer.".
+        origin: where they come from, for the error message.
+
+    Raises:
+        ValueError: a tensor is missing or has another shape than the parameter allows.
     """
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
+        state.setdefault(int(index) if index.isdecimal() else -1, {})[key] = value
+    if fault := _optimizer_fault(optimizer, state):
+        raise ValueError(f"{origin} does not fit the optimiser: {fault}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entry in optimizer.state.items():
         for key, value in entry.items():

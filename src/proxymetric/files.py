@@ -175,7 +175,7 @@ def read_toml(path: str | Path, name: str) -> dict[str, Any]:
         raise ValueError(
             f"{name}: got {path}, which is not UTF-8 text (byte {error.start}), expected valid TOML"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{name}: got {path}, expected valid TOML: {error}") from None
     except RecursionError:
         raise ValueError(f"{name}: got {path}, which is nested too deeply, expected valid TOML") from None
@@ -193,3 +193,17 @@ def read_json(path: str | Path) -> Any:
         raise ValueError(f"{path}: got a file that cannot be read ({error.strerror}), expected a JSON file") from None
     except ValueError as error:
         raise ValueError(f"{path}: got text that is not valid JSON ({error}), expected a JSON file") from None
+    except RecursionError:
+        raise ValueError(f"{path}: got JSON that is nested too deeply, expected a JSON file") from None
+
+
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ValueError: the file cannot be read, is not valid JSON or holds another value; the message names the file.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: got {content!r:.60}, expected a JSON object; the file is damaged")
+    return content

@@ -410,8 +410,10 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    except RecursionError:
-        raise ValueError(f"settings: got {text[:20]}..., which is nested too deeply, expected a TOML value") from None
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"settings: got {text[:20]}..., nested too deeply or too long; expected a TOML value"
+        ) from None
 
 
 def check_backbone(name: str) -> None:

@@ -317,6 +317,32 @@ def test_a_damaged_checkpoint_cannot_be_gone_on_from_but_the_best_still_loads(ph
         pm.load(run, "last")
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("optimizer.0.step", None, "optimizer.0.step: got no tensor, expected one"),
+        ("optimizer.0.step", lambda step: step.expand(8, 256), "optimizer.0.step: got shape (8, 256)"),
+        (
+            "optimizer.0.exp_avg",
+            lambda mean: mean.reshape(-1),
+            "optimizer.0.exp_avg: got shape (2048,), expected (8, 256)",
+        ),
+        ("optimizer.0.step", lambda step: step.bool(), "optimizer.0.step: got torch.bool, expected a type of floating"),
+        ("optimizer.999.step", lambda _: torch.ones(()), "optimizer.999: got an unknown parameter"),
+        ("optimizer.x.step", lambda _: torch.ones(()), "optimizer.-1: got an unknown parameter"),
+    ],
+)
+def test_a_changed_state_of_the_optimiser_is_refused(run, name, change, said):
+    checkpoint = Checkpoint.read(run / "last.safetensors")
+    tensor = checkpoint.tensors.pop(name, None)
+    if change is not None:
+        checkpoint.tensors[name] = change(tensor).contiguous()
+    checkpoint.write(run / "last.safetensors")
+    before = bytes_of(run)
+    refused(proxymetric("train", "--out", run, "--resume", "--epochs", "2"), "does not fit the optimiser", said)
+    assert bytes_of(run) == before
+
+
 def test_a_model_is_no_checkpoint_to_go_on_from(photos, run):
     shutil.copy(run / "best.safetensors", run / "last.safetensors")
     refused(train(photos, run, "--resume", "--epochs", 2), "which holds a model, but no state of the training")

@@ -204,6 +204,7 @@ def test_a_csv_in_utf_16_is_read_and_others_are_named(tmp_path, data):
         (b"\xff\xfes\x00e\x00e\x00d\x00", "is not UTF-8 text"),
         (b"seed = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
         (b"seed = \n", "expected valid TOML: "),
+        (b"seed = " + b"1" * 5000, "expected valid TOML: "),
     ],
 )
 def test_toml_that_cannot_be_read_is_named(tmp_path, photos, content, said):
@@ -214,8 +215,11 @@ def test_toml_that_cannot_be_read_is_named(tmp_path, photos, content, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_settings_that_nest_too_deeply(tmp_path, photos):
-    refused(train(photos, tmp_path / "run", "--set", "seed=" + "[" * 5000 + "]" * 5000), "nested too deeply")
+@pytest.mark.parametrize(
+    ("value", "said"), [("[" * 5000 + "]" * 5000, "nested too deeply"), ("1" * 5000, "settings: got 1111111111")]
+)
+def test_settings_that_cannot_be_read(tmp_path, photos, value, said):
+    refused(train(photos, tmp_path / "run", "--set", f"seed={value}"), said)
 
 
 def divided(root: Path, *, shared: bool) -> Path:

@@ -115,6 +115,9 @@ def test_csv_mistakes(tmp_path):
     lines(file, "a.jpg,cat")
     with pytest.raises(ValueError, match=r"got 'a.jpg', 'cat', expected a header line with the columns file and class"):
         open_data(file)
+    lines(file, "file,class," + "x" * 200_000, "a.jpg,cat")
+    with pytest.raises(ValueError, match=r"line 1: got a header that cannot be read \(field larger"):
+        open_data(file)
     lines(file, "file,class")
     with pytest.raises(ValueError, match="a header line and no rows"):
         open_data(file)

@@ -71,6 +71,7 @@ def test_evaluate_writes_what_train_would_have_written(run, others, tmp_path, ot
         ("no data", "no thresholds: data: got"),
         ("in use", "in use by process"),
         ("few", "no thresholds: fewer than 5 held-out classes have two images or more"),
+        ("damaged", "no thresholds: "),
         ("refitted", "no thresholds: the model was refitted, and its held-out classes were trained on then"),
     ],
 )
@@ -86,6 +87,8 @@ def test_evaluate_says_why_a_run_gets_no_thresholds(run, photos, others, tmp_pat
         (earlier / "result.json").unlink()
     elif change == "no held-out classes":
         description["recipe"]["data"]["validation"] = 0
+    elif change == "damaged":
+        (earlier / "result.json").write_text("null")
     elif change == "last":
         words += ["--which", "last"]
     elif change == "other data":

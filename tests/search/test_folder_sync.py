@@ -126,7 +126,12 @@ def test_metadata_comes_from_a_table_without_embedding_again(index, model, folde
     table.write_text("file\tprice\n")
     sync(index, model, folder, metadata=read_metadata(table))
     assert index.manifest.columns == []
-    for content, said in (("name\nx\n", "expected a column 'file'"), ("file,a\nx,1,2\n", "more cells than columns")):
+    for content, said in (
+        ("name\nx\n", "expected a column 'file'"),
+        ("file,a\nx,1,2\n", "more cells than columns"),
+        ('file,a\nx,"1\n' + "y" * 200_000, r"line \d+: got a row that cannot be read \(field larger .* quotation"),
+        ("file," + "y" * 200_000, r"line \d+: got a row that cannot be read \(field larger .* quotation"),
+    ):
         table.write_text(content)
         with pytest.raises(ValueError, match=said):
             read_metadata(table)

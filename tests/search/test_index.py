@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import json
 import os
+import re
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -297,6 +301,43 @@ def test_a_damaged_index_is_refused(index, kind, said):
     damage(kind, index.folder)
     with pytest.raises(ValueError, match=said):
         Index.open(index.folder)
+
+
+@pytest.mark.parametrize(
+    ("statement", "call", "said"),
+    [
+        ("DELETE FROM items WHERE row = 7", lambda i: i["07.jpg"], "'07.jpg'"),
+        ("DELETE FROM items WHERE row = 7", lambda i: i.delete(["08.jpg"]), "it has no row 7"),
+        ("DELETE FROM items WHERE row = 7", lambda i: i.search(i.vectors[:1], k=50), "it has no row 7"),
+        ("UPDATE items SET metadata = '2.5'", lambda i: i["07.jpg"], "the metadata '2.5', expected a JSON object"),
+        ("UPDATE items SET metadata = '{'", lambda i: i.delete(["08.jpg"]), "the metadata '{', expected a JSON object"),
+        ("UPDATE items SET label = x'00ff'", lambda i: i.search(i.vectors[:1]), "row 0 has a value of another type"),
+        ("UPDATE items SET label = x'00ff'", lambda i: i.classes, "it has the label b'"),
+        ("UPDATE items SET pack = 'x'", lambda i: i.delete(["08.jpg"]), "row 0 has a value of another type"),
+        ("UPDATE items SET pack = 9", lambda i: i.delete(["08.jpg"]), "it names the thumbnails 9, which the manifest"),
+    ],
+)
+def test_a_changed_database_is_refused(index, statement, call, said):
+    (file,) = index.folder.glob("generations/*/items.sqlite")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute(statement)
+        database.commit()
+    before = {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()}
+    with pytest.raises((ValueError, KeyError), match=re.escape(said)):
+        call(Index.open(index.folder))
+    assert {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()} == before
+
+
+def test_a_flipped_bit_in_the_head_of_the_vectors_is_a_sentence(index):
+    """NumPy reads the head with Python's parser, which has errors of its own."""
+    (file,) = index.folder.glob("generations/*/vectors.npy")
+    content = file.read_bytes()
+    for place, bit in itertools.product(range(8, 100), range(8)):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        try:
+            Index.open(index.folder)
+        except ValueError as error:
+            assert "index: got " in str(error), error
 
 
 def test_verify_finds_a_changed_bit(index):

@@ -37,6 +37,7 @@ def changed(folder, change):
         (lambda m: m.update(packs={"1x": [1, 2]}), "packs: got '1x', expected a number"),
         (lambda m: m.update(engine={"nome": "exact"}), "engine: got no name, expected text"),
         (lambda m: m.update(map={}), "map: got no method, expected text"),
+        (lambda m: m.update(photos=["/"]), "photos: got ['/'], expected text or null"),
         (lambda m: m.update(dim=-1), "dim: got -1, expected a number of at least 1"),
         (lambda m: m.update(count=True), "count: got True, expected a number"),
         (lambda m: m.update(columns=[1]), "columns, run: got what is no text"),

@@ -295,13 +295,14 @@ def test_a_damaged_result_is_named(finished, tmp_path):
             "backbones.smal: backbone: got 'smal', expected small",
         ),
         ('"encoder.dim"', '"encoder.dimm"', "settings: encoder.dimm: got an unknown key"),
+        ('"train.epochs"', '"encoder.weights" = [1]\n"train.epochs"', "encoder.weights: got [1], expected text"),
     ],
 )
 def test_what_no_run_could_do_is_said_before_the_first_one(old, new, said, tmp_path):
     text = GLYPHS.read_text().replace('"recipes/', f'"{GLYPHS.parent.parent / "recipes"}/')
     assert old in text
     (tmp_path / "glyphs.toml").write_text(text.replace(old, new, 1))
-    for more in (["--dry-run"], []):
+    for more in (["--dry-run"], [], ["--data-root", tmp_path]):
         refused(proxymetric("study", tmp_path / "glyphs.toml", "--out", tmp_path / "out", *more), said)
     assert not (tmp_path / "out").exists()
 

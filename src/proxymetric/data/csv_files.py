@@ -70,7 +70,12 @@ def _rows(file: Path) -> list[_Row]:
     lines = io.StringIO(read_text(file), newline="")
     header = lines.readline()
     separator = max(",;\t", key=header.count)
-    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=separator), [])]
+    try:
+        names = [name.strip().lower() for name in next(csv.reader([header], delimiter=separator), [])]
+    except csv.Error as error:
+        raise ValueError(
+            f"{file}, line 1: got a header that cannot be read ({error}), expected the columns file and class"
+        ) from None
     file_column = next((names.index(name) for name in _FILE_COLUMNS if name in names), None)
     class_column = next((names.index(name) for name in _CLASS_COLUMNS if name in names), None)
     split_column = names.index(_SPLIT_COLUMN) if _SPLIT_COLUMN in names else None

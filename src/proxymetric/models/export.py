@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.encoders import Encoder
-from proxymetric.files import check_output, read_json, replacing
+from proxymetric.files import check_output, read_json_object, replacing
 from proxymetric.models.hub import check_folder, write_hub
 from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
@@ -116,7 +116,7 @@ def export(
         descriptions[targets["slim"]] = write_slim(model, recipe, targets["slim"])
     if "hub" in targets:
         result = Path(run) / "result.json"
-        facts = read_json(result) if result.is_file() else {}
+        facts = read_json_object(result) if result.is_file() else {}
         descriptions[targets["hub"]] = write_hub(model, recipe, facts, targets["hub"], licence)
     if "torch" in targets or "onnx" in targets:
         program = trace(model, takes)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.files import NotSaved, read_json, write_json
+from proxymetric.files import NotSaved, read_json_object, write_json
 from proxymetric.lock import locked
 from proxymetric.models.load import is_refitted, is_run, read_run
 from proxymetric.models.proxies import load_uncertainty
@@ -37,7 +36,7 @@ def add_missing_thresholds(
     if not result.is_file():
         return "no thresholds: the run is not finished; `train --resume` writes them at its end"
     try:
-        if read_json(result).get("thresholds") is not None and (folder / HELD_OUT).is_file():
+        if read_json_object(result).get("thresholds") is not None and (folder / HELD_OUT).is_file():
             return None
         held_out = _held_out(folder, which)
         if isinstance(held_out, str):
@@ -77,7 +76,7 @@ def _store(folder: Path, embedded: EmbeddedSet) -> str:
         thresholds = store_thresholds(folder, embedded, uncertainty, description["classes"], seed)
         if thresholds is None:
             return f"no thresholds: fewer than {MIN_CLASSES} held-out classes have two images that can be read"
-        content: dict[str, Any] = read_json(folder / "result.json")
+        content = read_json_object(folder / "result.json")
         write_json(folder / "result.json", content | {"thresholds": thresholds})
     points = thresholds["points"]
     rates = ", ".join(f"{100 * point['asked']:g} %" for point in points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tokenize
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,11 @@ def load_array(file: Path, mmap_mode: Literal["c", "r"] | None = None) -> np.nda
         file: a file of one array.
         mmap_mode: as in `np.load`.
 
+    Raises:
+        ValueError: the file is not an array, or it holds Python objects.
+        EOFError: the file is empty.
+        OSError: the file cannot be read.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -28,5 +34,8 @@ def load_array(file: Path, mmap_mode: Literal["c", "r"] | None = None) -> np.nda
         array([0, 1, 2])
     """
     with _one_at_a_time:
-        array: np.ndarray = np.load(file, mmap_mode=mmap_mode)
+        try:
+            array: np.ndarray = np.load(file, mmap_mode=mmap_mode)
+        except (tokenize.TokenError, SyntaxError) as error:  # of a damaged head
+            raise ValueError(f"its head is damaged: {error}") from None
     return array

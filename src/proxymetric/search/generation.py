@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import shutil
 import sqlite3
@@ -307,6 +306,9 @@ def _write_items(
     for source, place in places.tolist():
         if source == 0 and (pack := old_rows[place].pack) is not None:
             live_bytes[pack] = live_bytes.get(pack, 0) + (old_rows[place].length or 0)
+    if unknown := [pack for pack in live_bytes if str(pack) not in manifest.packs]:
+        assert before is not None
+        raise before.rows.damaged(f"it names the thumbnails {unknown[0]!r:.60}, which the manifest does not have")
     rewritten = {pack for pack, size in live_bytes.items() if size < LIVE_SHARE * manifest.packs[str(pack)][0]}
     if len(live_bytes) > MAX_PACKS:  # each is an open file of every process that has the index open
         rewritten.update(sorted(live_bytes, key=lambda pack: live_bytes[pack])[:-KEPT_PACKS])
@@ -343,7 +345,7 @@ def _write_items(
                         row = row._replace(pack=pack, start=start, length=length)
                 if row.metadata not in known_metadata:
                     known_metadata.add(row.metadata)
-                    columns.update(json.loads(row.metadata))
+                    columns.update(row.values())
                 yield row
 
         write_rows(partial / ITEMS, rows())

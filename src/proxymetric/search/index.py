@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import shutil
 import threading
 from collections import Counter
@@ -485,7 +484,7 @@ class Index:
                 ids,
                 torch.from_numpy(self._generation.stored[numbers]) if vectors is None else vectors,
                 [row.label for row in rows] if labels is None else labels,
-                [json.loads(row.metadata) for row in rows] if metadata is None else metadata,
+                [row.values() for row in rows] if metadata is None else metadata,
                 [self._generation.thumbnail(row) for row in rows] if thumbnails is None else thumbnails,
             )
             stamps = [row.stamp for row in rows]
@@ -577,4 +576,4 @@ class Index:
 
 
 def _item(row: Row, number: int) -> Item:
-    return Item(row.id, row.label, json.loads(row.metadata), number)
+    return Item(row.id, row.label, row.values(), number)

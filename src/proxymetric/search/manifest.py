@@ -112,6 +112,8 @@ class Manifest:
                 return f"{name}: got no {key}, expected {known}"
         if self.vectors["kind"] not in KINDS:
             return f"vectors: got {self.vectors['kind']!r:.60}, expected one of {', '.join(KINDS)}"
+        if not isinstance(self.photos, str | None):
+            return f"photos: got {self.photos!r:.60}, expected text or null"
         for name in self.files:
             if not name or name in (".", "..") or set("/\\\0:") & set(name):
                 return f"files: got {name!r:.60}, expected the name of a file"

@@ -22,8 +22,8 @@ def read_metadata(file: str | Path) -> dict[str, dict[str, str]]:
         The metadata by file; empty cells are left out. The column `class`, if there is one, has the labels.
 
     Raises:
-        ValueError: there is no column `file`, a column has no name or one that another has, a line has too many cells
-            or no file, or a file comes twice.
+        ValueError: a line cannot be read, there is no column `file`, a column has no name or one that another has, a
+            line has too many cells or no file, or a file comes twice.
 
     Example:
         >>> import tempfile
@@ -37,6 +37,17 @@ def read_metadata(file: str | Path) -> dict[str, dict[str, str]]:
     first_line = text.split("\n", 1)[0]
     separator = max(",;\t", key=first_line.count)
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        return _by_file(table, file)
+    except csv.Error as error:
+        raise ValueError(
+            f"{file}, line {table.line_num}: got a row that cannot be read ({error}), expected a file and its "
+            "metadata; is a quotation mark missing?"
+        ) from None
+
+
+def _by_file(table: csv.DictReader[str], file: Path) -> dict[str, dict[str, str]]:
+    """Check the columns of a table, and return its rows by their files."""
     columns = [column.strip() for column in table.fieldnames or []]
     table.fieldnames = columns
     if FILE_COLUMN not in columns:

@@ -25,6 +25,7 @@ Value = str | int | float
 """a value of metadata; bool is an int"""
 CLASS_COLUMN = "class"
 """the column of `where` that stands for the label"""
+REMEDY = "`proxymetric index --rebuild` makes it anew"
 ROWS_PER_QUERY = 500
 """SQLite allows about a thousand values in a statement"""
 
@@ -42,6 +43,32 @@ class Row(NamedTuple):
     """number of the file that holds the thumbnail; None without one"""
     start: int | None = None
     length: int | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Return the metadata as a table.
+
+        Raises:
+            ValueError: it is not a JSON object: the database was changed.
+        """
+        try:
+            content = json.loads(self.metadata)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise ValueError(
+                f"index: got the item {self.id!r} with the metadata {self.metadata!r:.60}, expected a JSON object; its "
+                f"database is damaged; {REMEDY}"
+            )
+        return content
+
+    def has_types(self) -> bool:
+        """Whether the values are texts and numbers where they should be."""
+        texts, numbers = (self.id, self.metadata, self.stamp), (self.pack, self.start, self.length)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and isinstance(self.label, str | None)
+            and all(isinstance(number, int | None) for number in numbers)
+        )
 
 
 def write_rows(file: Path, rows: Iterable[Row]) -> None:
@@ -106,12 +133,20 @@ class Rows:
             yield from self.at(range(start, min(start + ROWS_PER_QUERY, self.count)))
 
     def at(self, numbers: Sequence[int]) -> list[Row]:
-        """Return the rows of these numbers, in the order of the numbers."""
+        """Return the rows of these numbers, in the order of the numbers.
+
+        Raises:
+            ValueError: the database was changed: it does not have one of these rows, or one has values of other types.
+        """
         rows: dict[int, Row] = {}
         for start in range(0, len(numbers), ROWS_PER_QUERY):
             some = numbers[start : start + ROWS_PER_QUERY]
             marks = ",".join("?" * len(some))
             rows |= {row[0]: Row(*row[1:]) for row in self._ask(f"SELECT * FROM items WHERE row IN ({marks})", *some)}
+        if missing := [number for number in numbers if number not in rows]:
+            raise self.damaged(f"it has no row {missing[0]}")
+        if wrong := [number for number, row in rows.items() if not row.has_types()]:
+            raise self.damaged(f"row {wrong[0]} has a value of another type")
         return [rows[number] for number in numbers]
 
     def number_of(self, item: str) -> int | None:
@@ -131,7 +166,10 @@ class Rows:
 
     def labels(self) -> list[str | None]:
         """Return the label of each row."""
-        return [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
+        labels = [label for (label,) in self._ask("SELECT label FROM items ORDER BY row")]
+        if wrong := [label for label in labels if not isinstance(label, str | None)]:
+            raise self.damaged(f"it has the label {wrong[0]!r:.60}")
+        return labels
 
     def matching(self, where: Mapping[str, Value], differs: Mapping[str, Value] | None = None) -> list[int]:
         """Return the sorted numbers of the rows with some values and without others; `class` stands for the label.
@@ -160,10 +198,14 @@ class Rows:
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"index: got {self._file}, which cannot be read ({error}), expected the database as it was written; "
-                "`proxymetric index --rebuild` makes it anew"
-            ) from None
+            raise self.damaged(error) from None
+
+    def damaged(self, fault: object) -> ValueError:
+        """Return the error that says what is wrong in the database."""
+        return ValueError(
+            f"index: got {self._file}, which cannot be read ({fault}), expected the database as it was written; "
+            f"{REMEDY}"
+        )
 
 
 def _has_value(column: str, value: Value) -> tuple[str, list[Any]]:

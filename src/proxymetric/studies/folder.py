@@ -69,7 +69,7 @@ def local_path(path: str, root: Path | None) -> str:
 
 def local_settings(task: Task, root: Path | None) -> dict[str, Any]:
     """The settings of a run with local paths."""
-    keys = [key for key in ("data.path", "encoder.weights") if key in task.settings]
+    keys = [key for key in ("data.path", "encoder.weights") if isinstance(task.settings.get(key), str)]
     return task.settings | {key: local_path(task.settings[key], root) for key in keys}
 
 

@@ -468,12 +468,12 @@ class Trainer:
         try:
             checkpoint.load_into(self.learner.encoder, "encoder.", what="this recipe's encoder")
             checkpoint.load_into(self.learner.criterion, "criterion.", what="this recipe's method")
+            load_optimizer(self.optimizer, checkpoint.under("optimizer."), origin=str(file))
         except ValueError as error:
             raise ValueError(
                 f"resume: {error}; expected a checkpoint of this version of proxymetric. The model can still be used; "
                 "--overwrite starts the run again"
             ) from None
-        load_optimizer(self.optimizer, checkpoint.under("optimizer."))
         torch.set_rng_state(checkpoint.tensors["random.cpu"])
         if "random.cuda" in checkpoint.tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], self.device)
