@@ -27,8 +27,8 @@ from common import RESULTS
 import proxymetric as pm
 from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
-from proxymetric.recipe import TrainOptions
 from proxymetric.training.learner import Learner
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 

@@ -59,13 +59,13 @@ LAYERS: dict[str, set[str]] = {
     "encoders": {"_torchvision", "core", "data", "files"},
     "plots": {"metrics", "files"},
     "search": {"core", "data", "files", "lock", "metrics", "plots", "schemes", "tensor_files"},
-    "recipe": {
-        "checks", "data", "encoders", "files", "losses", "metrics", "papers", "protocol", "recipe_keys", "tracking",
-    },
     "models": {"checks", "core", "data", "encoders", "checkpoint", "files", "papers", "tensor_files", "device"},
     "inspection": {"core", "data", "files", "lock", "metrics", "models", "plots", "tensor_files"},
     "serve": {"data", "models", "search"},
-    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "recipe", "tensor_files", "tracking"},
+    "training": {"core", "sources", "criterion", "encoders", "checkpoint", "metrics", "tensor_files", "tracking"},
+    "recipe": {
+        "checks", "data", "encoders", "files", "losses", "metrics", "papers", "protocol", "recipe_keys", "training",
+    },
     "runs": {
         "closed_forms", "core", "files", "data", "metrics", "protocol", "plots", "criterion", "encoders", "papers",
         "recipe", "training", "models", "checkpoint", "device", "lock", "cli", "search", "tracking",

@@ -13,8 +13,9 @@ import pytest
 import terminal
 from proxymetric import recipe
 from proxymetric.files import read_json
-from proxymetric.recipe import DataOptions, TrainOptions, check, find, load, merged, names, settings
+from proxymetric.recipe import DataOptions, check, find, load, merged, names, settings
 from proxymetric.signatures import fit
+from proxymetric.training.options import TrainOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))

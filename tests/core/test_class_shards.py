@@ -27,11 +27,11 @@ from proxymetric.encoders import build
 from proxymetric.files import NotSaved
 from proxymetric.losses import ProxyAnchor
 from proxymetric.ops import using
-from proxymetric.recipe import TrainOptions
 from proxymetric.runs.assemble import RunContext, make_learner
 from proxymetric.sources import INITIALISATIONS, LearnedProxies, learned_proxies
 from proxymetric.training import sharded_state
 from proxymetric.training.learner import Learner
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 from training.test_parallel import STILL, Pair, close

@@ -22,7 +22,7 @@ from proxymetric.losses import ProxyAnchor
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.sources import LearnedProxies
-from proxymetric.training import Interrupted
+from proxymetric.training.trainer import Interrupted
 from training_runs import Stop, records, run, same_run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")

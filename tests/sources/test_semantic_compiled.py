@@ -15,9 +15,9 @@ import proxymetric as pm
 from proxymetric.core.pieces import Batch
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.core.watcher import Silent, Tick
-from proxymetric.recipe import TrainOptions
 from proxymetric.sources import RowTable
 from proxymetric.training.learner import Learner
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 from sources.test_semantic_towers import EXACT, LABELS, VPT, B, C, D, alike, slopes, small

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from proxymetric.core.watcher import Silent
-from proxymetric.recipe import TrainOptions
 from proxymetric.training import advice
 from proxymetric.training.advice import late_memory
+from proxymetric.training.options import TrainOptions
 from training_runs import Notes, run
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -17,10 +17,10 @@ import proxymetric as pm
 from groups import together
 from proxymetric.encoders import build
 from proxymetric.papers import needs
-from proxymetric.recipe import TrainOptions
 from proxymetric.training import sharded_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import clip_gradients, make_optimizer
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.parallel import Parallel, check, gathered_parameters, shard_encoder
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState

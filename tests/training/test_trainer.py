@@ -19,11 +19,11 @@ from proxymetric.encoders import build
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
-from proxymetric.recipe import TrainOptions
 from proxymetric.runs.train import Run
 from proxymetric.sources import LearnedProxies
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import base_rates, clip_gradients, decay_factor, make_optimizer, set_rates, step_if
+from proxymetric.training.options import TrainOptions
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -240,7 +240,7 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
     from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
     from proxymetric.runs.score import size_rows
-    from proxymetric.training import Interrupted
+    from proxymetric.training.trainer import Interrupted
 
     try:
         run = whole_run.train(**arguments, watcher=terminal)  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ def mlrc(
     from proxymetric.cli.tables import score_table
     from proxymetric.cli.terminal import Terminal
     from proxymetric.runs import mlrc as protocol
-    from proxymetric.training import Interrupted
+    from proxymetric.training.trainer import Interrupted
 
     terminal = Terminal()
     try:

@@ -14,10 +14,10 @@ from proxymetric.metrics.names import lower_is_better, parse
 from proxymetric.metrics.verification_intervals import Resamples, ends, resample
 from proxymetric.papers import CLOSED_FORMS
 from proxymetric.papers.closed_form import UNTRAINED as UNTRAINED_METHOD
-from proxymetric.recipe import TrainOptions
 from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, rates_below_one_pair, score, search_task
 from proxymetric.training.optim import base_rates
+from proxymetric.training.options import TrainOptions
 
 MIN_CLASSES = 5
 """fewest classes for which intervals are computed: with fewer classes, an interval would be too narrow"""

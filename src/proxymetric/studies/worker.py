@@ -130,7 +130,7 @@ def train_and_report(job: dict[str, Any], send: Callable[..., None]) -> bool:
     Returns:
         Whether the worker takes another job.
     """
-    from proxymetric.training import Interrupted
+    from proxymetric.training.trainer import Interrupted
 
     start, earlier_images = time.perf_counter(), trained_images(Path(job["out"]))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from proxymetric.recipe import TrainOptions
+from proxymetric.training.options import TrainOptions
 
 MIN_WAITING_SHARE = 0.25
 """share of the time of the steps from which on waiting for images is worth a message"""

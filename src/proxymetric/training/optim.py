@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.criterion import Criterion
-from proxymetric.recipe import TrainOptions
 from proxymetric.training.learner import Learner
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.rowwise_adagrad import with_rowwise
 from proxymetric.training.sharded_state import ShardedState, is_dtensor, local_tensor
 

@@ -19,9 +19,9 @@ from torch import nn
 
 from proxymetric.encoders import Encoder
 from proxymetric.encoders.vit import run_block
-from proxymetric.recipe import TrainOptions
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup
 
 MIN_STAGE_FRACTION = 0.01

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import Batch, nothing
-from proxymetric.recipe import TrainOptions
 from proxymetric.training.committed_state import CommittedState, committed_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import (
@@ -22,6 +21,7 @@ from proxymetric.training.optim import (
     set_rates,
     step_if,
 )
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.parallel import Parallel
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState

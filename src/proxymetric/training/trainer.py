@@ -15,7 +15,6 @@ from torch import Tensor
 from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.core.pieces import Batch
 from proxymetric.core.watcher import Tick, Watcher
-from proxymetric.recipe import TrainOptions
 from proxymetric.signals import stop_on_signal
 from proxymetric.tracking import Recorder
 from proxymetric.training.advice import compile_advice, could_compile, narrow_cone, waiting_advice
@@ -23,6 +22,7 @@ from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
 from proxymetric.training.lookahead import Lookahead
 from proxymetric.training.optim import decay_factor, make_optimizer, steps_in
+from proxymetric.training.options import TrainOptions
 from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
