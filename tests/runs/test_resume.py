@@ -26,6 +26,9 @@ CHOICES |= {f"{name} (rows)": {"method": name, "loss__touched": "batch"} for nam
 CHOICES |= {"mpa-ap (nested)": {"method": "mpa-ap", "loss__nested": [2, 5, 8]}}
 PROMPTED = {"encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__tuning": "vpt+bitfit"}
 CHOICES |= {name: CHOICES[name] | PROMPTED | {"view__size": 32, "view__resize": 32} for name in ("vptsp-m", "vptsp-g")}
+CHOICES["frozen statistics, plateau"] = {
+    "method": "proxy-anchor", "encoder__freeze_bn": "statistics", "train__decay": "plateau", "train__decay_every": 1,
+}  # fmt: skip
 SHORT = {"train__epochs": 2, "train__warmup": 1}
 
 

@@ -139,12 +139,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "accumulated": {"train__accumulate": 2, "train__batch": 4},
     "frozen": {"train__frozen": True},
     "nested": {"loss__nested": [2, 5, 8]},
+    "scale and shift": {"encoder__freeze_bn": "statistics"},
     "evaluated on the way": {"train__evaluate_steps": 3},
     "proxies from a pool": {"method": "ccp", "train__evaluate_steps": 2, "loss__patience": 1, "train__per_class": 2},
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "nested")) for k in KINDS])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in ("nested", "scale and shift"))) for k in KINDS])
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
     settings = STILL | KINDS[kind]
     Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
