@@ -143,9 +143,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "evaluated on the way": {"train__evaluate_steps": 3},
     "proxies from a pool": {"method": "ccp", "train__evaluate_steps": 2, "loss__patience": 1, "train__per_class": 2},
 }
+SLOW = ("nested", "scale and shift")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in ("nested", "scale and shift"))) for k in KINDS])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in KINDS])
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
     settings = STILL | KINDS[kind]
     Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
