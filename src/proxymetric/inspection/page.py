@@ -6,17 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proxymetric.data import BadImage
 from proxymetric.files import replacing
+from proxymetric.inspection.findings import Findings
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import data_uri, title_of
 from proxymetric.plots.report import PAGE_MARK
 from proxymetric.plots.style import CSS
-
-if TYPE_CHECKING:
-    from proxymetric.inspection.report import Inspection
 
 MAX_SHOWN = 200
 """entries of a list on the page; the CSV files hold all"""
@@ -42,7 +39,7 @@ nav a:hover { text-decoration: underline; }
 """
 
 
-def write_page(path: Path, inspection: Inspection) -> Path:
+def write_page(path: Path, inspection: Findings) -> Path:
     """Write the page. It replaces an existing file only when it is complete."""
     pictures = _Pictures(inspection)
     sections = [
@@ -81,7 +78,7 @@ def write_page(path: Path, inspection: Inspection) -> Path:
 class _Pictures:
     """Figures of images, each read once."""
 
-    def __init__(self, inspection: Inspection) -> None:
+    def __init__(self, inspection: Findings) -> None:
         self.inspection = inspection
         self._uri: Callable[[int], str] = lru_cache(maxsize=4096)(self._read)
 
@@ -106,7 +103,7 @@ class _Pictures:
             return ""
 
 
-def _wrong_labels(inspection: Inspection, pictures: _Pictures) -> str:
+def _wrong_labels(inspection: Findings, pictures: _Pictures) -> str:
     entries = [
         _entry(
             f"{escaped(inspection.label(each.row))} → "
@@ -127,7 +124,7 @@ def _wrong_labels(inspection: Inspection, pictures: _Pictures) -> str:
     return _section("wrong-labels", "Likely wrong labels", hint, entries, len(inspection.wrong_labels.listed))
 
 
-def _duplicates(inspection: Inspection, pictures: _Pictures) -> str:
+def _duplicates(inspection: Findings, pictures: _Pictures) -> str:
     entries = []
     for group in inspection.duplicates[:MAX_SHOWN]:
         kinds = {pair.second: pair.kind for pair in sorted(group.copies, key=lambda pair: pair.correlation)}
@@ -141,7 +138,7 @@ def _duplicates(inspection: Inspection, pictures: _Pictures) -> str:
     return _section("duplicates", "Duplicates", hint, entries, len(inspection.duplicates))
 
 
-def _lonely(inspection: Inspection, pictures: _Pictures) -> str:
+def _lonely(inspection: Findings, pictures: _Pictures) -> str:
     entries = [
         _entry(
             f"similarity {each.similarity:.2f} with the nearest image",
@@ -162,7 +159,7 @@ def _lonely(inspection: Inspection, pictures: _Pictures) -> str:
     return _section("lonely", "Lonely images", hint, entries, len(inspection.lonely.listed))
 
 
-def _unreadable(inspection: Inspection) -> str:
+def _unreadable(inspection: Findings) -> str:
     rows = inspection.tables()["unreadable"]
     body = "".join(
         f'<tr><th scope="row" class="text">{escaped(row["file"])}</th><td class="text">{escaped(row["label"])}</td>'
@@ -197,5 +194,5 @@ def _entry(why: str, *figures: str) -> str:
     return f'<li><p class="why">{why}</p><div class="row">{"".join(figures)}</div></li>'
 
 
-def _two_labels(inspection: Inspection) -> int:
+def _two_labels(inspection: Findings) -> int:
     return sum(group.two_labels for group in inspection.duplicates)

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,9 @@ from proxymetric.files import replacing
 from proxymetric.search.batches import unit_rows
 from proxymetric.search.calibration import Impostors, Threshold, decide
 from proxymetric.search.class_centres import ClassCentres
+from proxymetric.search.items import LabelledItems
 from proxymetric.search.run_knowledge import knowledge_stamp, run_knowledge
 from proxymetric.tensor_files import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from proxymetric.search.index import Index
 
 FILE = "identify.safetensors"
 """the classes of an index and their calibration, made again when the index has changed"""
@@ -70,7 +68,7 @@ class IndexedQueries(NamedTuple):
     """(Q, dim) the vectors of these rows"""
 
     @classmethod
-    def of(cls, index: Index, ids: Sequence[str | None]) -> IndexedQueries:
+    def of(cls, index: LabelledItems, ids: Sequence[str | None]) -> IndexedQueries:
         """Find the items of some ids; None, or an id that the index does not have, is another image."""
         known = [item if item is not None and item in index else None for item in ids]
         rows = torch.tensor([-1 if item is None else index[item].row for item in known], dtype=torch.long)
@@ -99,7 +97,7 @@ class Identifier:
         ['a', None]
     """
 
-    def __init__(self, index: Index, run: str | Path | None = None) -> None:
+    def __init__(self, index: LabelledItems, run: str | Path | None = None) -> None:
         self.generation = index.manifest.generation
         place = run if run is not None else index.manifest.run.get("run")
         stored = _read(index.folder / FILE, self.generation, place)
@@ -236,7 +234,7 @@ def _closest(
     return np.concatenate(values), np.concatenate(codes)
 
 
-def _calibrate(index: Index, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _calibrate(index: LabelledItems, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Make the centres of the classes, and score the images that calibrate.
 
     The weight of the classes' uncertainty is the one with which most of the labelled items are named, at the
@@ -261,7 +259,7 @@ def _impostors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Impostors:
     return Impostors(groups, values.astype(np.float64), answers, facts["candidates"], len(facts["classes"]))
 
 
-def _scored(index: Index, run: str | Path | None, weight: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Make the centres of the classes, and score the images that calibrate, with a weight of the uncertainty."""
     labels, vectors = index.labels, index.vectors
     labelled = [row for row, label in enumerate(labels) if label is not None]

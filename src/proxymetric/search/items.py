@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from proxymetric.search.manifest import Manifest
 
 
 class HasFingerprint(Protocol):
@@ -32,3 +37,40 @@ class Hit(NamedTuple):
     metadata: dict[str, Any]
     row: int
     """its row in `Index.vectors`, until the index changes"""
+
+
+class LabelledItems(Protocol):
+    """Items with vectors and labels in a folder, as far as their classes are identified: an index."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of what the folder holds."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Number D of dimensions of the vectors."""
+        ...
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors (N, D)."""
+        ...
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The label of each item; None: it has none."""
+        ...
+
+    def __contains__(self, item: object) -> bool: ...
+
+    def __getitem__(self, item: str) -> Item: ...
+
+    def vector(self, item: str) -> Tensor:
+        """Return the vector (D,) of an item."""
+        ...
