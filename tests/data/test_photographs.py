@@ -1,6 +1,7 @@
 """Facts about the images of a set, for files of known sizes."""
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,11 @@ def test_the_median_side_and_the_mean_bytes(tmp_path: Path) -> None:
 def test_images_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     size = write(tmp_path / "good.jpg", 6, 8)
     (tmp_path / "bad.jpg").write_bytes(b"no image")
-    files = [tmp_path / name for name in ("bad.jpg", "good.jpg", "missing.jpg")]
-    images = ImageSet("some", np.zeros(3, np.int64), ["a"], paths=files, root=tmp_path)
-    assert describe_photographs(images) == {"images": 3, "shorter_side": 6, "bytes_per_image": size}
-    assert describe_photographs(images.subset([0, 2])) == {"images": 2}
+    os.mkfifo(tmp_path / "pipe.jpg")  # reading it would wait for ever
+    files = [tmp_path / name for name in ("bad.jpg", "good.jpg", "missing.jpg", "pipe.jpg")]
+    images = ImageSet("some", np.zeros(4, np.int64), ["a"], paths=files, root=tmp_path)
+    assert describe_photographs(images) == {"images": 4, "shorter_side": 6, "bytes_per_image": size}
+    assert describe_photographs(images.subset([0, 2, 3])) == {"images": 3}
 
 
 def test_of_many_images_a_sample_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

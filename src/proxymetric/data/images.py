@@ -159,6 +159,8 @@ class ImageSet:
             return self.encoded.content(index)
         if self.paths is None:
             raise ValueError(f"content: got the set {self.name!r} of pixels, expected encoded images")
+        if not self.paths[index].is_file():
+            raise OSError(f"{self.title(index)} is no file")  # reading a pipe would wait for ever
         return self.paths[index].read_bytes()
 
     def label_of(self, index: int) -> int:
