@@ -25,8 +25,8 @@ import torch
 from common import RESULTS
 
 import proxymetric as pm
-from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
+from proxymetric.system.watcher import Silent
 from proxymetric.training.learner import Learner
 from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup

@@ -39,7 +39,7 @@ from proxymetric.data.batches import Batches
 from proxymetric.data.feeds import EvalFeed, TrainFeed
 from proxymetric.data.views import EvalView, TrainView, shrink
 from proxymetric.encoders import build
-from proxymetric.encoders.feature_cache import cached_features
+from proxymetric.features.cache import cached_features
 from proxymetric.models.model import Model
 
 TARGETS = {
@@ -87,7 +87,7 @@ def peer_transform(size: int) -> tuple[Callable[[Image.Image], Tensor], str]:
     try:
         from torchvision import transforms
 
-        import proxymetric._torchvision  # noqa: F401 - makes the import work where its compiled part is missing
+        import proxymetric.system._torchvision  # noqa: F401 - makes the import work where its compiled part is missing
     except (ImportError, RuntimeError):
         return lambda image: _own_transform(image, size), "Pillow"
     steps = [

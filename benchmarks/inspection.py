@@ -35,7 +35,7 @@ from proxymetric.core.normalisation import unit
 from proxymetric.data import EvalView, ImageSet, open_data, read_image
 from proxymetric.encoders import build
 from proxymetric.encoders.encoder import Encoder
-from proxymetric.encoders.feature_cache import cached_features
+from proxymetric.features.cache import cached_features
 from proxymetric.inspection import Inspection, find_duplicates, inspect, nearest_images, picture_of_rows
 from proxymetric.inspection.contents import Contents, digest_of
 from proxymetric.inspection.lonely import chauvenet_limit

@@ -30,11 +30,11 @@ import proxymetric as pm
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from browser import browser, missing
-from proxymetric.checkpoint import Checkpoint, module_tensors
 from proxymetric.encoders import build
 from proxymetric.models.load import load
 from proxymetric.search import Index
 from proxymetric.serve.settings import Settings
+from proxymetric.system.checkpoint import Checkpoint, module_tensors
 from service import serving
 
 RESULTS = Path(__file__).parent / "results" / "map-frames-cpu.json"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut, unit
+from proxymetric.core.quantisation import LARGEST, bit_codes, bytes_per_vector, int8_codes, rounded
 from proxymetric.metrics import Ranking, evaluate, scores
 from proxymetric.plots import write_small_vectors
 from proxymetric.search import VectorFile
@@ -30,7 +31,6 @@ from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
 from proxymetric.search.measuring import milliseconds, without_itself
-from proxymetric.search.quantisation import LARGEST, bit_codes, bytes_per_vector, int8_codes, rounded
 from proxymetric.search.stored_vectors import stored_bytes
 
 RESULTS = Path(__file__).parent / "results"

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Batch
-from proxymetric.core.watcher import Silent
-from proxymetric.recipe import check
 from proxymetric.runs.assemble import RunContext, make_encoder, make_learner
+from proxymetric.runs.recipe import check
+from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 

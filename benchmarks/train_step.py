@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxymetric.core.pieces import nothing
-from proxymetric.core.watcher import Silent
 from proxymetric.criterion import Criterion
 from proxymetric.data import ImageSet, split
 from proxymetric.data.open import open_data
 from proxymetric.papers import CATALOGUE, method
-from proxymetric.recipe import Recipe, check
 from proxymetric.runs.assemble import RunContext, make_encoder, make_learner, train_feed
+from proxymetric.runs.recipe import Recipe, check
+from proxymetric.system.watcher import Silent
 from proxymetric.training.committed_state import committed_state
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer

@@ -39,9 +39,9 @@ from common import RESULTS, about, clock_mhz, write
 from step import Given, extra_mb, spent_ms
 
 from proxymetric.core.pieces import Batch
-from proxymetric.core.watcher import Silent
-from proxymetric.recipe import check
 from proxymetric.runs.assemble import RunContext, make_encoder, make_learner
+from proxymetric.runs.recipe import check
+from proxymetric.system.watcher import Silent
 from proxymetric.training.lookahead import Lookahead
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 from proxymetric.data import ImageSet
-from proxymetric.files import write_json
 from proxymetric.metrics import covering_radius, inter_class_distance
 from proxymetric.plots.ccp_stages import CcpStage, draw_ccp_stages
+from proxymetric.system.files import write_json
 
 PER_CLASS, POOL, DIM = 4, 16, 2
 

@@ -14,9 +14,9 @@ import proxymetric as pm
 from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outcome, Progress, Sum
 from proxymetric.criterion import NEEDS
 from proxymetric.losses import ProxyAnchor
+from proxymetric.papers.contract import PIXELS, sample
+from proxymetric.papers.contract import Toy as Encoder
 from proxymetric.sources import LearnedProxies
-from proxymetric.testing import PIXELS, sample
-from proxymetric.testing import Toy as Encoder
 
 CLASSES, DIM = 4, 3
 

@@ -33,7 +33,7 @@ def installed(site: Path, folder: Path, *words: str) -> subprocess.CompletedProc
 
 
 def test_recipes_are_shipped_and_found_by_name(site, tmp_path):
-    script = "import proxymetric, proxymetric.recipe as r; print(proxymetric.__file__); print(*r.names())"
+    script = "import proxymetric, proxymetric.runs.recipe as r; print(proxymetric.__file__); print(*r.names())"
     answer = installed(site, tmp_path, "-c", script)
     assert answer.returncode == 0, answer.stderr
     where, names = answer.stdout.splitlines()

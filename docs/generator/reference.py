@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from types import ModuleType
 
 from generator.scores import ROOT, table
 
 PACKAGE = ROOT / "src" / "proxymetric"
-HIDDEN = {
-    "__init__", "__main__", "_torchvision", "checkpoint", "checks", "cli", "device", "files", "precision", "signatures",
-}  # fmt: skip
+HIDDEN = {"__init__", "__main__", "arguments", "cli", "system"}
 """modules without a page: internal helpers, and the command line, which has its own page"""
 FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
 """the order of the first pages; the others follow by name"""
@@ -40,9 +39,15 @@ def top_page() -> str:
         value = getattr(proxymetric, name)
         summary = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
         is_module = inspect.ismodule(value)
-        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
+        link = f"[`pm.{name}`]({_page(value)})" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
         rows.append([link, summary])
     return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{table(['name', 'what it is'], rows)}\n"
+
+
+def _page(module: ModuleType) -> str:
+    """Where a module of the face is described: its own page, or its part of the page of its package."""
+    _, part, *file = module.__name__.split(".")
+    return f"{part}.md" + "".join(f"#{name}" for name in file)
 
 
 def part_page(name: str) -> str:

@@ -31,7 +31,7 @@ def repeats_section(all_results: list) -> str:
 
 def _runs_by_settings(all_results: list) -> dict[str, list[tuple[Any, Any, Any]]]:
     """Study, cell and result of each run, by settings, images and seed."""
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
 
     runs = defaultdict(list)
     for results in all_results:

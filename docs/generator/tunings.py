@@ -26,7 +26,7 @@ TABLE_1 = (
 
 def parameters_table() -> str:
     """The trained parameters of each tuning of a ViT-S/16 (384-D, 100 classes), compared with VPTSP's Table 1."""
-    from proxymetric import _torchvision  # noqa: F401
+    from proxymetric.system import _torchvision  # noqa: F401
     import timm  # isort: skip
 
     rows = []

@@ -12,24 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxymetric import (
-        encoders,
-        inspection,
-        losses,
-        metrics,
-        papers,
-        samplers,
-        schemes,
-        sources,
-        testing,
-        weightings,
-    )
+    from proxymetric import encoders, inspection, losses, metrics, papers, schemes, sources, weightings
     from proxymetric.criterion import Criterion
-    from proxymetric.data import open_data
+    from proxymetric.data import open_data, samplers
     from proxymetric.inspection import inspect
     from proxymetric.metrics import evaluate
     from proxymetric.models.load import load
     from proxymetric.models.model import Model
+    from proxymetric.papers import contract as testing
     from proxymetric.papers import method, methods
     from proxymetric.runs.train import train
     from proxymetric.search import Index
@@ -50,18 +40,12 @@ _HOMES = {
     "open_data": "proxymetric.data",
     "train": "proxymetric.runs.train",
 }
-_MODULES = (
-    "encoders",
-    "inspection",
-    "losses",
-    "metrics",
-    "papers",
-    "samplers",
-    "schemes",
-    "sources",
-    "testing",
-    "weightings",
-)
+_MODULES = {
+    **{name: f"proxymetric.{name}" for name in ("encoders", "inspection", "losses", "metrics", "papers")},
+    **{name: f"proxymetric.{name}" for name in ("schemes", "sources", "weightings")},
+    "samplers": "proxymetric.data.samplers",
+    "testing": "proxymetric.papers.contract",
+}
 
 __all__ = [
     "Criterion",
@@ -92,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"proxymetric.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'proxymetric' has no attribute {name!r}")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import proxymetric as pm
 from campaign_cases import some
 from proxymetric.papers import CATALOGUE
-from proxymetric.testing import PIXELS, builder, make, sample, train_step
+from proxymetric.papers.contract import PIXELS, builder, make, sample, train_step
 
 pytestmark = pytest.mark.slow
 

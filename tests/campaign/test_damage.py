@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from campaign_cases import SEED, check_sentence, contents, some
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.files import read_json
 from proxymetric.search import VectorFile
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
 from terminal import proxymetric, train
 
 pytestmark = pytest.mark.slow

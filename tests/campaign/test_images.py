@@ -17,8 +17,8 @@ from PIL import Image
 
 from campaign_cases import SEED
 from conftest import write_photos
-from proxymetric.files import read_json
 from proxymetric.search import VectorFile
+from proxymetric.system.files import read_json
 from terminal import proxymetric, train
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 import proxymetric as pm
 from conftest import write_photos
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import split
-from proxymetric.files import read_json
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

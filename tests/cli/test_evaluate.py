@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import proxymetric as pm
-from proxymetric.files import read_json
+from proxymetric.system.files import read_json
 from terminal import bytes_of, proxymetric, refused, train
 
 HELD_OUT = ("--set", "data.validation=0.5")

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from conftest import write_photos
-from proxymetric.files import read_json
+from proxymetric.system.files import read_json
 from terminal import TINY, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

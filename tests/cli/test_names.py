@@ -15,8 +15,8 @@ from rich.console import Console
 from proxymetric.cli.studying import running_table
 from proxymetric.cli.tables import TextTable, hits_table, score_table
 from proxymetric.cli.terminal import Terminal
-from proxymetric.core.watcher import Tick
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
+from proxymetric.system.watcher import Tick
 from terminal import Answer, proxymetric, refused, train
 
 NAMES = ("cat[final].png", "[red]x.png", "a[/b].png", ":cat:.png", "a[")

@@ -12,9 +12,9 @@ from PIL import Image
 
 import proxymetric as pm
 from proxymetric.core.normalisation import unit
-from proxymetric.files import read_json
 from proxymetric.plots import write_report
 from proxymetric.search import Index, VectorFile
+from proxymetric.system.files import read_json
 from terminal import finished_run, proxymetric, refused, train
 
 HELD_OUT = ("--set", "data.validation=0.5")

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import write_photos
-from proxymetric.files import write_json
 from proxymetric.search import VectorFile
 from proxymetric.studies.collected import read_runs, write_runs
+from proxymetric.system.files import write_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

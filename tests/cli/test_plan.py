@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from planned import RECORD
-from proxymetric import device
-from proxymetric.planning import count, gigabytes
+from proxymetric.runs.planning import count, gigabytes
+from proxymetric.system import device
 from terminal import Answer, proxymetric, refused
 
 FIVE_MILLION = ("plan", "--classes", "5_000_000", "--dim", "512", "--batch", "4096", "--devices", "8")

@@ -13,7 +13,7 @@ import pytest
 
 from groups import place
 from proxymetric.cli import FOR_SEVERAL_PROCESSES, VERBS
-from proxymetric.cli.faults import said_once
+from proxymetric.system.faults import said_once
 from terminal import proxymetric, refused
 
 NAMES = [verb.__name__.replace("_", "-") for verb in VERBS if verb not in FOR_SEVERAL_PROCESSES]
@@ -158,7 +158,7 @@ def test_without_a_place_for_the_list_all_say_it(file, start, tmp_path, monkeypa
 @pytest.mark.processes
 def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, tmp_path):
     script = (
-        "import sys, time\nfrom proxymetric.cli.faults import said_once\n"
+        "import sys, time\nfrom proxymetric.system.faults import said_once\n"
         "with said_once('a', False, open(sys.argv[1], 'a')) as is_first:\n"
         "    print(is_first, flush=True); time.sleep(60)"
     )
@@ -181,7 +181,7 @@ def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, t
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_others_waiting(start, tmp_path):
     """As one that reads images may be, while a thread prints a warning."""
     script = (
-        "import os, sys\nfrom proxymetric.cli.faults import said_once\n"
+        "import os, sys\nfrom proxymetric.system.faults import said_once\n"
         "terminal, (read, write) = open(sys.argv[1], 'a'), os.pipe()\n"
         "with said_once('a', False, terminal):\n"
         "    if os.fork() == 0:\n"

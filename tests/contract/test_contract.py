@@ -8,7 +8,7 @@ from catalogue import BUILT_AROUND, RE_PICKED, REDUCTIONS, WEIGHTED, refusal
 from proxymetric.core.pieces import Compare, Outcome
 from proxymetric.core.surrogate import held
 from proxymetric.papers import CATALOGUE, options
-from proxymetric.testing import CHECKS, Subject, builder, check_method
+from proxymetric.papers.contract import CHECKS, Subject, builder, check_method
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
 CCP = {"per_class": 2, "pool": 4}

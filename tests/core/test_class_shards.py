@@ -17,18 +17,18 @@ from torch.utils._pytree import tree_leaves
 
 import proxymetric as pm
 from groups import together
-from proxymetric import recipe as recipes
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Compare, Objective, References
-from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
-from proxymetric.files import NotSaved
 from proxymetric.losses import ProxyAnchor
 from proxymetric.ops import using
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext, make_learner
 from proxymetric.sources import INITIALISATIONS, LearnedProxies, learned_proxies
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import NotSaved
+from proxymetric.system.watcher import Silent
 from proxymetric.training import sharded_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.options import TrainOptions

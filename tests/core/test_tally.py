@@ -20,8 +20,8 @@ from proxymetric.core.normalisation import ball, unit
 from proxymetric.core.pieces import Energy
 from proxymetric.core.tally import Counts, ProxyUse
 from proxymetric.criterion import Criterion
+from proxymetric.papers.contract import Toy, same, snapshot
 from proxymetric.sources import VariationalProxies
-from proxymetric.testing import Toy, same, snapshot
 from proxymetric.weightings import InformativeSamples
 from vptsp_steps import D, array, batch, build, features, give, head, weights
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric import _torchvision  # noqa: F401
 from proxymetric.data import Batches, ImageSet, TrainFeed, TrainView
 from proxymetric.data.augmentation import erase, jitter
+from proxymetric.system import _torchvision  # noqa: F401
 
 STRENGTHS = (0.4, 0.3, 0.5, 0.2)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxymetric.core.watcher import Silent
 from proxymetric.data import EvalFeed, EvalView, open_data
 from proxymetric.data.hugging_face import from_hugging_face
 from proxymetric.runs.train import train
+from proxymetric.system.watcher import Silent
 from training_runs import TINY
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric import _torchvision  # noqa: F401
-from proxymetric.core.watcher import Silent
 from proxymetric.data import Batches, TrainFeed, TrainView, open_data
 from proxymetric.data.own_transforms import apply_transform, find_transform, name_of
 from proxymetric.runs.train import train
+from proxymetric.system import _torchvision  # noqa: F401
+from proxymetric.system.watcher import Silent
 from terminal import proxymetric
 from training_runs import TINY
 
@@ -135,7 +135,7 @@ def test_the_command_line_refuses_before_it_opens_the_images(photos, working_fol
 
 
 def test_what_cannot_work_is_refused():
-    from proxymetric.recipe import check
+    from proxymetric.runs.recipe import check
 
     for settings, message in (
         ({"data": {"cache": "device"}}, "data.cache: got 'device' with view.transform='a:b'"),

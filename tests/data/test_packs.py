@@ -11,7 +11,7 @@ from PIL import Image
 
 from proxymetric.data import BadImage, open_data
 from proxymetric.data.splits import split
-from proxymetric.files import read_json
+from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric import _torchvision  # noqa: F401
 from proxymetric.data import VIEWS, EvalView, TrainView, named_view
 from proxymetric.data.image_buffer import ImageBuffer
 from proxymetric.data.views import shrink
+from proxymetric.system import _torchvision  # noqa: F401
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from proxymetric import _torchvision  # noqa: F401  (timm needs it where torchvision's compiled part is missing)
 from proxymetric.cli import app
+from proxymetric.system import _torchvision  # noqa: F401  (timm needs it where torchvision's compiled part is missing)
 from terminal import TINY, proxymetric
 
 ROOT = Path(__file__).resolve().parent.parent.parent

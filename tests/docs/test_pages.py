@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxymetric import _torchvision  # noqa: F401  (timm needs it where torchvision's compiled part is missing)
+from proxymetric.system import _torchvision  # noqa: F401  (timm needs it where torchvision's compiled part is missing)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from proxymetric import _torchvision  # noqa: F401
 from proxymetric.encoders import build
 from proxymetric.encoders.backbones import make_backbone
-from proxymetric.recipe import check, load, names
+from proxymetric.runs.recipe import check, load, names
+from proxymetric.system import _torchvision  # noqa: F401
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

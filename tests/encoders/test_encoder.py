@@ -388,7 +388,7 @@ def test_weights_that_cannot_be_fetched_are_named_at_once(monkeypatch: pytest.Mo
 def test_torchvision_imports() -> None:
     from torchvision.transforms import v2
 
-    from proxymetric import _torchvision
+    from proxymetric.system import _torchvision
 
     assert v2.functional.horizontal_flip(torch.tensor([[[1, 2]]])).tolist() == [[[2, 1]]]
     assert _torchvision.defined_operators == (
@@ -404,11 +404,11 @@ def test_a_torchvision_that_imports_is_left_alone_and_other_failures_are_not_hid
         sys.path.insert(0, sys.argv[1])
         (folder / "__init__.py").write_text("raise RuntimeError('operator torchvision::roi_align does not exist')")
         try:
-            import proxymetric._torchvision
+            import proxymetric.system._torchvision
         except RuntimeError as error:
             print(error)
         (folder / "__init__.py").write_text("x = 1  # imports")
-        from proxymetric import _torchvision
+        from proxymetric.system import _torchvision
         print(_torchvision.defined_operators, hasattr(torch.ops.torchvision, "nms"))
     """
     done = subprocess.run(

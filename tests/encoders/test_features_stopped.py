@@ -17,7 +17,7 @@ from conftest import write_photos
 from proxymetric.cli.terminal import Terminal
 from proxymetric.data import EvalView, open_data
 from proxymetric.encoders import build, cached_features
-from proxymetric.encoders.feature_cache import FeaturesStopped
+from proxymetric.features.cache import FeaturesStopped
 from training_runs import TINY
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from proxymetric import _torchvision  # noqa: F401
-from proxymetric import recipe as recipes
 from proxymetric.encoders import build, load_weights
 from proxymetric.encoders.needs import Needs
 from proxymetric.models.load import load
+from proxymetric.runs import recipe as recipes
+from proxymetric.system import _torchvision  # noqa: F401
 from training_runs import run
 
 import timm  # isort: skip  (needs a torchvision that imports)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from proxymetric import _torchvision  # noqa: F401
 from proxymetric.encoders import build, load_weights
+from proxymetric.system import _torchvision  # noqa: F401
 
 import timm  # isort: skip  (needs a torchvision that imports)
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.watcher import Silent
 from proxymetric.papers import CATALOGUE
 from proxymetric.runs.train import train
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.watcher import Silent
 
 FILE = Path(__file__).with_name("golden.json")
 SETTINGS: dict[str, Any] = {

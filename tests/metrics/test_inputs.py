@@ -9,7 +9,7 @@ import torch
 
 from proxymetric.metrics import Ranking, evaluate, left_out, names, per_query, rank, scores
 from proxymetric.metrics.ranking import search
-from proxymetric.precision import full_precision
+from proxymetric.system.precision import full_precision
 
 VECTORS = torch.tensor([[1.0, 0.0], [0.9, 0.2], [0.1, 1.0], [0.0, 1.0]])
 LABELS = [0, 0, 1, 1]

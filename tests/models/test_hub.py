@@ -14,7 +14,7 @@ import torch
 
 import proxymetric as pm
 from hub_server import COMMIT, hub
-from proxymetric.files import read_json, write_json
+from proxymetric.system.files import read_json, write_json
 from terminal import bytes_of, finished_run, proxymetric, refused
 
 FILES = ["README.md", "config.json", "model.safetensors"]

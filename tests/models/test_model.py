@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import proxymetric as pm
-from proxymetric.files import read_json
 from proxymetric.models.features import FeatureModel
 from proxymetric.runs.time_on_cpu import PROBED_IMAGES
+from proxymetric.system.files import read_json
 from terminal import train
 
 

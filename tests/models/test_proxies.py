@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint, module_tensors
 from proxymetric.core.capabilities import HasClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.models.proxies import load_proxies
 from proxymetric.search.atlas import place, place_proxies
+from proxymetric.system.checkpoint import Checkpoint, module_tensors
 
 CLASSES, DIM = ["wren", "owl", "crow"], 8
 

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from proxymetric.files import read_json
-from proxymetric.tensor_files import read_header, read_tensors, write_tensors
+from proxymetric.system.files import read_json
+from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
 from terminal import finished_run, proxymetric, refused
 
 

@@ -17,8 +17,8 @@ from oracles import isa as oracle
 from oracles import losses
 from proxymetric.core.normalisation import ball, unit
 from proxymetric.criterion import Criterion
+from proxymetric.papers.contract import same, snapshot
 from proxymetric.sources import VariationalProxies
-from proxymetric.testing import same, snapshot
 from proxymetric.weightings import InformativeSamples
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, run

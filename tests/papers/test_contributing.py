@@ -18,7 +18,7 @@ from proxymetric import papers
 from proxymetric.core.pieces import Compare
 from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 from proxymetric.papers.about import about
-from proxymetric.planning import Workload
+from proxymetric.runs.planning import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^`(src/[^`]+)`(, one line)?:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ EDITS = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 CHECKS = """
 import doctest, sys
 import proxymetric as pm
-from proxymetric.planning import Workload, memory_of
+from proxymetric.runs.planning import Workload, memory_of
 
 assert pm.__file__.startswith(sys.argv[1]), pm.__file__
 assert "Better" in pm.losses.__all__ and "MeanProxies" in pm.sources.__all__
@@ -47,7 +47,7 @@ pm.testing.check_method(
 )
 assert Workload(1000, 8, 4, method="better").kind.over == "classes"
 
-from proxymetric import recipe
+from proxymetric.runs import recipe
 encoder = {"backbone": "test_vit", "tuning": "norms"}
 complete = recipe.check({"method": "better", "loss": {"margin": 0.3}, "encoder": encoder})
 assert complete.loss == {"scale": 16.0, "margin": 0.3, "rare": True, "nested": None}, complete.loss

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.files import read_json
 from proxymetric.papers import lookup, needs, options
+from proxymetric.system.files import read_json
 from terminal import proxymetric, refused
 from training_runs import command, same_run
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from proxymetric import recipe as recipes
 from proxymetric.data import open_data, split
 from proxymetric.encoders import build
-from proxymetric.files import read_json
 from proxymetric.runs import auto_method
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.auto_method import CANDIDATES, DEFAULT_METHOD, Trial, decide
+from proxymetric.system.files import read_json
 from training_runs import Notes, run, same_tensors
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.pieces import Boundary, Compare, Context, Objective, Outcome
-from proxymetric.core.watcher import Silent, Tick
 from proxymetric.data import open_data, split
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.sources import LearnedProxies
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.watcher import Silent, Tick
 from proxymetric.training.trainer import Interrupted
 from training_runs import Stop, records, run, same_run, same_tensors, state
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.watcher import Silent
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.runs.train import Run
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.watcher import Silent
 from training_runs import Notes, Process, command, records, run, same_run, same_tensors, state, until
 
 TIMES = ("training_seconds", "waiting_seconds", "memory", "images_per_second")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.files import read_json
 from proxymetric.models.proxies import load_proxies
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
 from proxymetric.weightings import ClassBalance
 from training_runs import Snapshot, run, same_run
 

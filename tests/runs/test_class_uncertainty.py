@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.pieces import Commit, Compare, Context, Energy, Objective, References, Sum
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.losses import ProxyAnchor
@@ -24,6 +23,7 @@ from proxymetric.runs.evaluation_set import seen_set
 from proxymetric.runs.report import remake_report
 from proxymetric.search.run_knowledge import run_knowledge
 from proxymetric.sources import InBatch, LearnedProxies
+from proxymetric.system.checkpoint import Checkpoint
 from training_runs import records, run, same_run
 
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay", "kea", "lynx"]

@@ -12,17 +12,17 @@ import torch
 
 import proxymetric as pm
 from oracles.closed_forms import whitening_metric
-from proxymetric import recipe as recipes
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.closed_forms import Whitening
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.encoders import Encoder, cached_features
 from proxymetric.papers import CLOSED_FORMS, closed_form
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.closed_form import FALLBACK_SHRINKAGE, Limits, choose, make_folds
 from proxymetric.runs.evaluation_set import evaluation_set
 from proxymetric.runs.report import remake_report
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.runs.train import Run
+from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, TINY, Notes, Stop, StopAfter, run, same_run
 
 COMPUTED = {"data__validation": 0.3, "data__test": 0.3}

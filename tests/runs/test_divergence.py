@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import build
 from proxymetric.search import VectorFile
+from proxymetric.system.checkpoint import Checkpoint
 from terminal import proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

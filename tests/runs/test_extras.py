@@ -7,13 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.core.watcher import Silent
 from proxymetric.data import ImageSet
 from proxymetric.metrics import evaluate
-from proxymetric.recipe import check
 from proxymetric.runs.assemble import eval_view, train_view
 from proxymetric.runs.comparison import compare
 from proxymetric.runs.evaluation_set import evaluation_set, unseen_vectors
+from proxymetric.runs.recipe import check
 from proxymetric.runs.report import remake_report
 from proxymetric.runs.score import (
     EmbeddedSet,
@@ -25,6 +24,7 @@ from proxymetric.runs.score import (
     score,
 )
 from proxymetric.runs.train import train
+from proxymetric.system.watcher import Silent
 from terminal import proxymetric
 from training_runs import TINY
 

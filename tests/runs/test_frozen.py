@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder
+from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
 
 pytestmark = pytest.mark.usefixtures("no_page")

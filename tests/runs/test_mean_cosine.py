@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.core.watcher import Tick
 from proxymetric.ops import using
 from proxymetric.runs import session
 from proxymetric.runs.mean_cosine import mean_cosine
+from proxymetric.system.watcher import Tick
 from proxymetric.training.advice import narrow_cone
 from training_runs import Notes, records, run, same_run, same_tensors
 

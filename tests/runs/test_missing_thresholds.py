@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxymetric.files import read_json, write_json
-from proxymetric.lock import locked
 from proxymetric.search.run_knowledge import HELD_OUT, run_knowledge
+from proxymetric.system.files import read_json, write_json
+from proxymetric.system.lock import locked
 from terminal import bytes_of, finished_run, proxymetric
 
 HALF = ("--set", "data.validation=0.5")

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from groups import free_port, place
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.normalisation import unit
-from proxymetric.core.watcher import Silent
 from proxymetric.data import open_data, split
-from proxymetric.files import read_json
 from proxymetric.metrics import evaluate
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.mlrc import mlrc
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
+from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
 from training_runs import Process, command
 

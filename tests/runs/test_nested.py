@@ -11,9 +11,9 @@ import proxymetric as pm
 from catalogue import BUILT_AROUND, refusal
 from conftest import write_photos
 from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS
 from proxymetric.papers import CATALOGUE
 from proxymetric.search import Index
-from proxymetric.search.quantisation import KINDS
 from training_runs import Snapshot, run, same_run
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxymetric.files import read_json
 from proxymetric.runs import folder as folders
+from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

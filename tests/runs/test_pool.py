@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.core.watcher import Silent
 from proxymetric.data import Batches, TrainFeed, TrainView, digits, open_data
 from proxymetric.data.feeds import draw_rows
 from proxymetric.encoders import Encoder, build
-from proxymetric.recipe import check
 from proxymetric.runs.assemble import RunContext, make_pool, train_feed
+from proxymetric.runs.recipe import check
+from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from proxymetric import recipe as recipes
 from proxymetric.cli import app
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.data.splits import altered
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.evaluation_set import evaluation_set, seen_set
 from training_runs import LEARNING, run
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.core.pieces import Compare, Context, Energy, Objective, References
-from proxymetric.files import read_json, write_json
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.sources import LearnedProxies
+from proxymetric.system.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
+from proxymetric.system.files import read_json, write_json
 from proxymetric.training.log import Log
 from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, same_tensors, state
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import proxymetric.recipe as recipes
+import proxymetric.runs.recipe as recipes
 from proxymetric.encoders import build
 from proxymetric.runs import time_on_cpu
 from proxymetric.runs.time_on_cpu import pass_seconds, slow_training

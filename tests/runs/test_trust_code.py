@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import proxymetric as pm
-from proxymetric.files import read_json
-from proxymetric.own_code import UntrustedCode, trusting
+from proxymetric.arguments.own_code import UntrustedCode, trusting
+from proxymetric.system.files import read_json
 from terminal import finished_run, proxymetric, refused, train
 
 MODULE = """

@@ -10,9 +10,9 @@ import torch
 
 import proxymetric as pm
 from oracles.closed_forms import whitening_metric
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.data import open_data, split
 from proxymetric.encoders import cached_features
+from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, run, same_tensors
 
 pytestmark = pytest.mark.usefixtures("no_page")

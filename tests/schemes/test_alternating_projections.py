@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 from oracles import ccp as oracle
+from proxymetric.core.k_center import k_center
 from proxymetric.core.pools import pool_from
 from proxymetric.metrics import covering_radius, inter_class_distance
+from proxymetric.papers.contract import same, snapshot
 from proxymetric.schemes import AlternatingProjections
-from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
 from proxymetric.sources import VariationalProxies
-from proxymetric.testing import same, snapshot
 
 C, K, D, F = 4, 2, 3, 5
 MARGINS = {"margin": 1.1, "positive_margin": 0.2}

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.files import NotSaved
 from proxymetric.search.generation import commit
 from proxymetric.search.index import Index
 from proxymetric.search.manifest import FILE
+from proxymetric.system.files import NotSaved
 from terminal import bytes_of, finished_run, proxymetric
 
 FULL = "the disk is full, or a limit on file size is reached"

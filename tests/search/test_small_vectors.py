@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from proxymetric.core.normalisation import unit
+from proxymetric.core.quantisation import KINDS, bit_codes, from_int8, int8_codes, rounded
 from proxymetric.metrics import evaluate
 from proxymetric.search import Index, VectorFile
 from proxymetric.search.engines import binary
 from proxymetric.search.engines.binary import Binary, differing_bits
 from proxymetric.search.engines.int8 import CHUNK_ROWS, Int8
-from proxymetric.search.quantisation import KINDS, bit_codes, from_int8, int8_codes, rounded
 
 DIM = 70
 """not a multiple of 64: the last word has unused bits"""

@@ -16,9 +16,9 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 import proxymetric as pm
 from browser import browser, missing
-from proxymetric.checkpoint import Checkpoint, module_tensors
-from proxymetric.files import read_json, write_json
 from proxymetric.search import Index
+from proxymetric.system.checkpoint import Checkpoint, module_tensors
+from proxymetric.system.files import read_json, write_json
 from service import jpeg, serving
 
 pytestmark = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.sources import RowTable
+from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, run
 
 TOUCHED = [[0, 2], [2, 5], [2], [0, 5], [2, 0, 5]]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import proxymetric as pm
 from proxymetric.core.pieces import Batch
 from proxymetric.core.second_pass import ClassPrompts
-from proxymetric.core.watcher import Silent, Tick
 from proxymetric.sources import RowTable
+from proxymetric.system.watcher import Silent, Tick
 from proxymetric.training.learner import Learner
 from proxymetric.training.options import TrainOptions
 from proxymetric.training.process_group import ProcessGroup

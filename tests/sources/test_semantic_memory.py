@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import proxymetric as pm
 from groups import together
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.normalisation import unit
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.criterion import Criterion
+from proxymetric.papers.contract import Toy, same, snapshot
 from proxymetric.sources import RowTable, SemanticProxies, accumulator, semantic_proxies
 from proxymetric.sources.semantic_proxies import turns
-from proxymetric.testing import Toy, same, snapshot
+from proxymetric.system.checkpoint import Checkpoint
 from training.test_parallel import STILL, Pair, close
 from training_runs import Snapshot, command, run, same_run, state
 from vptsp_steps import C, D, batch, build, give

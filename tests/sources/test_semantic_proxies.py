@@ -17,8 +17,8 @@ from proxymetric.core.pieces import Compare, References
 from proxymetric.criterion import Criterion
 from proxymetric.encoders import build as build_encoder
 from proxymetric.losses import ProxyAnchor
+from proxymetric.papers.contract import CHECKS, PIXELS, Toy, builder, same, snapshot
 from proxymetric.sources import ACCUMULATORS, RowTable, SemanticProxies
-from proxymetric.testing import CHECKS, PIXELS, Toy, builder, same, snapshot
 from vptsp_steps import (
     CLOSE,
     LABELS,

@@ -18,8 +18,8 @@ from proxymetric.core.normalisation import NORMALISATIONS, unit
 from proxymetric.core.pieces import Compare, Energy, References
 from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor, ProxyNCA
+from proxymetric.papers.contract import same, snapshot
 from proxymetric.sources import VariationalProxies
-from proxymetric.testing import same, snapshot
 
 B, C, D = 9, 4, 6
 NUMBERS = {"scale": 6.0, "margin": 0.1}

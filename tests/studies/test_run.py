@@ -18,15 +18,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import proxymetric as pm
-from proxymetric.core.watcher import Silent
 from proxymetric.encoders import build
-from proxymetric.files import read_json
 from proxymetric.runs.auto_method import CANDIDATES
 from proxymetric.studies import load_study, worker
 from proxymetric.studies.collected import RUNS_FILE, read_runs, write_runs
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
 from proxymetric.studies.running import Session
+from proxymetric.system.files import read_json
+from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -457,7 +457,7 @@ def test_a_session_counts_the_images_of_its_own_steps(tmp_path):
 
 
 def state_of(checkpoint: Path) -> str:
-    from proxymetric.checkpoint import Checkpoint
+    from proxymetric.system.checkpoint import Checkpoint
 
     return json.dumps({"step": Checkpoint.read(checkpoint).state["step"]})
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from proxymetric.files import read_json
 from proxymetric.runs.result import Result
 from proxymetric.studies import Study, load_study, narrowed, parse
 from proxymetric.studies.collected import read_runs
@@ -20,6 +19,7 @@ from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, is_o
 from proxymetric.studies.scores import Results, describe
 from proxymetric.studies.search import Draw, Range, Search, chosen, drawn, points, read_draws, resolved
 from proxymetric.studies.tables import write_tables
+from proxymetric.system.files import read_json
 from studies.test_run import Running, study
 from terminal import proxymetric, refused
 

@@ -17,11 +17,11 @@ from typer.core import TyperOption
 from typer.main import get_command
 
 from conftest import write_photos
+from proxymetric.arguments.recipe_keys import flat_keys
 from proxymetric.cli import app
 from proxymetric.papers import CATALOGUE
-from proxymetric.recipe import check
-from proxymetric.recipe_keys import flat_keys
-from proxymetric.tensor_files import write_tensors
+from proxymetric.runs.recipe import check
+from proxymetric.system.tensor_files import write_tensors
 from terminal import TINY, finished_run, proxymetric
 
 Words = list[str]

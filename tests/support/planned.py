@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from proxymetric.planning import Workload, machines
+from proxymetric.runs.planning import Workload, machines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 H200 = machines()["NVIDIA H200"]

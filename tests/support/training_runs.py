@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.watcher import Silent, Tick
 from proxymetric.runs.train import Run, train
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.watcher import Silent, Tick
 
 TINY: dict[str, Any] = {
     "encoder.backbone": "small",

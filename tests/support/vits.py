@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxymetric import _torchvision  # noqa: F401
+from proxymetric.system import _torchvision  # noqa: F401
 
 ALL = (
     "full", "linear", "bitfit", "adapter", "lora", "vpt", "adapter+bitfit", "lora+bitfit", "vpt+bitfit", "vpt+adapter"

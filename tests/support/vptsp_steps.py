@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import proxymetric as pm
 from oracles import vptsp as oracle
 from proxymetric.criterion import Criterion
+from proxymetric.papers.contract import DIM, PIXELS, Toy
 from proxymetric.sources import SemanticProxies
-from proxymetric.testing import DIM, PIXELS, Toy
 
 C, D = 5, DIM
 LABELS = [3, 0, 1, 3, 0, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxymetric.core.watcher import Silent
+from proxymetric.system.watcher import Silent
 from proxymetric.training import advice
 from proxymetric.training.advice import late_memory
 from proxymetric.training.options import TrainOptions

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import proxymetric as pm
-from proxymetric.core.watcher import Silent, Tick
-from proxymetric.files import NotSaved, read_json
+from proxymetric.system.files import NotSaved, read_json
+from proxymetric.system.watcher import Silent, Tick
 from terminal import TINY, bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from groups import all_end, free_port, place
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.files import read_json
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
 from proxymetric.training.process_group import ProcessGroup
 from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 

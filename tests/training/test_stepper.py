@@ -19,9 +19,9 @@ from proxymetric.criterion import Criterion
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers import CATALOGUE, needs
 from proxymetric.papers.about import about
+from proxymetric.papers.contract import builder, make, optimizer_of, sample, train_step
+from proxymetric.papers.contract import run as loss_of
 from proxymetric.sources import LearnedProxies
-from proxymetric.testing import builder, make, optimizer_of, sample, train_step
-from proxymetric.testing import run as loss_of
 from proxymetric.training.committed_state import MAX_SNAPSHOT_BYTES, committed_state
 from proxymetric.training.stepper import Stepper
 from training_runs import Notes, records, run, same_tensors, state

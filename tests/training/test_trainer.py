@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import proxymetric as pm
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.pieces import Compare, Context, Objective, Outcome
 from proxymetric.encoders import build
 from proxymetric.losses import ProxyAnchor
@@ -21,6 +20,7 @@ from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
 from proxymetric.runs.train import Run
 from proxymetric.sources import LearnedProxies
+from proxymetric.system.checkpoint import Checkpoint
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import base_rates, clip_gradients, decay_factor, make_optimizer, set_rates, step_if
 from proxymetric.training.options import TrainOptions

@@ -16,7 +16,7 @@ from oracles import losses
 from proxymetric.core.normalisation import unit
 from proxymetric.criterion import Criterion
 from proxymetric.ops import using
-from proxymetric.testing import same, snapshot
+from proxymetric.papers.contract import same, snapshot
 from proxymetric.weightings import InformativeSamples
 
 B, C, D = 11, 5, 6

@@ -15,7 +15,6 @@ from typer.models import CommandInfo
 from proxymetric.cli import (
     catalogue,
     evaluating,
-    faults,
     identifying,
     inspecting,
     planning,
@@ -26,7 +25,8 @@ from proxymetric.cli import (
     training,
 )
 from proxymetric.cli.root import app
-from proxymetric.visible import visible
+from proxymetric.system import faults
+from proxymetric.system.text import visible
 
 __all__ = ["app", "main"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxymetric.arguments.own_code import trusting
 from proxymetric.cli.root import app, example
-from proxymetric.own_code import trusting
 
 if TYPE_CHECKING:
     from proxymetric.cli.tables import TextTable
@@ -61,8 +61,8 @@ def methods(
 
 def _recipe_table(method: str | None) -> TextTable:
     """The shipped recipes, or those of one method: name, method, and the first sentence of the file."""
-    from proxymetric import recipe
     from proxymetric.cli.tables import TextTable
+    from proxymetric.runs import recipe
 
     columns = ["recipe", "method", "what it is"]
     table = TextTable("", columns, left=tuple(columns))

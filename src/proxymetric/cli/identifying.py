@@ -11,7 +11,7 @@ import typer
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, app, example
 from proxymetric.cli.searching import IndexFolder, OtherRun, check_images
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from proxymetric.search import Answer

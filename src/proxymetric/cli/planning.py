@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxymetric.arguments.own_code import trusting
 from proxymetric.cli.root import app, example
-from proxymetric.own_code import trusting
 
 if TYPE_CHECKING:
     from proxymetric.cli.tables import TextTable
-    from proxymetric.planning import Machine, Plan
+    from proxymetric.runs.planning import Machine, Plan
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
 """memory of a device if --memory, --device and this machine's GPU do not give it"""
@@ -71,8 +71,8 @@ def plan(
     Times are computed from measured rates. The encoder and its activations are not included: a smaller --memory leaves
     room for them. 1 GB is 10^9 bytes.
     """
-    from proxymetric import planning
-    from proxymetric.planning import count
+    from proxymetric.runs import planning
+    from proxymetric.runs.planning import count
 
     ctx.with_resource(trusting(method))
     available = None if memory is None else planning.gigabytes("memory", memory)
@@ -99,14 +99,14 @@ def plan(
 
 def _machine(device: str | None, available: int | None) -> tuple[Machine, int, list[str]]:
     """Return the machine whose rates are used, the memory of a device in bytes, and the origin of both in words."""
-    from proxymetric.planning import machine, similar
+    from proxymetric.runs.planning import machine, similar
 
     gpu = None
     reason = ""
     if device is not None:
         measured = machine(device)
     else:
-        from proxymetric.device import accelerator
+        from proxymetric.system.device import accelerator
 
         gpu = accelerator()
         measured = similar(gpu and gpu[0])
@@ -134,7 +134,7 @@ def _show(plan: Plan, origins: list[str]) -> None:
     from rich.console import Console
 
     from proxymetric.cli.tables import show
-    from proxymetric.planning import figure
+    from proxymetric.runs.planning import figure
 
     console = Console()
 
@@ -172,7 +172,7 @@ def _table(title: str, *columns: str) -> TextTable:
 
 
 def _memory_table(plan: Plan) -> TextTable:
-    from proxymetric.planning import chunk
+    from proxymetric.runs.planning import chunk
 
     work = plan.work
     share = -(-work.batch // work.devices)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from proxymetric import __version__
-from proxymetric.cli.faults import said_once
-from proxymetric.own_code import trusting
+from proxymetric.arguments.own_code import trusting
+from proxymetric.system.faults import said_once
 
 
 def example(*lines: str) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.signatures import one_of
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -114,9 +114,11 @@ def index(
     Images that `add-class` added stay, also with --rebuild. Another model cannot embed them again, so that --rebuild by
     another model is refused if there are any, unless --drop-added says that they drop out.
     """
+    from proxymetric.arguments.signatures import neighbour
     from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, unread_types
     from proxymetric.models.hub_client import is_address
     from proxymetric.search import Index
@@ -134,9 +136,7 @@ def index(
     from proxymetric.search.manifest import Manifest, is_index
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
-    from proxymetric.search.quantisation import check_kind
     from proxymetric.search.size_picture import draw_sizes
-    from proxymetric.signatures import neighbour
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")
@@ -462,8 +462,8 @@ def check_images(images: Sequence[Path], argument: str = "IMAGE", every: bool = 
     Raises:
         ValueError: see above.
     """
+    from proxymetric.arguments.signatures import neighbour
     from proxymetric.data.folders import ENDINGS
-    from proxymetric.signatures import neighbour
 
     for image in images:
         if image.is_dir():

@@ -109,12 +109,12 @@ def _serve(settings: Settings, open_page: bool) -> None:
 def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
     """Index the images of a demo that it was not trained on, and open a search among them."""
     from proxymetric.data import open_data
-    from proxymetric.files import read_json
     from proxymetric.models.load import load
     from proxymetric.search import Index
     from proxymetric.search.folder_sync import sync
     from proxymetric.search.manifest import is_index
     from proxymetric.serve.settings import Settings
+    from proxymetric.system.files import read_json
 
     images = open_data(read_json(out / "run.json")["said"]["data"]["path"])
     if images.test_classes:
@@ -142,7 +142,7 @@ def _token(file: Path | None) -> str:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
-        from proxymetric.signatures import neighbour
+        from proxymetric.arguments.signatures import neighbour
 
         reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
         raise ValueError(

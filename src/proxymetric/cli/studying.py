@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.root import TrustCode, app, example
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -127,7 +127,7 @@ class _Screen:
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """Make a table of the current runs."""
     from proxymetric.cli.tables import TextTable
-    from proxymetric.clock import clock
+    from proxymetric.system.clock import clock
 
     table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from proxymetric.runs.comparison import Comparison

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from proxymetric.cli.tables import TABLE_METRICS, show
-from proxymetric.clock import Work, clock
-from proxymetric.core.watcher import Tick
-from proxymetric.protocol import CHOSEN_ON_TEST
-from proxymetric.visible import visible
+from proxymetric.runs.protocol import CHOSEN_ON_TEST
+from proxymetric.system.clock import Work, clock
+from proxymetric.system.text import visible
+from proxymetric.system.watcher import Tick
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,7 +12,7 @@ import typer
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
 from proxymetric.cli.unreadable import unreadable_lines
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,10 +46,10 @@ def embed(
     Earlier vectors of the same model are replaced; any other file is kept.
     """
     from proxymetric.cli.terminal import Terminal
-    from proxymetric.files import check_output
+    from proxymetric.core.quantisation import check_kind
     from proxymetric.search import VectorFile
-    from proxymetric.search.quantisation import check_kind
     from proxymetric.search.stored_vectors import stored_bytes
+    from proxymetric.system.files import check_output
 
     check_kind(vectors or "float32")
     terminal = Terminal()
@@ -158,9 +158,9 @@ def _image(name: str) -> Image.Image | None:
 
 def _check_order(folder: Path, images: list[Path]) -> None:
     """Refuse arguments of `query` that are missing or in the wrong order, before anything is loaded."""
+    from proxymetric.arguments.signatures import neighbour
     from proxymetric.cli.searching import check_images
     from proxymetric.data.folders import ENDINGS
-    from proxymetric.signatures import neighbour
 
     order = "the order is: query RUN DIR IMAGE"
     for image in images:

@@ -10,7 +10,7 @@ import typer
 
 from proxymetric.cli.root import Data, Device, TrustCode, app, example
 from proxymetric.cli.serving import serve_demo
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from proxymetric.cli.terminal import Terminal
@@ -94,8 +94,8 @@ def demo(
 
 def _check_demo(out: Path) -> None:
     """Refuse to replace a run that is not a demo."""
-    from proxymetric import recipe as recipes
-    from proxymetric.files import read_json
+    from proxymetric.runs import recipe as recipes
+    from proxymetric.system.files import read_json
 
     if not (out / "run.json").is_file():
         return

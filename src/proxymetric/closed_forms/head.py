@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from proxymetric.checks import within
+from proxymetric.arguments.checks import within
 from proxymetric.closed_forms.scatter import Scatter
 
 SHRINKAGE_RANGE = "0 leaves a covariance singular that fewer images than features were counted for"

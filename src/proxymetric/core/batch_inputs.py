@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.checks import check_has_numbers
+from proxymetric.arguments.checks import check_has_numbers
 
 MINERS = (
     "the output of a miner has no place here, because miners are part of a method: multi-similarity mines pairs "

@@ -28,12 +28,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import MIN_DIVISORS, NORMALISATIONS
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.short_repr import ShortRepr, call_text
 from proxymetric.core.tally import ProxyUse, close_tallies
-from proxymetric.signatures import one_of
 
 MAX_FLOAT32_PAIRS = 2**24
 """pairs of queries and references up to which bfloat16 references are compared in float32"""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.data.folders import first_names, is_file, missing_files, require_files
 from proxymetric.data.images import ImageSet
 from proxymetric.data.parts import PART_NAMES, divide, part_of
 from proxymetric.data.text_files import read_text
-from proxymetric.files import printable
-from proxymetric.signatures import did_you_mean
+from proxymetric.system.files import printable
 
 _FILE_COLUMNS = ("file", "path", "image")
 _CLASS_COLUMNS = ("class", "label")

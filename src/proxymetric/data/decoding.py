@@ -23,7 +23,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
 )
 
 from proxymetric.data.image_structure import BoundedFile, TooMuchWork, check_structure, reads_of_pixels
-from proxymetric.files import printable
+from proxymetric.system.files import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """the formats of Pillow that are decoded (MPO is opened as JPEG); not EPS, for which Pillow would start Ghostscript"""

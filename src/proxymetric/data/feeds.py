@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pieces import Batch
 from proxymetric.data.batches import Batches
 from proxymetric.data.decoded_cache import Decoded, decode_all, is_shared
@@ -28,7 +29,6 @@ from proxymetric.data.image_buffer import ImageBuffer
 from proxymetric.data.images import ImageSet
 from proxymetric.data.read_ahead import read_ahead
 from proxymetric.data.views import Boxes, EvalView, TrainView, cut, shrink
-from proxymetric.signatures import one_of
 
 CACHES = ("none", "memory", "device")
 DECODINGS = ("full", "reduced")

@@ -13,7 +13,7 @@ import numpy as np
 
 from proxymetric.data.images import ImageSet
 from proxymetric.data.parts import PART_NAMES, divide, part_of
-from proxymetric.files import printable
+from proxymetric.system.files import printable
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 OTHER_ENDINGS = (

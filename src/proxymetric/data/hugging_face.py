@@ -15,11 +15,11 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.data.folders import first_names
 from proxymetric.data.images import EncodedImages, ImageSet
 from proxymetric.data.parts import divide, part_of
-from proxymetric.files import printable
-from proxymetric.signatures import one_of
+from proxymetric.system.files import printable
 
 PREFIX = "hf:"
 KEYS = ("image", "label", "split", "config")

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from proxymetric.data.decoding import BadImage, read_encoded, read_image
-from proxymetric.files import printable
+from proxymetric.system.files import printable
 
 
 class EncodedImages(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from proxymetric.arguments.signatures import did_you_mean, neighbour, one_of
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.csv_files import from_csv
 from proxymetric.data.decoding import max_pixels
@@ -16,7 +17,6 @@ from proxymetric.data.glyphs import glyphs
 from proxymetric.data.hugging_face import from_hugging_face, is_hugging_face
 from proxymetric.data.images import ImageSet
 from proxymetric.data.packs import from_pack
-from proxymetric.signatures import did_you_mean, neighbour, one_of
 
 EMBEDDED: dict[str, Callable[[], ImageSet]] = {"glyphs": glyphs, "digits": digits}
 GLYPHS = re.compile(r"glyphs:(\d+)")

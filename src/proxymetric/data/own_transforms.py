@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.arguments.own_code import find_function
 from proxymetric.data.decoding import as_rgb
-from proxymetric.own_code import find_function
 
 GIVEN = "python:"
 """start of the names of transforms that were given from Python, not by module and function"""
@@ -77,7 +77,7 @@ def find_transform(name: str, size: int) -> Callable[[Any], Any]:
                 "proxymetric.train(..., transform=...)"
             )
         return _given[name]
-    from proxymetric import _torchvision  # noqa: F401  the module may import torchvision
+    from proxymetric.system import _torchvision  # noqa: F401  the module may import torchvision
 
     function = find_function("view.transform", name, "my_views:augment")
     function_name = name.partition(":")[2]

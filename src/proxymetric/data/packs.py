@@ -11,7 +11,7 @@ import numpy as np
 
 from proxymetric.data.images import EncodedImages, ImageSet
 from proxymetric.data.parts import PART_NAMES, divide, part_of
-from proxymetric.files import printable
+from proxymetric.system.files import printable
 
 PIXELS, LABELS, NAMES = ("x", "images"), ("label", "labels", "y"), ("class_name", "classes")
 """names that an array of a pack may have"""

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.data import augmentation
 from proxymetric.data.own_transforms import apply_transform, find_transform
-from proxymetric.signatures import one_of
 
 TRIES = 10
 """number of random boxes that "random-resized" tries before it takes the largest box in the centre"""

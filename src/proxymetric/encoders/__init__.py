@@ -1,12 +1,12 @@
 """Encoders: a timm backbone or a small network, a pooling and a head; and a cache of their features on disk."""
 
 from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
-from proxymetric.encoders.feature_cache import Features, cached_features
 from proxymetric.encoders.head import linear_layer
 from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
 from proxymetric.encoders.tuning import TUNINGS
 from proxymetric.encoders.weights import WeightReport, check_weights_file
+from proxymetric.features.cache import Features, cached_features
 
 __all__ = [
     "TUNINGS",

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.encoders.bn_inception import CONVERT, BNInception
 from proxymetric.encoders.needs import STRIDES
 from proxymetric.encoders.small import SmallConvNet
-from proxymetric.signatures import one_of
 
 BUILT_IN = ("small", "bn_inception")
 """names of the backbones that this package defines; all others are timm's"""
@@ -64,7 +64,7 @@ def make_backbone(name: str, size: int, pretrained: bool) -> Backbone:
                 f"{ALTERNATIVES}. {CONVERT}"
             )
         return Backbone(BNInception(), BNInception.MEAN, BNInception.STD, "bilinear", ("last_linear",), "random")
-    from proxymetric import _torchvision  # noqa: F401
+    from proxymetric.system import _torchvision  # noqa: F401
     import timm  # isort: skip
 
     check_name(name)
@@ -141,7 +141,7 @@ def check_name(name: str) -> None:
     """
     if name in BUILT_IN:
         return
-    from proxymetric import _torchvision  # noqa: F401
+    from proxymetric.system import _torchvision  # noqa: F401
     import timm  # isort: skip
 
     is_known = timm.is_model(name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.second_pass import ClassPrompts
 from proxymetric.encoders.backbones import Backbone, layout_of, make_backbone, probe, set_stride
 from proxymetric.encoders.conv_gradients import speed_up_gradients
@@ -20,7 +21,6 @@ from proxymetric.encoders.pooling import POOLINGS, Pooling
 from proxymetric.encoders.tuning import TUNINGS, ComposedTuning, complete_tuning, compose_tuning
 from proxymetric.encoders.vit import Prompts, Tower, first_tokens, has_plain_blocks, is_vit, last_tokens, pooled_tokens
 from proxymetric.encoders.weights import WeightReport, load_backbone
-from proxymetric.signatures import one_of
 
 HEADS = ("linear", "none")
 HEAD_INITS = ("kaiming", "xavier")

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from proxymetric.signals import interrupt_after
-from proxymetric.signatures import one_of
+from proxymetric.arguments.signatures import one_of
+from proxymetric.system.signals import interrupt_after
 
 HEADER = "proxymetric"
 """the metadata key of a safetensors file that holds the requirements as JSON"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from proxymetric.signals import interrupt_after
+from proxymetric.system.signals import interrupt_after
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 CONVERT = (

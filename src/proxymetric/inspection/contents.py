@@ -16,13 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from proxymetric.core.normalisation import unit
-from proxymetric.core.watcher import Watcher
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.data.read_ahead import read_ahead
-from proxymetric.files import replacing
 from proxymetric.inspection.pixels import SIDE, grey_copy
 from proxymetric.models.model import MAX_READING_THREADS, Model
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.system.files import replacing
+from proxymetric.system.tensor_files import read_tensors, write_tensors
+from proxymetric.system.watcher import Watcher
 
 IMAGES_PER_PART = 512
 """images in a file of the store: a killed inspection loses the work on at most this many"""

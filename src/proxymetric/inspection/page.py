@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from proxymetric.data import BadImage
-from proxymetric.files import replacing
 from proxymetric.inspection.findings import Findings
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import data_uri, title_of
 from proxymetric.plots.report import PAGE_MARK
 from proxymetric.plots.style import CSS
+from proxymetric.system.files import replacing
 
 MAX_SHOWN = 200
 """entries of a list on the page; the CSV files hold all"""

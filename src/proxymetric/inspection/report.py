@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import ImageSet, open_data
-from proxymetric.files import read_json, replacing, write_json
 from proxymetric.inspection.contents import Contents, Store, gather
 from proxymetric.inspection.duplicates import find_duplicates, nearest_images, picture_of_rows
 from proxymetric.inspection.findings import COLUMNS, MADE_BY, Findings
 from proxymetric.inspection.lonely import find_lonely
 from proxymetric.inspection.wrong_labels import LISTED_FROM, find_wrong_labels
-from proxymetric.lock import locked
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
+from proxymetric.system.files import read_json, replacing, write_json
+from proxymetric.system.lock import locked
+from proxymetric.system.watcher import Silent, Watcher
 
 SUMMARY, PAGE, STORE = "inspection.json", "index.html", "vectors"
 """names in the folder of an inspection: the results, the page, and what is kept for the next inspection"""

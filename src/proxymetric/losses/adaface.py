@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from proxymetric.checks import within
+from proxymetric.arguments.checks import within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import NOT_LINEAR, refuse_weights

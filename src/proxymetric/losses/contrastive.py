@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.arguments.checks import above_zero, at_least_zero
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, mean_where, refuse_weights
 from proxymetric.losses.ranges import check_cosine, check_distance
-from proxymetric.signatures import one_of
 
 
 @dataclass(frozen=True)

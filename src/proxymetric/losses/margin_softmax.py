@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from proxymetric.checks import at_least_zero, within
+from proxymetric.arguments.checks import at_least_zero, within
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import NOT_LINEAR, refuse_weights

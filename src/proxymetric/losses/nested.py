@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxymetric.checks import whole_number
+from proxymetric.arguments.checks import whole_number
 from proxymetric.core.normalisation import MIN_DIVISORS, NORMALISATIONS, cut
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import Compare, Loss, Objective, References

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_cosine_margin, check_scale
 from proxymetric.ops import NONE, Line, log1p_exp, mean_over_batch
 from proxymetric.ops.problem import MIN_WEIGHT_SUM
-from proxymetric.signatures import one_of
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxymetric.checks import above_zero, usually, within
+from proxymetric.arguments.checks import above_zero, usually, within
 
 MIN_SCALE, MAX_SCALE = 0.1, 1000
 """usual factors of a cosine in an exponent; the papers have 1 to 256"""

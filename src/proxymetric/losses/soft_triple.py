@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.ranges import check_cosine_margin, check_scale
 from proxymetric.ops import Line, Similarity, cross_entropy
-from proxymetric.signatures import one_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxymetric.checks import at_least_zero
+from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.class_shards import all_reduce_sum
 from proxymetric.core.pieces import References
 from proxymetric.core.products import products_in_groups

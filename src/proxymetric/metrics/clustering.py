@@ -9,7 +9,7 @@ from torch import Tensor
 from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
-from proxymetric.precision import full_precision
+from proxymetric.system.precision import full_precision
 
 MEMORY_BYTES = 64 * 2**20
 """memory of the distances that are computed at a time"""

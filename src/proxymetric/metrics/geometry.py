@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
-from proxymetric.precision import full_precision
-from proxymetric.signatures import one_of
+from proxymetric.system.precision import full_precision
 
 MAX_NUMBERS = 2**22
 """maximum number of tensor entries in memory at a time"""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.checks import check_has_numbers
+from proxymetric.arguments.checks import check_has_numbers
 
 Vectors = Tensor | np.ndarray
 Labels = Tensor | np.ndarray | Sequence[int] | Sequence[str]

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.metrics.inputs import Labels, Vectors, as_labels
 from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import search
 from proxymetric.metrics.scoring import DEFAULT, of_queries
-from proxymetric.signatures import one_of
 
 MAX_DRAWS = 2**22
 """numbers drawn at a time"""

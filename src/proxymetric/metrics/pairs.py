@@ -21,7 +21,7 @@ from torch import Tensor
 from proxymetric.metrics.inputs import count_relevant
 from proxymetric.metrics.knn.distances import FLOAT64_UNIT, Cosine, rounding_bound, row_slices
 from proxymetric.metrics.ranking import Search
-from proxymetric.precision import full_precision
+from proxymetric.system.precision import full_precision
 
 STEPS = 2**32
 """similarities are multiples of 1 / STEPS"""

@@ -12,7 +12,7 @@ from proxymetric.metrics.knn.distances import SPACES, check_distance
 from proxymetric.metrics.knn.duplicates import copies_before, distinct
 from proxymetric.metrics.knn.search import Searcher, TopItems
 from proxymetric.metrics.knn.ties import TieBreaker
-from proxymetric.precision import full_precision
+from proxymetric.system.precision import full_precision
 
 MAX_CELLS = 2**22
 """the largest number of cells of a `ResultTable`"""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from proxymetric.checks import callers_level
+from proxymetric.arguments.checks import callers_level
 from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric
 from proxymetric.metrics.pairs import BINS, LOW, LOW_BITS, Pairs, Tally, similarity_of

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.encoders import Encoder
-from proxymetric.files import check_output, read_json_object, replacing
 from proxymetric.models.hub import check_folder, write_hub
 from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
 from proxymetric.models.model_card import check_licence
 from proxymetric.models.slim import is_slim, write_slim
-from proxymetric.signatures import one_of
+from proxymetric.system.files import check_output, read_json_object, replacing
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "slim": ".safetensors", "hub": ""}
 INPUTS = {"uint8": "uint8 in 0..255", "float": "float32 in [0, 1]"}

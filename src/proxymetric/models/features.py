@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.files import read_json
 from proxymetric.models.hub_client import CONFIG, fetch, is_address
 from proxymetric.models.load import is_run, load, read_run
 from proxymetric.models.model import Model
+from proxymetric.system.files import read_json
 
 
 class FeatureModel(Model):
@@ -49,7 +49,7 @@ class FeatureModel(Model):
 def is_frozen(run: str | Path) -> bool:
     """Whether the backbone of a run, of a slim file or of a shared model was frozen in training."""
     if Path(run).is_file():
-        from proxymetric.checkpoint import Checkpoint
+        from proxymetric.system.checkpoint import Checkpoint
 
         return bool(Checkpoint.read(Path(run)).state.get("held"))
     if not is_run(run):
@@ -74,8 +74,8 @@ def load_untrained(run: str | Path, device: str | torch.device | None = None) ->
     Raises:
         ValueError: there is no such run, or the weights that it began with are missing.
     """
-    from proxymetric.device import pick_device
     from proxymetric.encoders import build
+    from proxymetric.system.device import pick_device
 
     if not is_run(run):
         raise ValueError(

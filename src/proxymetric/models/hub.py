@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.files import check_output, read_json, replacing, write_json
 from proxymetric.models.hub_client import CARD, CONFIG, WEIGHTS
 from proxymetric.models.model import Model
 from proxymetric.models.model_card import LIBRARY, card, check_licence
 from proxymetric.models.run_folder import build_encoder, check_version, checked_arguments
-from proxymetric.tensor_files import write_tensors
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import check_output, read_json, replacing, write_json
+from proxymetric.system.tensor_files import write_tensors
 
 FORMAT = "proxymetric hub 1"
 """the name of the format and its version"""

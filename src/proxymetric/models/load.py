@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from proxymetric.files import read_json
+from proxymetric.arguments.signatures import one_of
 from proxymetric.models.hub_client import fetch, is_address, parse
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import (
@@ -18,7 +18,7 @@ from proxymetric.models.run_folder import (
     model_file,
     read_run,
 )
-from proxymetric.signatures import one_of
+from proxymetric.system.files import read_json
 
 UNSAFE = r"[^\w.-]+"
 """characters of a name of data that a file name is better without"""
@@ -50,10 +50,10 @@ def load(
     Raises:
         ValueError: there is no such run, checkpoint or address, a file is damaged, or the weights do not fit.
     """
-    from proxymetric.checkpoint import Checkpoint
     from proxymetric.data.views import EvalView
-    from proxymetric.device import pick_device
     from proxymetric.encoders import load_weights
+    from proxymetric.system.checkpoint import Checkpoint
+    from proxymetric.system.device import pick_device
 
     target_device = pick_device(str(device or "auto"))
     if is_address(run):

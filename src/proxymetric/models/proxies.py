@@ -71,9 +71,9 @@ def load_uncertainty(run: str | Path, dim: int, which: str = "best") -> dict[str
 
 def _sources(run: str | Path, dim: int, which: str) -> tuple[list[str], list[HasClassProxies]]:
     """The names of the training classes, and the sources whose proxies the checkpoint has."""
-    from proxymetric.checkpoint import Checkpoint
     from proxymetric.papers import method
     from proxymetric.papers.class_counts import with_class_counts
+    from proxymetric.system.checkpoint import Checkpoint
 
     if not is_run(run):
         return [], []

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.checks import MAX_DIM, SIZES
+from proxymetric.arguments.checks import MAX_DIM, SIZES
+from proxymetric.arguments.signatures import did_you_mean, fit, one_of
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.files import read_json
-from proxymetric.signatures import did_you_mean, fit, one_of
-from proxymetric.tensor_files import read_header
+from proxymetric.system.files import read_json
+from proxymetric.system.tensor_files import read_header
 
 if TYPE_CHECKING:
     from proxymetric.encoders import Encoder

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import Encoder, build, load_weights
-from proxymetric.files import replacing
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import build_encoder
-from proxymetric.tensor_files import read_header, write_tensors
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import replacing
+from proxymetric.system.tensor_files import read_header, write_tensors
 
 SLIM = "proxymetric slim 1"
 """the name of the file format and its version"""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, grad_all_reduce
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
@@ -45,7 +46,6 @@ from proxymetric.ops.problem import (
 from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.triton import reductions as triton
 from proxymetric.ops.triton.launch import installed
-from proxymetric.signatures import one_of
 
 
 class Implementation(NamedTuple):

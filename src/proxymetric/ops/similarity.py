@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, usually
-from proxymetric.signatures import one_of
+from proxymetric.arguments.checks import above_zero, usually
+from proxymetric.arguments.signatures import one_of
 
 KINDS = ("soft", "max", "mean")
 

@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
+from proxymetric.arguments.registry import load_registry
+from proxymetric.arguments.signatures import did_you_mean, one_of
 from proxymetric.core.class_shards import making_part
 from proxymetric.criterion import Criterion
 from proxymetric.losses.nested import check_sizes, nest
@@ -18,8 +20,6 @@ from proxymetric.papers.about import About, Method
 from proxymetric.papers.base import base_of
 from proxymetric.papers.closed_form import ClosedForm
 from proxymetric.papers.own import own_method
-from proxymetric.registry import load_registry
-from proxymetric.signatures import did_you_mean, one_of
 
 CATALOGUE: dict[str, Method] = load_registry(
     "proxymetric.papers",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, cast
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pieces import Objective
-from proxymetric.signatures import one_of
 
 Reduction = Literal["batch", "classes"]
 

@@ -7,7 +7,7 @@ which are the vectors that the loss compares. The released code picks them by di
 
 from __future__ import annotations
 
-from proxymetric.checks import at_least_zero
+from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
 from proxymetric.papers.base import Base, base_objective, check_compares_with_rows, split_base

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import cast
 
-from proxymetric.own_code import find_function
+from proxymetric.arguments.own_code import find_function
 from proxymetric.papers.about import Method, about
 
 EXAMPLE = "my_losses:better"

@@ -7,10 +7,10 @@ and divides by the number of all classes. The defaults here are those of the cod
 
 from __future__ import annotations
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.signatures import one_of
 from proxymetric.sources import SemanticProxies
 
 PAPER = (

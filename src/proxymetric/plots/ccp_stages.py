@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from proxymetric.files import replacing
 from proxymetric.plots.style import CSS
+from proxymetric.system.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

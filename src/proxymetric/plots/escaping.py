@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 
 def escaped(text: object) -> str:

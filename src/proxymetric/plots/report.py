@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxymetric.files import replacing
 from proxymetric.metrics.names import lower_is_better
 from proxymetric.plots.certainty import Certainty, certainty_html
 from proxymetric.plots.confusion import ConfusedPair, confusion_html
@@ -15,6 +14,7 @@ from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
 from proxymetric.plots.small_vectors import small_vectors_svg
 from proxymetric.plots.style import CSS
+from proxymetric.system.files import replacing
 
 PICKED_NOTE = (
     "The queries were sorted by average precision and cut into equal parts; one was drawn from each. "

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.files import replacing
 from proxymetric.plots.escaping import escaped
+from proxymetric.system.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import Batch
-from proxymetric.core.watcher import Watcher
 from proxymetric.criterion import Criterion
 from proxymetric.data import Batches, EvalFeed, EvalView, ImageSet, Split, TrainFeed, TrainView, open_data, split
 from proxymetric.data.feeds import draw_rows
@@ -24,8 +23,9 @@ from proxymetric.encoders import Encoder, build, cached_features
 from proxymetric.papers import method as make_method
 from proxymetric.papers import rows
 from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts
-from proxymetric.recipe import Recipe
+from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet
+from proxymetric.system.watcher import Watcher
 from proxymetric.training import trainer
 from proxymetric.training.learner import Learner
 from proxymetric.training.parallel import gathered_parameters

@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric import recipe as recipes
-from proxymetric.core.watcher import Silent
 from proxymetric.data import ImageSet, split
 from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.metrics import interval
-from proxymetric.recipe import Recipe
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import (
     FeatureFeed,
     RunContext,
@@ -34,7 +32,9 @@ from proxymetric.runs.assemble import (
     make_learner,
 )
 from proxymetric.runs.comparison import score_queries
+from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet
+from proxymetric.system.watcher import Silent
 from proxymetric.training.optim import make_optimizer
 from proxymetric.training.process_group import ProcessGroup
 

@@ -17,9 +17,9 @@ from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.papers import closed_form
 from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
-from proxymetric.recipe import Recipe
 from proxymetric.runs.assemble import RunContext, embed_features
 from proxymetric.runs.comparison import score_queries
+from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet, score
 
 METRIC = "MAP@R"

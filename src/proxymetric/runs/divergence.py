@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxymetric.recipe import Recipe
+from proxymetric.runs.recipe import Recipe
 from proxymetric.training.optim import base_rates
 from proxymetric.training.trainer import Trainer
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import check_output
 from proxymetric.models.load import next_to
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison
 from proxymetric.runs.report import draw_page
 from proxymetric.runs.result import UNTRAINED
 from proxymetric.runs.score import EmbeddedSet, describe, images_per_class
+from proxymetric.system.files import check_output
 
 
 def default_page(run: str | Path, data: str) -> Path:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from proxymetric.core.watcher import Watcher
+from proxymetric.arguments.signatures import one_of
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.data.splits import Split, altered
 from proxymetric.models.load import is_refitted, is_run, load, read_run
-from proxymetric.protocol import CHOSEN_ON_TEST
+from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.score import EmbeddedSet
-from proxymetric.signatures import one_of
+from proxymetric.system.watcher import Watcher
 
 CHANGED = "has changed since the run was trained"
 """how a note says that the images are no longer those of the run"""

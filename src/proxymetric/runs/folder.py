@@ -11,21 +11,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.watcher import Watcher
+from proxymetric.arguments.own_code import UntrustedCode
+from proxymetric.arguments.recipe_keys import flat_keys
 from proxymetric.data.hugging_face import is_hugging_face, place_of
 from proxymetric.data.images import ImageSet
-from proxymetric.files import read_json
-from proxymetric.lock import LOCK, locked
 from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
-from proxymetric.own_code import UntrustedCode
-from proxymetric.recipe import Recipe, check
-from proxymetric.recipe_keys import flat_keys
+from proxymetric.runs.recipe import Recipe, check
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
-from proxymetric.tracking.run_id import FILE as TRACKER_FILE
-from proxymetric.tracking.tensorboard import EVENTS_SUFFIX
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.files import read_json
+from proxymetric.system.lock import LOCK, locked
+from proxymetric.system.watcher import Watcher
 from proxymetric.training.optim import steps_in
+from proxymetric.training.tracking.run_id import FILE as TRACKER_FILE
+from proxymetric.training.tracking.tensorboard import EVENTS_SUFFIX
 
 RUN_FILES = (
     "run.json", "last.safetensors", "best.safetensors", "log.jsonl", HELD_OUT, "result.json", "report.html",

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.files import NotSaved, read_json_object, write_json
-from proxymetric.lock import locked
 from proxymetric.models.load import is_refitted, is_run, read_run
 from proxymetric.models.proxies import load_uncertainty
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.runs.thresholds import MIN_CLASSES, has_pairs, store_thresholds
 from proxymetric.search.run_knowledge import HELD_OUT
+from proxymetric.system.files import NotSaved, read_json_object, write_json
+from proxymetric.system.lock import locked
 
 
 def add_missing_thresholds(

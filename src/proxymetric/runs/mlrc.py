@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from proxymetric import recipe as recipes
+from proxymetric.arguments.own_code import trusting
+from proxymetric.arguments.recipe_keys import flat_keys
+from proxymetric.arguments.signatures import fit
 from proxymetric.core.normalisation import unit
-from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import open_data, split
-from proxymetric.files import check_output, read_json, write_json
-from proxymetric.lock import locked
-from proxymetric.own_code import trusting
-from proxymetric.recipe_keys import flat_keys
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs.evaluation_set import unseen_vectors
 from proxymetric.runs.score import EmbeddedSet, score
 from proxymetric.runs.train import Run, read_recipe, train
-from proxymetric.signatures import fit
+from proxymetric.system.files import check_output, read_json, write_json
+from proxymetric.system.lock import locked
+from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup
 
 FOLDS = 4

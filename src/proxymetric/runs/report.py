@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from proxymetric.clock import clock
-from proxymetric.core.watcher import Silent, Watcher
 from proxymetric.data import BadImage, ImageSet
-from proxymetric.files import check_output
 from proxymetric.models.load import read_run
-from proxymetric.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.auto_method import describe_trials
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
+from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
 from proxymetric.runs.whiten import describe_whitening
+from proxymetric.system.clock import clock
+from proxymetric.system.files import check_output
+from proxymetric.system.watcher import Silent, Watcher
 
 if TYPE_CHECKING:
     from proxymetric.metrics.breakdown import Confusion

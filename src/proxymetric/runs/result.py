@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from proxymetric.arguments.signatures import fit
 from proxymetric.encoders import tuned_parameters
-from proxymetric.files import read_json, write_json
-from proxymetric.protocol import CHOSE_EPOCH
-from proxymetric.signatures import fit
+from proxymetric.runs.protocol import CHOSE_EPOCH
+from proxymetric.system.files import read_json, write_json
 from proxymetric.training.learner import Learner
 
 SCHEMA = 2
@@ -39,7 +39,7 @@ class Result:
     Attributes:
         schema: version of this layout.
         commit: commit of the package's files, with "+changes" where they differ from it; None if unknown.
-        protocol: which classes choose the epoch, see `proxymetric.protocol`.
+        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`.
         recipe: the whole recipe with its defaults, by table.
         weights: the file of the backbone's weights and what its header changed; None without such a file.
         data: `name` and `identity` of the images, and what they are like: `images`, `shorter_side` and

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from proxymetric.arguments.recipe_keys import flat_keys
 from proxymetric.data import ImageSet
-from proxymetric.recipe import Recipe
-from proxymetric.recipe_keys import flat_keys
+from proxymetric.runs.recipe import Recipe
 from proxymetric.training.process_group import ProcessGroup
 
 OF_A_MACHINE = {"data.path", "data.workers", "encoder.weights", "train.device", "train.track"}

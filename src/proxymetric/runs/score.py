@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS, bytes_per_vector, rounded
 from proxymetric.data import ImageSet
 from proxymetric.metrics import Breakdown, Ranking, breakdown, evaluate, left_out, rank
 from proxymetric.metrics.names import parse
 from proxymetric.metrics.ranking import Search, search
 from proxymetric.metrics.verification import too_few_pairs
-from proxymetric.search.quantisation import KINDS, bytes_per_vector, rounded
-from proxymetric.signatures import did_you_mean
 
 
 class EmbeddedSet(NamedTuple):

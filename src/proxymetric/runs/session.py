@@ -13,23 +13,18 @@ from typing import Any
 
 import torch
 
-from proxymetric import recipe as recipes
-from proxymetric.checkpoint import Checkpoint
-from proxymetric.core.watcher import Watcher
 from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.open import check_source
 from proxymetric.data.photographs import describe_photographs
 from proxymetric.data.splits import altered
-from proxymetric.device import pick_device
 from proxymetric.encoders import Encoder, check_weights_file
-from proxymetric.files import write_json
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import build_encoder, read_run, read_state
 from proxymetric.papers import CLOSED_FORMS
 from proxymetric.papers import needs as needs_of
-from proxymetric.recipe import Recipe
 from proxymetric.runs import folder as folders
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs import result as results
 from proxymetric.runs.assemble import (
     RunContext,
@@ -53,6 +48,7 @@ from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, no
 from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.mean_cosine import cosine_meter
+from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.same_everywhere import check_images
@@ -62,6 +58,10 @@ from proxymetric.runs.time_on_cpu import slow_training
 from proxymetric.runs.training_part import Training
 from proxymetric.runs.whiten import describe_whitening, whiten_run
 from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
+from proxymetric.system.checkpoint import Checkpoint
+from proxymetric.system.device import pick_device
+from proxymetric.system.files import write_json
+from proxymetric.system.watcher import Watcher
 from proxymetric.training import parallel
 from proxymetric.training.advice import late_memory, own_batch_norm
 from proxymetric.training.learner import Learner

@@ -6,10 +6,10 @@ import time
 
 import torch
 
-import proxymetric.recipe as recipes
-from proxymetric.clock import clock
+import proxymetric.runs.recipe as recipes
 from proxymetric.encoders import Encoder
-from proxymetric.recipe import Recipe
+from proxymetric.runs.recipe import Recipe
+from proxymetric.system.clock import clock
 
 MIN_SECONDS = 1800.0
 """trainings that take less time need no message"""

@@ -9,17 +9,17 @@ from typing import Any
 
 from PIL import Image
 
-from proxymetric import recipe as recipes
-from proxymetric.core.watcher import Silent, Watcher
+from proxymetric.arguments.own_code import trusting
 from proxymetric.data.own_transforms import name_of
 from proxymetric.data.views import TrainView
-from proxymetric.files import printable
-from proxymetric.own_code import trusting
 from proxymetric.runs import folder as folders
+from proxymetric.runs import recipe as recipes
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
 from proxymetric.runs.session import Run, RunSession
+from proxymetric.system.files import printable
+from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup, restarts
 
 FLAGS = {
@@ -112,7 +112,7 @@ def train(
         start: "whitening" or "lda" computes the head from the features of the backbone before training.
         whiten: afterwards put the whitening of the trained vectors behind the head, if it scores higher on the held-out
             classes; with `resume` also for a finished run.
-        protocol: which classes choose the epoch, see `proxymetric.protocol`.
+        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`.
         settings: any keys of the recipe: `{"loss.margin": 0.2}` or `["loss.margin=0.2"]`.
         resume: continue the run in the folder `out`.
         overwrite: replace the run in the folder `out`.
@@ -122,7 +122,7 @@ def train(
         trust_code: import code ("module:function") that only a file names: the recipe, or the `run.json` of the run
             that is continued. Code that an argument names is always imported.
         watcher: receives messages and progress; None draws a progress bar in the terminal,
-            `proxymetric.core.watcher.Silent()` prints nothing.
+            `proxymetric.system.watcher.Silent()` prints nothing.
 
     Returns:
         The finished run.

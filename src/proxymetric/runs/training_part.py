@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import read_json
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
+from proxymetric.system.files import read_json
 from proxymetric.training.trainer import Trainer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxymetric.checkpoint import Checkpoint, module_tensors
 from proxymetric.closed_forms import LinearHead
 from proxymetric.data import ImageSet
 from proxymetric.encoders import linear_layer
@@ -15,6 +14,7 @@ from proxymetric.papers import closed_form
 from proxymetric.runs.assemble import RunContext, embedder
 from proxymetric.runs.closed_form import Fit, Limits, choose, fitted, make_folds, scatter_of
 from proxymetric.runs.score import score
+from proxymetric.system.checkpoint import Checkpoint, module_tensors
 from proxymetric.training.learner import Learner
 
 FORM = "whitening"

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import at_least_zero, whole_number
+from proxymetric.arguments.checks import at_least_zero, whole_number
+from proxymetric.arguments.signatures import one_of
+from proxymetric.core.k_center import k_center
 from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.core.pieces import Boundary, Context, Objective, Outcome, Pool, Source
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
-from proxymetric.schemes.k_center import k_center
 from proxymetric.schemes.proximal import proximal
-from proxymetric.signatures import one_of
 
 MIN_GAIN = 1e-5
 """by how much a score must exceed the best one to count as better"""

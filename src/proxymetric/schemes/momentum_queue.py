@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from proxymetric.checks import at_least_zero
+from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.pieces import Batch, Boundary, Context, Objective, Outcome
 from proxymetric.core.step_encoder import StepEncoder
 from proxymetric.sources.queue import Queue

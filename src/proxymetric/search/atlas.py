@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.normalisation import unit
 from proxymetric.plots.scatter import tsne
 from proxymetric.search.engines.exact import Exact
-from proxymetric.signatures import one_of
 
 METHODS = ("tsne", "pca", "none")
 LANDMARKS = 5_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxymetric.schemes.k_center import k_center
+from proxymetric.core.k_center import k_center
 
 CENTRES_PER_CLASS = 2
 """centres of a class; `benchmarks/none_of_these.py` compares several numbers"""

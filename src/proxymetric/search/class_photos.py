@@ -9,10 +9,10 @@ import torch
 
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import ENDINGS
-from proxymetric.files import printable
 from proxymetric.search.folder_sync import Embedder, batch_of, photo_id, thumbnail_of
 from proxymetric.search.index import Index
-from proxymetric.visible import visible
+from proxymetric.system.files import printable
+from proxymetric.system.text import visible
 
 ADDED = "added:"
 """how the id of a photo from elsewhere begins, so that it is not the id of a file of the folder"""

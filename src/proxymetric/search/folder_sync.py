@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import class_folders, image_files, part_folders
-from proxymetric.files import printable
-from proxymetric.lock import locked
 from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
 from proxymetric.search.generation import commit, damaged_items, open_without_engine
@@ -29,8 +28,9 @@ from proxymetric.search.index import Index
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
-from proxymetric.signatures import one_of
-from proxymetric.visible import visible
+from proxymetric.system.files import printable
+from proxymetric.system.lock import locked
+from proxymetric.system.text import visible
 
 THUMBNAIL_PIXELS = 160
 THUMBNAIL_QUALITY = 82

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from proxymetric.files import NotSaved, is_disk_full, not_saved
 from proxymetric.search.atlas import update_map
 from proxymetric.search.batches import Batch
 from proxymetric.search.engines import Earlier, build_engine, clean_engine
@@ -29,7 +28,8 @@ from proxymetric.search.stored_vectors import (
     stored_bytes,
     write_vectors,
 )
-from proxymetric.visible import visible
+from proxymetric.system.files import NotSaved, is_disk_full, not_saved
+from proxymetric.system.text import visible
 
 GENERATIONS, THUMBNAILS = "generations", "thumbnails"
 ITEMS, POINTS = "items.sqlite", "map.npy"

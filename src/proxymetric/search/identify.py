@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.files import replacing
 from proxymetric.search.batches import unit_rows
 from proxymetric.search.calibration import Impostors, Threshold, decide
 from proxymetric.search.class_centres import ClassCentres
 from proxymetric.search.items import LabelledItems
 from proxymetric.search.run_knowledge import knowledge_stamp, run_knowledge
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.system.files import replacing
+from proxymetric.system.tensor_files import read_tensors, write_tensors
 
 FILE = "identify.safetensors"
 """the classes of an index and their calibration, made again when the index has changed"""

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.lock import locked
+from proxymetric.arguments.signatures import one_of
+from proxymetric.core.quantisation import check_kind
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.engines import ENGINES, Engine
@@ -33,10 +34,9 @@ from proxymetric.search.generation import (
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import HasFingerprint, Hit, Item
 from proxymetric.search.manifest import FILE, Manifest, is_index
-from proxymetric.search.quantisation import check_kind
 from proxymetric.search.rows import Row, Value, check_columns, queries_alike
 from proxymetric.search.stored_vectors import check_engine
-from proxymetric.signatures import one_of
+from proxymetric.system.lock import locked
 
 OPEN_ATTEMPTS = 20
 """a generation may be replaced between the reading of the manifest and the opening of its files"""

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import read_json, write_json
-from proxymetric.search.quantisation import KINDS
-from proxymetric.signatures import neighbour
+from proxymetric.arguments.signatures import neighbour
+from proxymetric.core.quantisation import KINDS
+from proxymetric.system.files import read_json, write_json
 
 FORMAT = 2
 """1: without `vectors`, whose numbers all had 32 bits. 2: with it"""

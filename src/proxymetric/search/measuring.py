@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut
+from proxymetric.core.quantisation import KINDS, bit_codes, int8_codes
 from proxymetric.metrics import Ranking, scores
 from proxymetric.search.engines import Engine
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.quantisation import KINDS, bit_codes, int8_codes
 from proxymetric.search.stored_vectors import StoredVectors, VectorRows, stored_bytes
 
 MAX_ROWS, MAX_QUERIES = 20_000, 500

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from proxymetric.files import check_output, replacing
 from proxymetric.search.index import Index
+from proxymetric.system.files import check_output, replacing
 
 ROWS_PER_GROUP = 8_192
 MAGIC = b"PAR1"

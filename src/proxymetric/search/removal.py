@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.search.index import Index
-from proxymetric.signatures import did_you_mean
-from proxymetric.visible import visible
+from proxymetric.system.text import visible
 
 
 def remove(index: Index, classes: Sequence[str] = (), ids: Sequence[str] = ()) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from proxymetric.files import replacing
 from proxymetric.plots.escaping import escaped
 from proxymetric.plots.gallery import data_uri
 from proxymetric.plots.report import PAGE_MARK
 from proxymetric.plots.style import CSS
+from proxymetric.system.files import replacing
 
 PIXELS = 160
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from proxymetric.signatures import one_of
+from proxymetric.arguments.signatures import one_of
 
 SCHEMA = """
 CREATE TABLE items (

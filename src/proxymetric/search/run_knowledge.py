@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.files import read_json, replacing
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.system.files import read_json, replacing
+from proxymetric.system.tensor_files import read_tensors, write_tensors
 
 HELD_OUT = "held_out.safetensors"
 """the file of a run with the vectors of its held-out classes; `train` writes it, or `evaluate`"""

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proxymetric.files import replacing
 from proxymetric.search.batches import Batch
-from proxymetric.tensor_files import read_tensors, write_tensors
+from proxymetric.system.files import replacing
+from proxymetric.system.tensor_files import read_tensors, write_tensors
 
 STAGING = "staging"
 

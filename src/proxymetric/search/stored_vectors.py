@@ -13,11 +13,11 @@ import torch
 from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
+from proxymetric.core.quantisation import bit_codes, bytes_per_vector, from_int8, int8_codes
 from proxymetric.search.array_files import load_array
 from proxymetric.search.engines import Engine, open_engine
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.quantisation import bit_codes, bytes_per_vector, from_int8, int8_codes
 
 FLOATS, CODES, BITS = "vectors.npy", "vectors.int8.npy", "vectors.bits.npy"
 FILES: dict[str, tuple[str, ...]] = {"float32": (FLOATS,), "int8": (CODES,), "binary": (BITS, CODES)}

@@ -9,12 +9,12 @@ from pathlib import Path
 from torch import Tensor
 
 from proxymetric.core.normalisation import unit
-from proxymetric.files import replacing
+from proxymetric.core.quantisation import bit_codes, check_kind, from_int8, int8_codes
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.quantisation import bit_codes, check_kind, from_int8, int8_codes
-from proxymetric.tensor_files import read_header, read_tensors, write_tensors
+from proxymetric.system.files import replacing
+from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
 
 
 class VectorFile:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import at_least_zero
-from proxymetric.signatures import one_of
+from proxymetric.arguments.checks import at_least_zero
+from proxymetric.arguments.signatures import one_of
 
 
 class Cell(nn.Module):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import whole_number
+from proxymetric.arguments.checks import whole_number
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.class_shards import Shard, made_part
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
-from proxymetric.signatures import one_of
 
 INITIALISATIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
     # Proxy-Anchor's released code: kaiming-normal with fan_out = the number of rows.

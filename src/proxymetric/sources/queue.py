@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import whole_number
+from proxymetric.arguments.checks import whole_number
 
 
 class Queue(nn.Module):

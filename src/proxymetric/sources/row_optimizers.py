@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.signatures import one_of
+from proxymetric.arguments.signatures import one_of
 from proxymetric.sources.host_rows import copy_rows
 
 OPTIMIZER_STATE: dict[str, dict[str, str]] = {

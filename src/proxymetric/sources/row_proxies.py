@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from proxymetric.checks import at_least_zero
+from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing

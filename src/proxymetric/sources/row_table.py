@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.signatures import one_of
+from proxymetric.arguments.signatures import one_of
 from proxymetric.sources.host_rows import copy_rows, write_rows
 from proxymetric.sources.row_optimizers import RowOptimizer
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import at_least_zero, whole_number
+from proxymetric.arguments.checks import at_least_zero, whole_number
+from proxymetric.arguments.signatures import one_of
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
 from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
 from proxymetric.core.tally import Counts
 from proxymetric.ops import current_settings
-from proxymetric.signatures import one_of
 from proxymetric.sources.accumulators import accumulator
 from proxymetric.sources.learned_proxies import initial
 from proxymetric.sources.row_table import RowTable

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import above_zero, at_least_zero, whole_number
+from proxymetric.arguments.checks import above_zero, at_least_zero, whole_number
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
-from proxymetric.precision import full_precision
 from proxymetric.sources.gaussian_steps import Gaussian, Moments, descend, divergence, newton
 from proxymetric.sources.learned_proxies import initial
+from proxymetric.system.precision import full_precision
 
 FIGURE_ROWS = 200
 """largest number of proxies whose uncertainty `figures` measures"""

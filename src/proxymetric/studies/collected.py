@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxymetric.files import replacing
+from proxymetric.system.files import replacing
 
 RUNS_FILE = "runs.jsonl"
 """the collected results of a study, a line for each run"""

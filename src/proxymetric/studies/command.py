@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxymetric.clock import clock
-from proxymetric.files import replacing
-from proxymetric.own_code import check_trusted, trusting
+from proxymetric.arguments.own_code import check_trusted, trusting
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, is_over, missing_files
 from proxymetric.studies.outputs import check_outputs
 from proxymetric.studies.reading import load_study
@@ -18,6 +16,8 @@ from proxymetric.studies.results import collect, stored_draws, stored_results, w
 from proxymetric.studies.running import Session
 from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, of_study, read_draws
 from proxymetric.studies.spec import Study, Task, narrowed
+from proxymetric.system.clock import clock
+from proxymetric.system.files import replacing
 
 GPU_JOBS = 4
 """runs at the same time on a GPU, by default"""
@@ -128,7 +128,7 @@ def _check(options: Options) -> None:
 
 def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
     """Refuse a run with a wrong setting or backbone, or one that does not measure what the tables show."""
-    from proxymetric.recipe import check_backbone
+    from proxymetric.runs.recipe import check_backbone
 
     checked: set[str] = set()
     for task in tasks:
@@ -162,7 +162,7 @@ def _check_recipes(study: Study, tasks: list[Task], root: Path | None) -> None:
 
 def _check_loss(task: Task, loss: dict[str, Any]) -> None:
     """Refuse values of the table `[loss]` that the method does not take, also inside `loss.base`."""
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
     from proxymetric.runs.assemble import check_loss
     from proxymetric.runs.auto_method import AUTO, DEFAULT_METHOD
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.files import replacing
 from proxymetric.studies.inference import student
 from proxymetric.studies.scores import printed_number
 from proxymetric.studies.search import SEARCH, chosen, short
+from proxymetric.system.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.files import read_json, write_json
-from proxymetric.signatures import did_you_mean
+from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.studies.pool import ENDED
 from proxymetric.studies.search import SEARCHED, Draw, draw_of, failed_draw, resolved, short
 from proxymetric.studies.spec import Cell, Study, Task
+from proxymetric.system.files import read_json, write_json
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
@@ -83,7 +83,7 @@ def flat_recipe(task: Task, root: Path | None) -> dict[str, Any]:
     Raises:
         ValueError: a recipe or a setting is wrong.
     """
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
     from proxymetric.runs.folder import flat_values
 
     raw = {} if task.recipe is None else recipes.load(task.recipe)
@@ -126,7 +126,7 @@ def difference_to(task: Task, result: Mapping[str, Any]) -> str | None:
 
 def printed_value(task: Task, key: str) -> Any:
     """The value of a key in the recipe of a run, with its defaults, whether or not the weights are here."""
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
     from proxymetric.runs.auto_method import without_auto
     from proxymetric.runs.folder import flat_values
     from proxymetric.training.optim import base_rates
@@ -141,7 +141,7 @@ def printed_value(task: Task, key: str) -> Any:
 
 def _without_weights(task: Task) -> dict[str, Any]:
     """The unchecked tables of a run without the file of its weights."""
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
 
     settings = {key: value for key, value in task.settings.items() if key != "encoder.weights"}
     return recipes.merged({} if task.recipe is None else recipes.load(task.recipe), recipes.settings(settings))
@@ -160,7 +160,7 @@ def _checked(raw: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a setting is wrong.
     """
-    from proxymetric import recipe as recipes
+    from proxymetric.runs import recipe as recipes
     from proxymetric.runs.auto_method import without_auto
 
     if not _chooses(raw):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from proxymetric.files import check_output
 from proxymetric.studies.collected import RUNS_FILE, read_runs
 from proxymetric.studies.drawing import PLOTS, SOFTWARE
 from proxymetric.studies.search import DRAWS_FILE, SEARCH
 from proxymetric.studies.spec import Study
-from proxymetric.tensor_files import read_header
+from proxymetric.system.files import check_output
+from proxymetric.system.tensor_files import read_header
 
 PNG_HEAD_BYTES = 400
 """bytes at the beginning of a PNG in which the field `Software` is searched"""

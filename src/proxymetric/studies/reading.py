@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from proxymetric.files import read_toml
-from proxymetric.protocol import PROTOCOLS
-from proxymetric.signatures import did_you_mean, one_of
+from proxymetric.arguments.signatures import did_you_mean, one_of
+from proxymetric.runs.protocol import PROTOCOLS
 from proxymetric.studies.search import Range, read_ranges, read_search, with_searched_rows
 from proxymetric.studies.spec import Backbone, Data, Row, Study
+from proxymetric.system.files import read_toml
 
 METRICS = ("R@1", "MAP@R")
 STUDY_KEYS = (

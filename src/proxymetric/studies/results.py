@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.files import read_json, replacing, write_json
 from proxymetric.studies.choice import best_run, selection_score
 from proxymetric.studies.collected import RUNS_FILE, as_line, read_runs, write_runs
 from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
@@ -30,6 +29,7 @@ from proxymetric.studies.search import (
     short,
 )
 from proxymetric.studies.spec import LABELS, Study, Task
+from proxymetric.system.files import read_json, replacing, write_json
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxymetric.clock import clock
 from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import RunStatus, StudyFolder, is_over, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
@@ -22,6 +21,7 @@ from proxymetric.studies.scores import HELD_OUT
 from proxymetric.studies.search import Group, in_words
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import LABELS, Study, Task
+from proxymetric.system.clock import clock
 
 STOP_SECONDS = 60.0
 """time for workers to save before they are killed"""

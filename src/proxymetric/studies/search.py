@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxymetric.signatures import did_you_mean
+from proxymetric.arguments.signatures import did_you_mean
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from proxymetric.protocol import CHOSEN_ON_TEST
-from proxymetric.signatures import did_you_mean
+from proxymetric.arguments.signatures import did_you_mean
+from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.studies.search import SEARCH, Draw, Group, Range, Search, drawn
 
 LABELS = {
@@ -227,7 +227,7 @@ class Study:
         file = next((file for file in files if file.is_file()), None)
         if file is not None:
             return file
-        from proxymetric.recipe import find
+        from proxymetric.runs.recipe import find
 
         try:
             return find(name)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.files import replacing
 from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
 from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results, printed_number
 from proxymetric.studies.search import Draw, chosen
 from proxymetric.studies.spec import LABELS, Cell, Study
+from proxymetric.system.files import replacing
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.clock import Work
+from proxymetric.system.clock import Work
 
 if TYPE_CHECKING:
     from proxymetric.runs.result import Result
@@ -99,10 +99,10 @@ def write_embeddings(folder: Path, file: Path) -> None:
     import torch
 
     from proxymetric.data import EvalFeed
-    from proxymetric.files import replacing
     from proxymetric.models.load import load
     from proxymetric.runs.evaluation_set import evaluation_set
-    from proxymetric.tensor_files import write_tensors
+    from proxymetric.system.files import replacing
+    from proxymetric.system.tensor_files import write_tensors
 
     images, description = evaluation_set(folder)
     model = load(folder)
@@ -183,7 +183,7 @@ def embed(job: dict[str, Any], send: Callable[..., None]) -> bool:
 
 def trained_images(folder: Path) -> int:
     """The number of images that a run was trained on until its last checkpoint, those of its refit included."""
-    from proxymetric.tensor_files import read_header
+    from proxymetric.system.tensor_files import read_header
 
     headers = [read_header(each / "last.safetensors") for each in (folder, folder / "refit")]
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from proxymetric.signatures import did_you_mean, one_of
-from proxymetric.tracking.tracker import TRACKERS
+from proxymetric.arguments.signatures import did_you_mean, one_of
+from proxymetric.training.tracking.tracker import TRACKERS
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer": ("adamw", "adam", "sgd"),

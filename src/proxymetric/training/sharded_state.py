@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.class_shards import Shard
-from proxymetric.tensor_files import StreamedTensor
+from proxymetric.system.tensor_files import StreamedTensor
 from proxymetric.training.learner import Learner
 
 MAX_MESSAGE_BYTES = 2**26

@@ -12,11 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from proxymetric.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
 from proxymetric.core.pieces import Batch
-from proxymetric.core.watcher import Tick, Watcher
-from proxymetric.signals import stop_on_signal
-from proxymetric.tracking import Recorder
+from proxymetric.system.checkpoint import Checkpoint, load_optimizer, module_tensors, optimizer_tensors
+from proxymetric.system.signals import stop_on_signal
+from proxymetric.system.watcher import Tick, Watcher
 from proxymetric.training.advice import compile_advice, could_compile, narrow_cone, waiting_advice
 from proxymetric.training.learner import Learner
 from proxymetric.training.log import Log
@@ -27,6 +26,7 @@ from proxymetric.training.parallel import Parallel, gathered_parameters
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.sharded_state import ShardedState
 from proxymetric.training.stepper import Stepper, StepResult
+from proxymetric.training.tracking import Recorder
 
 LOG_EVERY_STEPS = 10
 REPORTED_SKIPPED_STEPS = (1, 10, 100, 1000)

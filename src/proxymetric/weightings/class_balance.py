@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, at_least_zero
+from proxymetric.arguments.checks import above_zero, at_least_zero
+from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, Loss, References, Weighting, nothing
-from proxymetric.signatures import did_you_mean
 
 Numbers = Sequence[float] | np.ndarray | Tensor
 PerClass = Numbers | str | None

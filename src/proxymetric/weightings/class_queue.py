@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxymetric.checks import whole_number
+from proxymetric.arguments.checks import whole_number
 
 UNITS_PER_ONE = 2**40
 """sums are whole multiples of 1 / UNITS_PER_ONE, so that adding and removing a row cancel exactly in any order"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from proxymetric.checks import above_zero, within
+from proxymetric.arguments.checks import above_zero, within
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, References, Weighting, nothing
 from proxymetric.core.surrogate import held

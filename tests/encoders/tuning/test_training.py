@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from proxymetric import recipe
-from proxymetric.checkpoint import Checkpoint
 from proxymetric.encoders import build, load_weights, parameter_counts, tuned_parameters
 from proxymetric.models.load import load
+from proxymetric.runs import recipe
+from proxymetric.system.checkpoint import Checkpoint
 from terminal import proxymetric, refused
 from training_runs import Snapshot, command, run, same_run, state
 from vits import ALL, TINY_VIT, pictures, stir, two_blocks

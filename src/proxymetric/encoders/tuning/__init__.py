@@ -4,9 +4,9 @@ A recipe names a tuning by `[encoder] tuning = "vpt+bitfit"`, or with arguments 
 `tuning = { name = "vpt+bitfit", prompts = 10, depth = 12, step = 0 }`; on the command line `--tuning vpt+bitfit`.
 """
 
+from proxymetric.arguments.registry import load_registry
 from proxymetric.encoders.tuning.base import Tuning
 from proxymetric.encoders.tuning.compose import ComposedTuning, complete_tuning, compose_tuning
-from proxymetric.registry import load_registry
 
 TUNINGS: dict[str, type[Tuning]] = load_registry(
     "proxymetric.encoders.tuning",

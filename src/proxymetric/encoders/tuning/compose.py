@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from proxymetric.arguments.signatures import did_you_mean, fit, one_of
 from proxymetric.encoders.tuning.base import Tuning
-from proxymetric.signatures import did_you_mean, fit, one_of
 
 
 class ComposedTuning(nn.ModuleDict):

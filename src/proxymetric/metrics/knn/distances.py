@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.metrics.knn import exact_sums
-from proxymetric.signatures import one_of
 
 Index = slice | Tensor
 ROWS_PER_BLOCK = 512

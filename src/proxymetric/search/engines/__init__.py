@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.search.engines import faiss, milvus
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
-from proxymetric.signatures import one_of
 
 __all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "check_settings", "clean_engine", "open_engine"]
 

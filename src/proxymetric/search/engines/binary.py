@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.core.quantisation import bit_codes, from_int8
 from proxymetric.search.engines.exact import top_k
-from proxymetric.search.quantisation import bit_codes, from_int8
 
 MIN_CANDIDATES = 100
 CANDIDATES_PER_RESULT = 10
@@ -24,7 +24,7 @@ class Binary:
 
     Example:
         >>> vectors = torch.tensor([[0.6, 0.8], [0.8, 0.6], [-1.0, 0.0]])
-        >>> from proxymetric.search.quantisation import int8_codes
+        >>> from proxymetric.core.quantisation import int8_codes
         >>> engine = Binary(bit_codes(vectors), int8_codes(vectors))
         >>> engine.search(torch.tensor([[1.0, 0.0]]), k=2)[1].tolist()
         [[1, 0]]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import one_of
 from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
-from proxymetric.signatures import one_of
 
 FILE, ROWS_FILE = "engine.faiss", "engine-rows.npy"
 KINDS = ("auto", "hnsw", "ivf")

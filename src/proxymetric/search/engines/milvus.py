@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.signatures import fit, one_of
 from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.milvus_client import PREFIX, asking
-from proxymetric.signatures import fit, one_of
 
 DEFAULTS: dict[str, Any] = {"uri": "", "partitions": 1, "replicas": 1, "consistency": "Strong", "batch": 1_000}
 """the settings: where the database is, partitions and replicas (servers only), consistency level, vectors per insert"""

@@ -1,0 +1,1 @@
+"""Features of frozen backbones that are computed once and kept."""

@@ -1,6 +1,0 @@
-"""Trackers: programs that show the curves of a run while it trains, chosen by `train.track`."""
-
-from proxymetric.tracking.recorder import Recorder
-from proxymetric.tracking.tracker import TRACKERS, Tracker
-
-__all__ = ["TRACKERS", "Recorder", "Tracker"]
