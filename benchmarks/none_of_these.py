@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import proxymetric as pm
-from proxymetric.encoders import cached_features
+from proxymetric.features.cache import cached_features
 from proxymetric.metrics import interval
 from proxymetric.models.features import FeatureModel
 from proxymetric.runs.evaluation_set import evaluation_set

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from proxymetric.system.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from proxymetric import encoders, inspection, losses, metrics, papers, schemes, sources, weightings
     from proxymetric.criterion import Criterion
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from proxymetric.runs.train import train
     from proxymetric.search import Index
     from proxymetric.training.gathering import gather_batch
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Criterion": "proxymetric.criterion",

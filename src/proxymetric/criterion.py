@@ -37,11 +37,11 @@ from proxymetric.core.pieces import (
     Source,
 )
 from proxymetric.core.pools import pool_from
+from proxymetric.core.row_table import RowTable
 from proxymetric.core.second_pass import NeedsSecondPass, SecondPass, SecondPassResult
 from proxymetric.core.short_repr import call_text
 from proxymetric.core.step_encoder import StepEncoder
 from proxymetric.core.untraced import TracedProgress, checked_labels, numbered
-from proxymetric.sources.row_table import RowTable
 
 NEEDS = {
     "encoder": "criterion.bind(encoder) before the first step",

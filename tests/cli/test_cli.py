@@ -21,12 +21,12 @@ from safetensors import safe_open
 import proxymetric as pm
 import terminal
 from proxymetric.cli import training
-from proxymetric.cli.terminal import Terminal
 from proxymetric.papers import CATALOGUE, CLOSED_FORMS, lookup, options
 from proxymetric.runs import recipe
 from proxymetric.search import VectorFile
 from proxymetric.system.clock import clock
 from proxymetric.system.files import read_json
+from proxymetric.system.terminal import Terminal
 from proxymetric.system.watcher import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 

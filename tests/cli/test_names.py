@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from proxymetric.cli.studying import running_table
-from proxymetric.cli.tables import TextTable, hits_table, score_table
-from proxymetric.cli.terminal import Terminal
+from proxymetric.cli.tables import hits_table
+from proxymetric.system.tables import TextTable, score_table
+from proxymetric.system.terminal import Terminal
 from proxymetric.system.text import visible
 from proxymetric.system.watcher import Tick
 from terminal import Answer, proxymetric, refused, train

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from proxymetric.data import EvalView, ImageSet
-from proxymetric.encoders import Encoder, build, cached_features
-from proxymetric.features.cache import default_folder
+from proxymetric.encoders import Encoder, build
+from proxymetric.features.cache import cached_features, default_folder
 
 
 def images(count: int = 23) -> ImageSet:
@@ -124,7 +124,8 @@ def test_goes_on_after_a_real_kill(encoder: Encoder, tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import torch
         from test_feature_cache import VIEW, images
-        from proxymetric.encoders import build, cached_features
+        from proxymetric.encoders import build
+        from proxymetric.features.cache import cached_features
         torch.manual_seed(0)
         stop = lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done > 13 else None
         cached_features(build("small", dim=8, size=32), images(), VIEW, folder=sys.argv[1], shard=5, progress=stop)
@@ -224,7 +225,8 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_written(tmp_path: Path) ->
         import resource, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_feature_cache import VIEW, images
-        from proxymetric.encoders import build, cached_features
+        from proxymetric.encoders import build
+        from proxymetric.features.cache import cached_features
         encoder = build("small", dim=8, size=32)
         limit = lambda done, total: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)) if done > 5 else None
         cached_features(encoder, images(), VIEW, folder=sys.argv[1], shard=5, progress=limit)

@@ -15,10 +15,10 @@ import proxymetric as pm
 from proxymetric.core.normalisation import NORMALISATIONS, unit
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import NearestRows, References
+from proxymetric.core.similarity import KINDS
 from proxymetric.ops import Arc, Line, Similarity, chosen, cross_entropy, dense, mean_over_batch, over_classes, using
 from proxymetric.ops.problem import Problem
 from proxymetric.ops.reductions import MAX_DENSE_PAIRS
-from proxymetric.ops.similarity import KINDS
 
 REDUCTIONS = ("mean_over_batch", "over_classes", "cross_entropy", "arc")
 shapes = st.fixed_dictionaries(

@@ -14,7 +14,8 @@ import proxymetric as pm
 from oracles.closed_forms import whitening_metric
 from proxymetric.closed_forms import Whitening
 from proxymetric.data import ImageSet, open_data, split
-from proxymetric.encoders import Encoder, cached_features
+from proxymetric.encoders import Encoder
+from proxymetric.features.cache import cached_features
 from proxymetric.papers import CLOSED_FORMS, closed_form
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.closed_form import FALLBACK_SHRINKAGE, Limits, choose, make_folds

@@ -11,7 +11,7 @@ import torch
 import proxymetric as pm
 from oracles.closed_forms import whitening_metric
 from proxymetric.data import open_data, split
-from proxymetric.encoders import cached_features
+from proxymetric.features.cache import cached_features
 from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, run, same_tensors
 

@@ -15,8 +15,8 @@ import torch
 
 import proxymetric as pm
 from proxymetric.core.pieces import Batch, Context, Progress
+from proxymetric.core.row_optimizers import OPTIMIZER_STATE
 from proxymetric.sources import RowProxies, RowTable
-from proxymetric.sources.row_optimizers import OPTIMIZER_STATE
 from proxymetric.training.rowwise_adagrad import with_rowwise
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, records, run, same_run

@@ -505,7 +505,7 @@ def test_an_estimate_is_for_the_runs_that_a_gpu_does_at_the_same_time(tmp_path, 
 
 def test_work_before_training_is_shown_and_logged(monkeypatch, capsys):
     from proxymetric.cli.studying import running_table
-    from proxymetric.cli.tables import plain_lines
+    from proxymetric.system.tables import plain_lines
 
     now, sent = [100.0], []
     monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])

@@ -107,7 +107,7 @@ class Notes(Silent):
 
 # A server that has imported everything forks a process in a hundredth of the time that a new Python needs.
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.cli.terminal", "proxymetric.training"])
+forks.set_forkserver_preload(["pytest", "torch._inductor", "proxymetric.system.terminal", "proxymetric.training"])
 warm_up = forkserver.ensure_running
 
 

@@ -12,7 +12,7 @@ from proxymetric.arguments.own_code import trusting
 from proxymetric.cli.root import app, example
 
 if TYPE_CHECKING:
-    from proxymetric.cli.tables import TextTable
+    from proxymetric.system.tables import TextTable
 
 CITATION = re.compile(r" \([^()]* et al[^()]*\)")
 SENTENCE_END = re.compile(r"[.;:] ")
@@ -33,9 +33,9 @@ def methods(
 ) -> None:
     """List the methods with their papers and when to choose each, or describe one method."""
     from proxymetric.cli.tables import catalogue_table
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.papers import CATALOGUE, CLOSED_FORMS, lookup
     from proxymetric.papers import options as arguments
+    from proxymetric.system.terminal import Terminal
 
     ctx.with_resource(trusting(name))
     terminal = Terminal()
@@ -61,8 +61,8 @@ def methods(
 
 def _recipe_table(method: str | None) -> TextTable:
     """The shipped recipes, or those of one method: name, method, and the first sentence of the file."""
-    from proxymetric.cli.tables import TextTable
     from proxymetric.runs import recipe
+    from proxymetric.system.tables import TextTable
 
     columns = ["recipe", "method", "what it is"]
     table = TextTable("", columns, left=tuple(columns))

@@ -12,11 +12,11 @@ import typer
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
 
 if TYPE_CHECKING:
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
     from proxymetric.runs.comparison import Comparison
     from proxymetric.runs.score import EmbeddedSet
+    from proxymetric.system.terminal import Terminal
 
 
 @app.command(
@@ -96,14 +96,15 @@ def evaluate(
     import torch
 
     from proxymetric import metrics as scoring
-    from proxymetric.cli.tables import comparison_table, score_table
-    from proxymetric.cli.terminal import Terminal
+    from proxymetric.cli.tables import comparison_table
     from proxymetric.cli.trained import embed_images, load_model, unfinished
     from proxymetric.runs.comparison import compare
     from proxymetric.runs.evaluation_page import check_target, default_page, draw_evaluation
     from proxymetric.runs.evaluation_set import class_notes, evaluation_set
     from proxymetric.runs.result import TRAINED, UNTRAINED
     from proxymetric.runs.score import EmbeddedSet, describe, score_sizes, size_rows
+    from proxymetric.system.tables import score_table
+    from proxymetric.system.terminal import Terminal
 
     if report is not None and no_report:
         raise ValueError("report, no-report: got both, expected one")

@@ -33,11 +33,11 @@ def add_class(
 
     All photos are added in one step, or none if one of them cannot be read or is in the index already.
     """
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Index
     from proxymetric.search.class_photos import add_class as add
     from proxymetric.search.class_photos import check_name
     from proxymetric.serve.searcher import model_of
+    from proxymetric.system.terminal import Terminal
 
     opened = Index(folder)
     check_name(name)
@@ -73,10 +73,10 @@ def remove(
     `search`, `identify` and a running `serve` know them no more. Photos that still lie in the indexed folder are added
     again by the next `proxymetric index`; a message says how many.
     """
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Index
     from proxymetric.search.removal import remove as remove_from
     from proxymetric.search.removal import still_there
+    from proxymetric.system.terminal import Terminal
 
     opened = Index(folder)
     ids = remove_from(opened, name or [], item or [])
@@ -120,11 +120,11 @@ def identify(
     itself is left out of its own class.
     """
     from proxymetric.cli.results import Queries
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.search import Identifier, Index
     from proxymetric.search.class_photos import id_of
     from proxymetric.search.identify import IndexedQueries
     from proxymetric.serve.searcher import model_of
+    from proxymetric.system.terminal import Terminal
 
     opened = Index(folder)
     check_images(image)

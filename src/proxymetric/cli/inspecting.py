@@ -57,12 +57,12 @@ def inspect(
     """
     from rich.console import Console
 
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.data import open_data
     from proxymetric.inspection import inspect as inspect_images
     from proxymetric.inspection.report import PAGE, check_out
     from proxymetric.models.features import load_untrained
+    from proxymetric.system.terminal import Terminal
 
     terminal = Terminal(Console(stderr=True)) if as_json else Terminal()
     if not 0 < min_probability < 1:

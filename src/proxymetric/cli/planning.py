@@ -11,8 +11,8 @@ from proxymetric.arguments.own_code import trusting
 from proxymetric.cli.root import app, example
 
 if TYPE_CHECKING:
-    from proxymetric.cli.tables import TextTable
     from proxymetric.runs.planning import Machine, Plan
+    from proxymetric.system.tables import TextTable
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
 """memory of a device if --memory, --device and this machine's GPU do not give it"""
@@ -133,8 +133,8 @@ def _show(plan: Plan, origins: list[str]) -> None:
     """Print a plan as text and tables."""
     from rich.console import Console
 
-    from proxymetric.cli.tables import show
     from proxymetric.runs.planning import figure
+    from proxymetric.system.tables import show
 
     console = Console()
 
@@ -166,7 +166,7 @@ def _show(plan: Plan, origins: list[str]) -> None:
 
 
 def _table(title: str, *columns: str) -> TextTable:
-    from proxymetric.cli.tables import TextTable
+    from proxymetric.system.tables import TextTable
 
     return TextTable(title, list(columns), left=tuple(name for name in columns if name != "GB"))
 

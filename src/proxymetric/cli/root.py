@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from proxymetric import __version__
 from proxymetric.arguments.own_code import trusting
 from proxymetric.system.faults import said_once
+from proxymetric.system.version import __version__
 
 
 def example(*lines: str) -> str:

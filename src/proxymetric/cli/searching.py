@@ -115,7 +115,6 @@ def index(
     another model is refused if there are any, unless --drop-added says that they drop out.
     """
     from proxymetric.arguments.signatures import neighbour
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
     from proxymetric.core.quantisation import check_kind
@@ -137,6 +136,7 @@ def index(
     from proxymetric.search.measuring import advice_on_speed
     from proxymetric.search.metadata_file import read_metadata
     from proxymetric.search.size_picture import draw_sizes
+    from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")

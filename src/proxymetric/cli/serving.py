@@ -13,8 +13,8 @@ from proxymetric.cli.root import Device, app, example
 from proxymetric.cli.searching import IndexFolder, OtherRun
 
 if TYPE_CHECKING:
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.serve.settings import Settings
+    from proxymetric.system.terminal import Terminal
 
 TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
 

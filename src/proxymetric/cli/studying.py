@@ -126,8 +126,8 @@ class _Screen:
 
 def running_table(running: list[dict[str, Any]], summary: str) -> Table:
     """Make a table of the current runs."""
-    from proxymetric.cli.tables import TextTable
     from proxymetric.system.clock import clock
+    from proxymetric.system.tables import TextTable
 
     table = TextTable(summary, ["run", "epoch", "step", "images/s", "time", "left"], left=("run",))
     for each in running:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
     from proxymetric.search import VectorFile
+    from proxymetric.system.terminal import Terminal
 
 
 @app.command(
@@ -45,11 +45,11 @@ def embed(
     With --vectors it holds `codes` (int8) instead, and for binary also `bits`.
     Earlier vectors of the same model are replaced; any other file is kept.
     """
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.core.quantisation import check_kind
     from proxymetric.search import VectorFile
     from proxymetric.search.stored_vectors import stored_bytes
     from proxymetric.system.files import check_output
+    from proxymetric.system.terminal import Terminal
 
     check_kind(vectors or "float32")
     terminal = Terminal()
@@ -105,10 +105,10 @@ def query(
     from rich.console import Console
 
     from proxymetric.cli.results import Queries, print_results
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.search import VectorFile
     from proxymetric.search.manifest import is_index
     from proxymetric.search.result_page import Found
+    from proxymetric.system.terminal import Terminal
 
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
@@ -225,8 +225,8 @@ def report(run: RunFolder) -> None:
 
     The images must be where they were in training.
     """
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.runs.report import remake_report
+    from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
     terminal.say(f"report: {remake_report(run, terminal)}")

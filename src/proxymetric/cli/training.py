@@ -13,8 +13,8 @@ from proxymetric.cli.serving import serve_demo
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.runs.train import Run
+    from proxymetric.system.terminal import Terminal
 
 Method = Annotated[
     str | None, typer.Option("--method", "-m", help="Name of the method; `proxymetric methods` lists them.")
@@ -71,7 +71,7 @@ def demo(
 
     The demo needs no download and no GPU.
     """
-    from proxymetric.cli.terminal import Terminal
+    from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
     _check_demo(out)
@@ -188,7 +188,7 @@ def train(
 
     Ctrl-C saves the run; the same command with --resume continues it.
     """
-    from proxymetric.cli.terminal import Terminal
+    from proxymetric.system.terminal import Terminal
 
     if resume and out is not None:
         from proxymetric.runs.folder import check_spelling
@@ -236,10 +236,10 @@ def train(
 
 def _train(terminal: Terminal, **arguments: object) -> Run:
     """Train and print the scores."""
-    from proxymetric.cli.tables import score_table
-    from proxymetric.cli.terminal import result_lines, score_heading
     from proxymetric.runs import train as whole_run
     from proxymetric.runs.score import size_rows
+    from proxymetric.runs.summary import result_lines, score_heading
+    from proxymetric.system.tables import score_table
     from proxymetric.training.trainer import Interrupted
 
     try:
@@ -297,9 +297,9 @@ def mlrc(
     epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated
     embeddings. The data must have test classes.
     """
-    from proxymetric.cli.tables import score_table
-    from proxymetric.cli.terminal import Terminal
     from proxymetric.runs import mlrc as protocol
+    from proxymetric.system.tables import score_table
+    from proxymetric.system.terminal import Terminal
     from proxymetric.training.trainer import Interrupted
 
     terminal = Terminal()

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Sampler
 
 from proxymetric.arguments.checks import whole_number
+from proxymetric.arguments.vectors import Labels, as_labels
 from proxymetric.data.batches import Batches
-from proxymetric.metrics.inputs import Labels, as_labels
 
 __all__ = ["PerClass"]
 

@@ -1,4 +1,4 @@
-"""Encoders: a timm backbone or a small network, a pooling and a head; and a cache of their features on disk."""
+"""Encoders: a timm backbone or a small network, a pooling and a head."""
 
 from proxymetric.encoders.encoder import Encoder, build, load_weights, parameter_counts, tuned_parameters
 from proxymetric.encoders.head import linear_layer
@@ -6,17 +6,14 @@ from proxymetric.encoders.pooling import Pooling
 from proxymetric.encoders.small import SmallConvNet
 from proxymetric.encoders.tuning import TUNINGS
 from proxymetric.encoders.weights import WeightReport, check_weights_file
-from proxymetric.features.cache import Features, cached_features
 
 __all__ = [
     "TUNINGS",
     "Encoder",
-    "Features",
     "Pooling",
     "SmallConvNet",
     "WeightReport",
     "build",
-    "cached_features",
     "check_weights_file",
     "linear_layer",
     "load_weights",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import Labels, as_labels
+from proxymetric.arguments.vectors import Labels, as_labels
 
 
 def mutual_information(a: Labels, b: Labels) -> float:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import Labels, Vectors
+from proxymetric.arguments.vectors import Labels, Vectors
 from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import ResultTable, search
 from proxymetric.metrics.scoring import of_queries

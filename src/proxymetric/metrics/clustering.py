@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.vectors import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
 from proxymetric.system.precision import full_precision
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors
+from proxymetric.arguments.vectors import Labels, Vectors, as_labels, as_vectors
 from proxymetric.metrics.knn.distances import SPACES, Space, check_distance, row_slices
 from proxymetric.system.precision import full_precision
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels
+from proxymetric.arguments.vectors import Labels, Vectors, as_labels
 from proxymetric.metrics.names import names, parse
 from proxymetric.metrics.ranking import search
 from proxymetric.metrics.scoring import DEFAULT, of_queries

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import count_relevant
+from proxymetric.arguments.vectors import count_relevant
 from proxymetric.metrics.knn.distances import FLOAT64_UNIT, Cosine, rounding_bound, row_slices
 from proxymetric.metrics.ranking import Search
 from proxymetric.system.precision import full_precision

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxymetric.metrics.inputs import Labels, Vectors, as_labels, as_vectors, count_relevant, number_texts
+from proxymetric.arguments.vectors import Labels, Vectors, as_labels, as_vectors, count_relevant, number_texts
 from proxymetric.metrics.knn.distances import SPACES, check_distance
 from proxymetric.metrics.knn.duplicates import copies_before, distinct
 from proxymetric.metrics.knn.search import Searcher, TopItems

@@ -27,10 +27,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxymetric.arguments.vectors import Labels, Vectors
 from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
 from proxymetric.metrics.clustering import class_clusters
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
-from proxymetric.metrics.inputs import Labels, Vectors
 from proxymetric.metrics.names import Metric, names, parse
 from proxymetric.metrics.ranking import Ranking, ResultTable, Search, search
 from proxymetric.metrics.verification import verification_scores

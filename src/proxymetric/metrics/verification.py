@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from proxymetric.arguments.checks import callers_level
-from proxymetric.metrics.inputs import Labels, Vectors
+from proxymetric.arguments.vectors import Labels, Vectors
 from proxymetric.metrics.names import Metric
 from proxymetric.metrics.pairs import BINS, LOW, LOW_BITS, Pairs, Tally, similarity_of
 from proxymetric.metrics.ranking import Search, search

@@ -84,7 +84,7 @@ def write_hub(
     Raises:
         ValueError: the licence has no form of an identifier.
     """
-    from proxymetric import __version__
+    from proxymetric.system.version import __version__
 
     licence = check_licence(licence)
     config = {

@@ -154,7 +154,7 @@ def _version_of(description: dict[str, Any]) -> str:
 
 
 def _own_version() -> str:
-    from proxymetric import __version__
+    from proxymetric.system.version import __version__
 
     return __version__
 

@@ -4,6 +4,7 @@
 `cross_entropy` classifies each query among the classes.
 """
 
+from proxymetric.core.similarity import Similarity
 from proxymetric.ops.plain import Columns, similarities
 from proxymetric.ops.problem import NONE, Arc, ArcOfQuery, Exponent, Line, Means, QueryArc, Reduced, Settings, log1p_exp
 from proxymetric.ops.reductions import (
@@ -16,7 +17,6 @@ from proxymetric.ops.reductions import (
     over_classes,
     using,
 )
-from proxymetric.ops.similarity import Similarity
 
 __all__ = [
     "IMPLS",

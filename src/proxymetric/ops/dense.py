@@ -16,9 +16,9 @@ from torch import Tensor
 
 from proxymetric.core.normalisation import Normalised, divisors_of
 from proxymetric.core.products import scaled_product
+from proxymetric.core.similarity import Similarity
 from proxymetric.ops import plain
 from proxymetric.ops.problem import NONE, Count, Exponent, Line, Problem, Reduced, Settings, Totals, with_vectors
-from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.triton import cross_entropy as fused
 
 MAX_EXPONENT = 75.0

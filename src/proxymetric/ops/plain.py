@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.pieces import References
+from proxymetric.core.similarity import Similarity
 from proxymetric.ops.problem import (
     NONE,
     Count,
@@ -25,7 +26,6 @@ from proxymetric.ops.problem import (
     log1p_exp,
     with_vectors,
 )
-from proxymetric.ops.similarity import Similarity
 
 
 class Columns(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
-from proxymetric.ops.similarity import Similarity
+from proxymetric.core.similarity import Similarity
 
 NONE = float("-inf")
 """the logarithm of an empty sum"""

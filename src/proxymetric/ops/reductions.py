@@ -30,6 +30,7 @@ from proxymetric.core.class_shards import all_reduce_logsumexp, all_reduce_sum, 
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.core.products import HAS_MKL
+from proxymetric.core.similarity import Similarity
 from proxymetric.ops import chunked, dense, plain
 from proxymetric.ops.problem import (
     MIN_WEIGHT_SUM,
@@ -43,7 +44,6 @@ from proxymetric.ops.problem import (
     Settings,
     Totals,
 )
-from proxymetric.ops.similarity import Similarity
 from proxymetric.ops.triton import reductions as triton
 from proxymetric.ops.triton.launch import installed
 

@@ -19,7 +19,8 @@ from proxymetric.data.feeds import draw_rows
 from proxymetric.data.open import check_source
 from proxymetric.data.splits import altered
 from proxymetric.data.views import named_view
-from proxymetric.encoders import Encoder, build, cached_features
+from proxymetric.encoders import Encoder, build
+from proxymetric.features.cache import cached_features
 from proxymetric.papers import method as make_method
 from proxymetric.papers import rows
 from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts

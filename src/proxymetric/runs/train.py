@@ -234,6 +234,6 @@ def _try_view(view: TrainView) -> None:
 
 
 def _terminal() -> Watcher:
-    from proxymetric.cli.terminal import Terminal
+    from proxymetric.system.terminal import Terminal
 
     return Terminal()

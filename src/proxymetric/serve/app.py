@@ -24,7 +24,6 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from proxymetric import __version__
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_bytes import TooManyPixels
@@ -39,6 +38,7 @@ from proxymetric.serve.guard import App, Guard
 from proxymetric.serve.map_data import MapData
 from proxymetric.serve.searcher import Found, Question, Searcher, UnknownItem
 from proxymetric.serve.settings import Settings
+from proxymetric.system.version import __version__
 
 PAGE_FILES = {
     "": ("index.html", "text/html; charset=utf-8"),

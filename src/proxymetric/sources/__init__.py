@@ -6,6 +6,7 @@ To add a source, write its file in this folder and add its line below.
 from __future__ import annotations
 
 from proxymetric.core.pieces import Source
+from proxymetric.core.row_table import RowTable as RowTable
 from proxymetric.sources.accumulators import ACCUMULATORS, accumulator
 from proxymetric.sources.in_batch import InBatch as InBatch
 from proxymetric.sources.learned_proxies import INITIALISATIONS
@@ -13,7 +14,6 @@ from proxymetric.sources.learned_proxies import LearnedProxies as LearnedProxies
 from proxymetric.sources.memory import Memory as Memory
 from proxymetric.sources.queue import Queue as Queue
 from proxymetric.sources.row_proxies import RowProxies as RowProxies
-from proxymetric.sources.row_table import RowTable as RowTable
 from proxymetric.sources.semantic_proxies import SemanticProxies as SemanticProxies
 from proxymetric.sources.variational_proxies import VariationalProxies as VariationalProxies
 

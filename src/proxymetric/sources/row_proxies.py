@@ -9,8 +9,8 @@ from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
+from proxymetric.core.row_table import RowTable
 from proxymetric.sources.learned_proxies import initial
-from proxymetric.sources.row_table import RowTable
 from proxymetric.sources.shared_random import shared_random
 
 

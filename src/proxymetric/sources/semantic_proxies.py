@@ -13,12 +13,12 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.capabilities import ClassProxies
 from proxymetric.core.normalisation import unit
 from proxymetric.core.pieces import Commit, Context, Energy, References, Source, nothing
+from proxymetric.core.row_table import RowTable
 from proxymetric.core.second_pass import ClassPrompts, SecondPass, SecondPassResult
 from proxymetric.core.tally import Counts
 from proxymetric.ops import current_settings
 from proxymetric.sources.accumulators import accumulator
 from proxymetric.sources.learned_proxies import initial
-from proxymetric.sources.row_table import RowTable
 from proxymetric.sources.shared_random import shared_random
 
 CHOICES = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from proxymetric.sources.row_optimizers import rowwise_adagrad_
+from proxymetric.core.row_optimizers import rowwise_adagrad_
 
 
 def with_rowwise(kind: type[Optimizer]) -> type[Optimizer]:

@@ -12,8 +12,8 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.class_shards import all_reduce_sum
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Commit, Context, References, Weighting
+from proxymetric.core.similarity import Similarity
 from proxymetric.core.tally import Counts
-from proxymetric.ops import Similarity
 from proxymetric.weightings.class_queue import MAX_ENTRIES_PER_CHUNK, UNITS_PER_ONE, ClassQueue
 
 PENALTIES = ("none", "1/E", "nu", "sigma")

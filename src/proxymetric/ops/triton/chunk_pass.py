@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import MIN_DIVISORS
+from proxymetric.core.similarity import KINDS
 from proxymetric.ops.chunked import ChunkPlan
-from proxymetric.ops.similarity import KINDS
 from proxymetric.ops.triton.launch import aligned_pair, interpreting, launch
 from proxymetric.ops.triton.norms import next_power_of_two, row_norms, tile_shape
 from proxymetric.ops.triton.products import add_product, write_product

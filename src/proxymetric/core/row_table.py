@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.sources.host_rows import copy_rows, write_rows
-from proxymetric.sources.row_optimizers import RowOptimizer
+from proxymetric.core.host_rows import copy_rows, write_rows
+from proxymetric.core.row_optimizers import RowOptimizer
 
 
 class RowTable(nn.Module):

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from conftest import write_photos
-from proxymetric.cli.terminal import Terminal
 from proxymetric.data import EvalView, open_data
-from proxymetric.encoders import build, cached_features
-from proxymetric.features.cache import FeaturesStopped
+from proxymetric.encoders import build
+from proxymetric.features.cache import FeaturesStopped, cached_features
+from proxymetric.system.terminal import Terminal
 from training_runs import TINY
 
 
@@ -90,7 +90,7 @@ def test_on_the_command_line(tmp_path, number, default_handlers):
 
 def test_rate_and_time_left_are_shown(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("proxymetric.cli.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("proxymetric.system.terminal.time.monotonic", lambda: now[0])
     console = Console(record=True, width=100, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
     terminal = Terminal(console)
     for step in range(5):

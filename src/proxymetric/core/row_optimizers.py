@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.sources.host_rows import copy_rows
+from proxymetric.core.host_rows import copy_rows
 
 OPTIMIZER_STATE: dict[str, dict[str, str]] = {
     "adamw": {"average": "row", "square": "row"},
