@@ -45,8 +45,8 @@ class AlternatingProjections(Objective):
         objective: what is minimised; exactly one of its sources must have seats.
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
         first_lam: the same for the first problem; None: lam (released code: 0).
-        pool: b, the number of samples of each class to pick from, at least the seats; b equal to the seats, or 1, gives
-            random proxies.
+        pool: b samples of each class to pick from, at least the seats; 12 on CUB and Cars, 7 on SOP and In-Shop. b
+            equal to the seats, or 1, gives random proxies.
         patience: evaluations without a better score after which a problem has converged; 3 by default.
         anchor: theta* and rho* are those of the "last" (the paper) or the "best" evaluation of the problem (released
             code).

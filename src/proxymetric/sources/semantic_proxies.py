@@ -121,8 +121,8 @@ class SemanticProxies(Source):
         dim: D.
         accumulate: the cell, a key of `ACCUMULATORS`: "gru", "ema", "ema-mean", "gru-tanh", "rnn", "lstm",
             "attention".
-        lam: weight of the past in the moving averages, in [0, 1].
-        a: share of the free proxies, in [0, 1].
+        lam: weight of the past in the moving averages, in [0, 1]; 0.8 in the released code.
+        a: share of the free proxies, in [0, 1] (Eq. 8).
         prompts: m, the prompts of each class in the first block, at least 1.
         depth: number of blocks with class prompts; None: all blocks.
         step: block i has `m - step i` prompts, at least 0.

@@ -36,7 +36,7 @@ class VariationalProxies(Source):
     Args:
         classes: C.
         dim: D.
-        per_class: K.
+        per_class: K proxies per class.
         tau: weight of the KL divergence, at least 0 (0.01 on CUB, 0.001 on SOP and In-Shop).
         newton_steps: M, 10 in the paper. 0 makes mu and log sigma ordinary parameters, which the run's optimiser trains
             on tau KL + L (the paper's choice for SOP and In-Shop).

@@ -31,9 +31,11 @@ class ClassBalance(Weighting):
 
     Args:
         classes: C.
-        weights: C numbers above 0, "frequency", or None: all classes count the same.
-        margins: C numbers of at least 0, "frequency", or None: the margin of the loss.
-        counts: C numbers of training images, for "frequency".
+        weights: how much a class counts in the mean: C numbers above 0, "frequency" (inverse, 1 on average), or None:
+            all the same.
+        margins: a margin for each class: C numbers of at least 0, "frequency" (`margin` for the rarest class, falling
+            with the fourth root of the number of images), or None: that of the loss.
+        counts: C numbers of training images, for "frequency"; `proxymetric train` counts them.
         margin: the margin of the rarest class, for margins="frequency".
 
     Example:
@@ -82,29 +84,6 @@ class ClassBalance(Weighting):
         equal = equal_pairs(self.classes, queries)
         weights = PairWeights(equal, equal, class_weights=self.weights, class_margins=self.margins, are_equal=True)
         return weights, nothing
-
-
-def balance(
-    classes: int,
-    weights: PerClass = None,
-    margins: PerClass = None,
-    counts: Numbers | None = None,
-    margin: float = 0.0,
-) -> ClassBalance | None:
-    """A `ClassBalance`, or None if neither weights nor margins are given.
-
-    Args:
-        classes: C.
-        weights: see `ClassBalance`.
-        margins: see `ClassBalance`.
-        counts: see `ClassBalance`.
-        margin: see `ClassBalance`.
-
-    Example:
-        >>> balance(3) is None
-        True
-    """
-    return None if weights is None and margins is None else ClassBalance(classes, weights, margins, counts, margin)
 
 
 def _known(images: Tensor | None, argument: str) -> Tensor:
