@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from proxymetric.core.capabilities import traits
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.ops import Similarity
@@ -42,8 +43,7 @@ def proxy_isa(build: Build, *, base: Base = "proxy-anchor") -> Objective:
         raise ValueError(f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'")
     if compare.weighting is not None:
         raise ValueError(f"base: got {base!r}, whose pairs are weighted already; expected a method without a weighting")
-    of_class = getattr(compare.loss, "of_class", Similarity("max"))
-    weighting = build(InformativeSamples, of_class=of_class)
+    weighting = build(InformativeSamples, of_class=traits(compare.loss).of_class or Similarity("max"))
     # A loss whose exponent cannot be weighted raises its error here, not at the first step.
     queries, labels = torch.eye(2), torch.arange(2)
     references = References(torch.tensor([[0.6, 0.8], [0.8, 0.6]]), labels, per_class=1)

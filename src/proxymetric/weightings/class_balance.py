@@ -13,7 +13,7 @@ from torch import Tensor
 from proxymetric.arguments.checks import above_zero, at_least_zero
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
-from proxymetric.core.pieces import Commit, Context, Loss, References, Weighting, nothing
+from proxymetric.core.pieces import Commit, Context, Loss, References, Source, Weighting, nothing
 
 Numbers = Sequence[float] | np.ndarray | Tensor
 PerClass = Numbers | str | None
@@ -71,8 +71,9 @@ class ClassBalance(Weighting):
         self.register_buffer("weights", None if weights is None else _numbers("weights", weights, classes).float())
         self.register_buffer("margins", None if margins is None else _numbers("margins", margins, classes).float())
 
-    def check_loss(self, loss: Loss) -> None:
-        """Refuse margins that the loss itself would refuse."""
+    def check(self, loss: Loss, source: Source) -> None:
+        """Refuse also margins that the loss itself would refuse."""
+        super().check(loss, source)
         inner = cast(Any, getattr(loss, "loss", loss))  # that of `Nested`
         for margin in () if self.margins is None else {self.margins.min().item(), self.margins.max().item()}:
             try:
