@@ -18,7 +18,7 @@ import pytest
 import proxymetric as pm
 from proxymetric.core.pieces import Compare
 from proxymetric.papers import CATALOGUE, assembled, options
-from proxymetric.papers.assembled import Build
+from proxymetric.papers.assembled import Builder
 
 ROOT = Path(__file__).resolve().parents[2]
 EDITS = {
@@ -124,9 +124,9 @@ def test_no_method_repeats_a_number_of_its_pieces(name: str) -> None:
 
 @pytest.mark.parametrize("name", ASSEMBLED)
 def test_every_piece_whose_numbers_are_offered_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, call, unless = set(), Build.__call__, Build.unless
-    monkeypatch.setattr(Build, "__call__", lambda *args, **more: asked.add(args[1]) or call(*args, **more))
-    monkeypatch.setattr(Build, "unless", lambda *args, **idle: asked.add(args[1]) or unless(*args, **idle))
+    asked, call, unless = set(), Builder.__call__, Builder.unless
+    monkeypatch.setattr(Builder, "__call__", lambda *args, **more: asked.add(args[1]) or call(*args, **more))
+    monkeypatch.setattr(Builder, "unless", lambda *args, **idle: asked.add(args[1]) or unless(*args, **idle))
     pm.method(name, classes=3, dim=4)
     assert asked >= set(decorator(name)[0])
 
@@ -152,7 +152,7 @@ class Part:
 
 def test_a_method_offers_the_numbers_of_its_pieces_and_its_own() -> None:
     @assembled.assembled(Part, without=("kind",), size=4)
-    def method(build: Build, *, own: float = 0.5) -> Compare:
+    def method(build: Builder, *, own: float = 0.5) -> Compare:
         """Say what it is.
 
         Args:
@@ -184,11 +184,11 @@ def test_a_number_that_no_piece_takes_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="better: got 'sise', expected a number of its pieces; did you mean 'size'"):
 
         @assembled.assembled(Part, sise=3)
-        def better(build: Build) -> Compare: ...
+        def better(build: Builder) -> Compare: ...
 
 
 def test_a_piece_that_does_nothing_is_left_out() -> None:
-    build = Build({"classes": 1, "dim": 2, "size": 0, "kind": None})
+    build = Builder({"classes": 1, "dim": 2, "size": 0, "kind": None})
     assert build.unless(Part, size=0) is None
     assert build.unless(Part, size=0, kind=None) is None
     assert build.unless(Part, kind="a") == Part(0, None)

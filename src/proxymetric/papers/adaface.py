@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import AdaFace
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import proxies
 from proxymetric.weightings import EmbeddingLengths
 
@@ -17,7 +17,7 @@ from proxymetric.weightings import EmbeddingLengths
     surrogate_gradient=True,
 )
 @assembled(AdaFace, EmbeddingLengths, proxies, without=("per_class",))
-def adaface(build: Build) -> Objective:
+def adaface(build: Builder) -> Objective:
     """Softmax cross entropy with a margin by the length of the embedding. Loss: `losses.AdaFace`.
 
     Mean and deviation of the lengths are kept by `weightings.EmbeddingLengths`. On a GPU, small problems run without

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.core.pieces import Objective
 
-T = TypeVar("T")
-SIZES = {"classes": "number of training classes, C", "dim": "width of the embeddings, D"}
+Piece = TypeVar("Piece")
+SIZE_ARGUMENTS = {"classes": "number of training classes, C", "dim": "width of the embeddings, D"}
 """the arguments of every method, with their explanations"""
 ENTRY = re.compile(r"^ {4}(\w+): ")
 """the first line of the explanation of an argument"""
 
 
-class Build:
+class Builder:
     """Builds the pieces of a method: `build(CosFace)` gives `CosFace` those numbers of the method that it takes.
 
     Args:
@@ -28,7 +28,7 @@ class Build:
 
     Example:
         >>> from proxymetric.losses import CosFace
-        >>> Build({"classes": 100, "dim": 64, "scale": 20.0, "init": "unit"})(CosFace, margin=0.0)
+        >>> Builder({"classes": 100, "dim": 64, "scale": 20.0, "init": "unit"})(CosFace, margin=0.0)
         CosFace(scale=20.0, margin=0.0)
     """
 
@@ -37,7 +37,7 @@ class Build:
         self.classes: int = numbers["classes"]
         self.dim: int = numbers["dim"]
 
-    def __call__(self, piece: Callable[..., T], *parts: object, **more: object) -> T:
+    def __call__(self, piece: Callable[..., Piece], *parts: object, **more: object) -> Piece:
         """Build a piece.
 
         Args:
@@ -48,7 +48,7 @@ class Build:
         taken = {name: self.numbers[name] for name in inspect.signature(piece).parameters if name in self.numbers}
         return piece(*parts, **taken | more)
 
-    def unless(self, piece: Callable[..., T], **idle: object) -> T | None:
+    def unless(self, piece: Callable[..., Piece], **idle: object) -> Piece | None:
         """Build a piece; None if each of these numbers has the value with which the piece does nothing.
 
         Args:
@@ -65,7 +65,7 @@ def assembled(
 ) -> Callable[[Callable[..., Objective]], Callable[..., Objective]]:
     """Make a method of a function that puts pieces together.
 
-    The function takes a `Build`, and as keyword arguments what belongs to no piece. The arguments of the method are
+    The function takes a `Builder`, and as keyword arguments what belongs to no piece. The arguments of the method are
     classes, dim, those keyword arguments, and the numbers of the pieces: the parameters that are a number, a text or a
     truth value by default. Defaults, types and explanations are those of the first piece that has the parameter; the
     docstring of the function may explain an argument in other words.
@@ -96,7 +96,7 @@ def assembled(
         def method(*args: object, **kwargs: object) -> Objective:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
-            return function(Build(given.arguments), **{name: given.arguments[name] for name in of_function})
+            return function(Builder(given.arguments), **{name: given.arguments[name] for name in of_function})
 
         method.__signature__ = signature  # type: ignore[attr-defined]
         types = {name: each for piece in (*reversed(pieces), function) for name, each in _types(piece).items()}
@@ -122,7 +122,9 @@ def _signature(
         if name not in of_pieces:
             hint = did_you_mean(name, of_pieces)
             raise ValueError(f"{function.__name__}: got {name!r}, expected a number of its pieces{hint}")
-    sizes = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="int") for name in SIZES]
+    sizes = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="int") for name in SIZE_ARGUMENTS
+    ]
     of_function = _numbers(function)
     offered = [
         number.replace(default=paper.get(name, number.default))
@@ -155,9 +157,11 @@ def _help(
     if function.__doc__ is None:  # python -OO
         return None
     head, of_function, tail = _sections(function)
-    has_sizes = any(name in inspect.signature(piece).parameters for piece in (function, *pieces) for name in SIZES)
+    has_sizes = any(
+        name in inspect.signature(piece).parameters for piece in (function, *pieces) for name in SIZE_ARGUMENTS
+    )
     ignored = "" if has_sizes or _numbers(function) else "; the loss has no proxies and ignores it"
-    known = {name: [f"    {name}: {text}{ignored}."] for name, text in SIZES.items()}
+    known = {name: [f"    {name}: {text}{ignored}."] for name, text in SIZE_ARGUMENTS.items()}
     for piece in pieces:
         known = _sections(piece)[1] | known
     entries = [line for name in signature.parameters for line in (known | of_function).get(name, ())]

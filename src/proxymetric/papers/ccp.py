@@ -10,7 +10,7 @@ from __future__ import annotations
 from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective, check_compares_with_rows, split_base
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.sources import InBatch, LearnedProxies, Memory
@@ -25,7 +25,7 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
 )
 @assembled(AlternatingProjections)
 def ccp(
-    build: Build,
+    build: Builder,
     *,
     base: Base = "margin-contrastive",
     per_class: int = 8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import Circle
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.pairs import in_batch
 
 
@@ -17,6 +17,6 @@ from proxymetric.papers.pairs import in_batch
     no_plan=NO_PROXIES,
 )
 @assembled(Circle, in_batch)
-def circle(build: Build) -> Objective:
+def circle(build: Builder) -> Objective:
     """Pairs of the batch, each weighted by the distance of its similarity from the optimum. Loss: `losses.Circle`."""
     return build(in_batch, build(Circle))

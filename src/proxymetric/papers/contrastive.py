@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import Contrastive, MarginContrastive
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.pairs import in_batch
 
 
@@ -16,7 +16,7 @@ from proxymetric.papers.pairs import in_batch
     no_plan=NO_PROXIES,
 )
 @assembled(Contrastive, in_batch)
-def contrastive(build: Build) -> Objective:
+def contrastive(build: Builder) -> Objective:
     """Pull positive pairs of the batch to 1, push negative pairs above `margin` down. Loss: `losses.Contrastive`."""
     return build(in_batch, build(Contrastive))
 
@@ -28,6 +28,6 @@ def contrastive(build: Build) -> Objective:
     no_plan=NO_PROXIES,
 )
 @assembled(MarginContrastive, in_batch)
-def margin_contrastive(build: Build) -> Objective:
+def margin_contrastive(build: Builder) -> Objective:
     """Hinges on the Euclidean distances of the batch. Loss: `losses.MarginContrastive`."""
     return build(in_batch, build(MarginContrastive))

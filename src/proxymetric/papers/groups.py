@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxymetric.core.pieces import Compare, Loss
 from proxymetric.losses import Spread
 from proxymetric.ops import Similarity
-from proxymetric.papers.assembled import Build
+from proxymetric.papers.assembled import Builder
 from proxymetric.sources import proxies
 
 BY_DEFAULT = Similarity()
@@ -23,6 +23,6 @@ def of_class(similarity: str = BY_DEFAULT.kind, gamma: float = BY_DEFAULT.gamma)
     return Similarity(similarity, gamma)
 
 
-def compare_groups(build: Build, loss: Callable[..., Loss]) -> Compare:
+def compare_groups(build: Builder, loss: Callable[..., Loss]) -> Compare:
     """A loss on the similarities to classes of K proxies, and the regulariser that merges proxies."""
     return Compare(build(loss, of_class=build(of_class)), build(proxies), regulariser=build.unless(Spread, tau=0))

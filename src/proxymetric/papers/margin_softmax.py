@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ArcFace, CosFace, SubCentreArcFace
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import proxies
 from proxymetric.weightings import ClassBalance
 
@@ -16,7 +16,7 @@ from proxymetric.weightings import ClassBalance
     sums_over="classes",
 )
 @assembled(CosFace, proxies, ClassBalance, without=("margin", "margins"), scale=20.0)
-def norm_softmax(build: Build) -> Objective:
+def norm_softmax(build: Builder) -> Objective:
     """Softmax cross entropy on cosines. Loss: `losses.CosFace` without a margin.
 
     Args:
@@ -31,7 +31,7 @@ def norm_softmax(build: Build) -> Objective:
     sums_over="classes",
 )
 @assembled(CosFace, proxies, ClassBalance)
-def cosface(build: Build) -> Objective:
+def cosface(build: Builder) -> Objective:
     """Softmax cross entropy with a margin on the cosine to the sample's own class. Loss: `losses.CosFace`."""
     weighting = build.unless(ClassBalance, weights=None, margins=None)
     return Compare(build(CosFace), build(proxies), weighting)
@@ -43,7 +43,7 @@ def cosface(build: Build) -> Objective:
     sums_over="classes",
 )
 @assembled(ArcFace, proxies, ClassBalance, without=("per_class",))
-def arcface(build: Build) -> Objective:
+def arcface(build: Builder) -> Objective:
     """Softmax cross entropy with a margin on the angle to the sample's own class. Loss: `losses.ArcFace`."""
     weighting = build.unless(ClassBalance, weights=None, margins=None)
     return Compare(build(ArcFace), build(proxies), weighting)
@@ -56,7 +56,7 @@ def arcface(build: Build) -> Objective:
     grouped=True,
 )
 @assembled(SubCentreArcFace, proxies, per_class=3)
-def subcentre_arcface(build: Build) -> Objective:
+def subcentre_arcface(build: Builder) -> Objective:
     """ArcFace on the nearest of K centres of each class. Loss: `losses.SubCentreArcFace`.
 
     After training, `inspection.sub_centres(embeddings, labels, criterion)` lists the images at minor centres. The paper

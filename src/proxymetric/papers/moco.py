@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxymetric.core.pieces import Objective
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective
 from proxymetric.schemes import MomentumQueue
 
@@ -16,7 +16,7 @@ from proxymetric.schemes import MomentumQueue
     no_plan="has a copy of the encoder and a queue of embeddings; plan its base, such as proxy-anchor",
 )
 @assembled(MomentumQueue)
-def moco(build: Build, *, base: Base = "proxy-anchor") -> Objective:
+def moco(build: Builder, *, base: Base = "proxy-anchor") -> Objective:
     """A method on the batch and on a queue of embeddings by a momentum encoder. Scheme: `schemes.MomentumQueue`.
 
     Args:

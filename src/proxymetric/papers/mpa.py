@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import MPA, MPAAP, MPADW, Spread
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.groups import compare_groups, of_class
 from proxymetric.sources import proxies
 
@@ -23,7 +23,7 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
     grouped=True,
 )
 @assembled(MPA, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
-def mpa(build: Build) -> Objective:
+def mpa(build: Builder) -> Objective:
     """Proxy-Anchor on classes of K proxies, summed for each class. Losses: `MPA`, `Spread`.
 
     Args:
@@ -39,7 +39,7 @@ def mpa(build: Build) -> Objective:
     grouped=True,
 )
 @assembled(MPADW, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
-def mpa_dw(build: Build) -> Objective:
+def mpa_dw(build: Builder) -> Objective:
     """MPA with the sums taken for each sample instead of each class. Losses: `MPADW`, `Spread`.
 
     Args:
@@ -55,7 +55,7 @@ def mpa_dw(build: Build) -> Objective:
     grouped=True,
 )
 @assembled(MPAAP, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
-def mpa_ap(build: Build) -> Objective:
+def mpa_ap(build: Builder) -> Objective:
     """A sum over the sample's own class and all others in one logarithm. Losses: `MPAAP`, `Spread`.
 
     Args:

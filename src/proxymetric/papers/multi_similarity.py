@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import MultiSimilarity
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.pairs import in_batch
 
 
@@ -16,6 +16,6 @@ from proxymetric.papers.pairs import in_batch
     no_plan=NO_PROXIES,
 )
 @assembled(MultiSimilarity, in_batch)
-def multi_similarity(build: Build) -> Objective:
+def multi_similarity(build: Builder) -> Objective:
     """Mined pairs of the batch, weighted softly. Loss: `losses.MultiSimilarity`."""
     return build(in_batch, build(MultiSimilarity))

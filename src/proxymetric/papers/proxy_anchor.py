@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import proxies
 from proxymetric.weightings import ClassBalance
 
@@ -16,7 +16,7 @@ from proxymetric.weightings import ClassBalance
     sums_over="batch",
 )
 @assembled(ProxyAnchor, proxies, ClassBalance)
-def proxy_anchor(build: Build) -> Objective:
+def proxy_anchor(build: Builder) -> Objective:
     """The proxy of each class is an anchor that pulls and pushes the whole batch. Loss: `losses.ProxyAnchor`.
 
     The paper's training: AdamW 1e-4, proxies x100, weight decay 1e-4 (also on proxies), clip by value 10, one epoch of

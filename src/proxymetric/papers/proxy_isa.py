@@ -15,7 +15,7 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective
 from proxymetric.weightings import InformativeSamples
 
@@ -27,7 +27,7 @@ from proxymetric.weightings import InformativeSamples
     no_plan="has a memory of embeddings in addition to its proxies; plan its base, such as proxy-anchor",
 )
 @assembled(InformativeSamples)
-def proxy_isa(build: Build, *, base: Base = "proxy-anchor") -> Objective:
+def proxy_isa(build: Builder, *, base: Base = "proxy-anchor") -> Objective:
     """A proxy method whose pairs are weighted by how informative they are. Weighting: `weightings.InformativeSamples`.
 
     The paper's training: Adam 1e-4, proxies x100, batch 128, average pooling, no warm-up (CUB, Cars); AdamW 6e-4 and

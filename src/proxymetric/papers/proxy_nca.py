@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyNCA, ProxyNCAPlusPlus
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import proxies
 
 
@@ -15,7 +15,7 @@ from proxymetric.sources import proxies
     sums_over="classes",
 )
 @assembled(ProxyNCA, proxies)
-def proxy_nca(build: Build) -> Objective:
+def proxy_nca(build: Builder) -> Objective:
     """Each sample comes nearer to the proxy of its class than to the other proxies. Loss: `losses.ProxyNCA`."""
     return Compare(build(ProxyNCA), build(proxies))
 
@@ -26,7 +26,7 @@ def proxy_nca(build: Build) -> Objective:
     sums_over="classes",
 )
 @assembled(ProxyNCAPlusPlus, proxies)
-def proxy_nca_pp(build: Build) -> Objective:
+def proxy_nca_pp(build: Builder) -> Objective:
     """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`.
 
     Deviation from the paper: the temperature divides cosines here. The paper divides squared distances by 1/9, which is

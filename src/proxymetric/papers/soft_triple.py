@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import SoftTriple, Spread
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.groups import compare_groups, of_class
 from proxymetric.sources import proxies
 
@@ -17,7 +17,7 @@ from proxymetric.sources import proxies
     grouped=True,
 )
 @assembled(SoftTriple, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
-def soft_triple(build: Build) -> Objective:
+def soft_triple(build: Builder) -> Objective:
     """A softmax over classes of K centres, which a regulariser draws together. Losses: `SoftTriple`, `Spread`.
 
     The defaults of (scale, gamma, tau, margin) are the paper's for CUB. CCP's study has (17.69, 19.18, 0.0669, 0.3588)

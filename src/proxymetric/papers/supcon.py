@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import SupCon
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.pairs import in_batch
 
 
@@ -16,6 +16,6 @@ from proxymetric.papers.pairs import in_batch
     no_plan=NO_PROXIES,
 )
 @assembled(SupCon, in_batch)
-def supcon(build: Build) -> Objective:
+def supcon(build: Builder) -> Objective:
     """A softmax over all other samples of the batch, averaged over the positives. Loss: `losses.SupCon`."""
     return build(in_batch, build(SupCon))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Objective
 from proxymetric.losses import Triplet
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.pairs import in_batch
 
 
@@ -16,6 +16,6 @@ from proxymetric.papers.pairs import in_batch
     no_plan=NO_PROXIES,
 )
 @assembled(Triplet, in_batch)
-def triplet(build: Build) -> Objective:
+def triplet(build: Builder) -> Objective:
     """The mean over all violating triplets of the batch. Loss: `losses.Triplet`."""
     return build(in_batch, build(Triplet))

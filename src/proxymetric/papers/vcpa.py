@@ -16,7 +16,7 @@ from torch import Tensor
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_needs, base_objective, split_base
 from proxymetric.sources import VariationalProxies
 
@@ -27,7 +27,7 @@ from proxymetric.sources import VariationalProxies
     no_plan="has two vectors for each proxy and fits them in Newton steps; it needs more than proxy-anchor",
 )
 @assembled(ProxyAnchor, VariationalProxies, without=("positive_norm",))
-def vcpa(build: Build, *, base: Base | None = None) -> Objective:
+def vcpa(build: Builder, *, base: Base | None = None) -> Objective:
     """Proxy-Anchor against Gaussian proxies that are fitted to each batch. Source: `sources.VariationalProxies`.
 
     With gradient accumulation, q is fitted in each forward pass and always starts from the q of the last commit; the q

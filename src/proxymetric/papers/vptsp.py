@@ -11,7 +11,7 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyAnchor
 from proxymetric.papers.about import about
-from proxymetric.papers.assembled import Build, assembled
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import SemanticProxies
 
 PAPER = (
@@ -31,7 +31,7 @@ LEARNED_CELLS = ("gru", "gru-tanh", "rnn", "lstm", "attention")
     no_plan=NO_PLAN,
 )
 @assembled(ProxyAnchor, SemanticProxies, positive_norm="all", accumulate="ema")
-def vptsp_m(build: Build) -> Objective:
+def vptsp_m(build: Builder) -> Objective:
     """Proxy-Anchor against moving averages of features made with class prompts. Source: `sources.SemanticProxies`.
 
     The settings of the paper's text are `positive_norm="present", class_prompts="with_shared"`. `vptsp_g` describes
@@ -55,7 +55,7 @@ def vptsp_m(build: Build) -> Objective:
     no_plan=NO_PLAN,
 )
 @assembled(ProxyAnchor, SemanticProxies, without=("lam",), positive_norm="all")
-def vptsp_g(build: Build) -> Objective:
+def vptsp_g(build: Builder) -> Objective:
     """Proxy-Anchor against a GRU's state over features made with class prompts. Source: `sources.SemanticProxies`.
 
     The settings of the paper's text are `positive_norm="present", class_prompts="with_shared"`.

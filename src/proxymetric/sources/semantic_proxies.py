@@ -59,7 +59,7 @@ class Turns(NamedTuple):
         return Turns(classes, place, samples)
 
 
-class Plan(NamedTuple):
+class Accumulation(NamedTuple):
     """How a batch is accumulated."""
 
     classes: Tensor
@@ -346,13 +346,13 @@ class SemanticProxies(Source):
         figures["gate z"] = None if gate is None else gate / GATE_UNIT
         return {name: value for name, value in figures.items() if value is not None}
 
-    def _plan(self, labels: Tensor) -> Plan:
+    def _plan(self, labels: Tensor) -> Accumulation:
         """The plan of a batch; it is made in host memory, where a large prompt table lies."""
         host_labels = labels.cpu()
         host_turns = turns(host_labels, self._random(len(host_labels)))
-        return Plan(host_turns.classes, host_turns.on(self.stored.device))
+        return Accumulation(host_turns.classes, host_turns.on(self.stored.device))
 
-    def _samples(self, ctx: Context, plan: Plan) -> Tensor:
+    def _samples(self, ctx: Context, plan: Accumulation) -> Tensor:
         """The vector of each sample before it is normalised and accumulated, (B, D)."""
         if self.source == "encoder":
             return ctx.embeddings.to(self.stored)
@@ -376,7 +376,7 @@ class SemanticProxies(Source):
                 features = ctx.encode.features(images, prompts=[None] * blocks or None)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Plan, rows: slice | None = None) -> ClassPrompts:
+    def prompts_of(self, plan: Accumulation, rows: slice | None = None) -> ClassPrompts:
         """The class prompts of each sample.
 
         Args:

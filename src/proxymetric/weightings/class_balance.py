@@ -16,7 +16,7 @@ from proxymetric.core.pair_weights import PairWeights, equal_pairs
 from proxymetric.core.pieces import Commit, Context, Loss, References, Source, Weighting, nothing
 
 Numbers = Sequence[float] | np.ndarray | Tensor
-PerClass = Numbers | str | None
+ClassNumbers = Numbers | str | None
 """a number for each class, "frequency", or None"""
 
 
@@ -54,8 +54,8 @@ class ClassBalance(Weighting):
     def __init__(
         self,
         classes: int,
-        weights: PerClass = None,
-        margins: PerClass = None,
+        weights: ClassNumbers = None,
+        margins: ClassNumbers = None,
         counts: Numbers | None = None,
         margin: float = 0.0,
     ) -> None:
