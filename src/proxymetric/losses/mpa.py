@@ -46,7 +46,7 @@ class MPA(AnchorOfGroups):
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -71,7 +71,7 @@ class MPADW(AnchorOfGroups):
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -97,7 +97,7 @@ class MPAAP(AnchorOfGroups):
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:

@@ -125,13 +125,14 @@ class SemanticProxies(Source):
         a: share of the free proxies, in [0, 1] (Eq. 8).
         prompts: m, the prompts of each class in the first block, at least 1.
         depth: number of blocks with class prompts; None: all blocks.
-        step: block i has `m - step i` prompts, at least 0.
+        step: each block has this many prompts fewer than the block before it: block i has `m - step i`, at least 0.
         class_prompts: "only": class prompts replace the encoder's own prompts (the code that made the paper's tables);
             "with_shared": class prompts follow the encoder's own prompts (the paper's text).
-        normalise_every: when P is normalised: after each "step" (Eq. 7) or each "batch" (released code).
-        normalise_free: True: O has unit length in Eq. 8, so that a is the ratio of the mixture. False (released code):
-            O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts above 1 - a and falls
-            as O grows.
+        normalise_every: when P, the accumulated proxies, are normalised: after each "step" (Eq. 7) or each "batch"
+            (released code).
+        normalise_free: True: O, the free proxies, have unit length in Eq. 8, so that a is the ratio of the mixture.
+            False (released code): O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts
+            above 1 - a and falls as O grows.
         dropout: on each new state, in [0, 1).
         source: what is accumulated. "prompts": the second pass with class prompts. The others need no class prompts
             (Table 5): "sample": the blocks without prompts and without gradient, then the head; "encoder": the
