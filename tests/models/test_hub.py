@@ -72,8 +72,9 @@ def test_the_client_fetches_a_model_from_the_server_in_hf_endpoint(run, shared, 
     """The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own."""
     code = (
         "from proxymetric.models.hub_client import fetch\n"
+        "from proxymetric.models.place import place_of\n"
         "for address in ('hf://me/birds', 'hf://me/birds@main', 'hf://me/birds@v9', 'hf://me/cats'):\n"
-        "    try: print(fetch(address))\n"
+        "    try: print(fetch(place_of(address)))\n"
         "    except ValueError as error: print(error)\n"
     )
     with hub("me/birds", shared) as server:
