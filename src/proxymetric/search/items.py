@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from proxymetric.search.manifest import Manifest
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class HasFingerprint(Protocol):
@@ -15,6 +19,48 @@ class HasFingerprint(Protocol):
 
     def fingerprint(self) -> str:
         """Return the sha256 of everything that determines the vectors."""
+        ...
+
+
+class Embedder(Protocol):
+    """A model, as far as indexing needs it; `pm.Model` is one."""
+
+    @property
+    def view(self) -> Callable[[Image.Image], Tensor]:
+        """What makes the pixels that it takes from an image."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of its vectors."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of everything that determines the vectors."""
+        ...
+
+    def embed(self, images: Any) -> Tensor:
+        """Embed a tensor of pixels."""
+        ...
+
+
+class FileEmbedder(HasFingerprint, Protocol):
+    """A model, as far as image files are embedded by it; `pm.Model` is one."""
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of its vectors."""
+        ...
+
+    def embed(
+        self,
+        images: Any,
+        *,
+        errors: str,
+        progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
+    ) -> Any:
+        """Embed images: the vectors and, with errors="skip", the indices of the images that can be read."""
         ...
 
 
