@@ -131,10 +131,11 @@ def test_an_address_that_cannot_be_used_is_refused_before_the_model_is_loaded(in
 
 
 def test_a_service_is_announced_when_it_listens(index_folder):
-    """With the port that it took."""
+    """With the address that it took."""
     settings, answers = Settings(str(index_folder), device="cpu", port=0), []
 
-    def announce(port):
+    def announce(address):
+        port = int(address.removeprefix("http://127.0.0.1:").removesuffix("/"))
         answers.append(Client(port))
         threading.Thread(target=ask, args=(port,)).start()
 

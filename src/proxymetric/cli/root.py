@@ -136,7 +136,10 @@ RunOrFile = Annotated[
 ]
 SlimWeights = Annotated[
     Path | None,
-    typer.Option("--weights", help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's."),
+    typer.Option(
+        "--weights",
+        help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's.",
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:0.")]
 Which = Annotated[
@@ -146,15 +149,19 @@ Which = Annotated[
 
 CutDim = Annotated[
     int | None,
-    typer.Option("--dim", help="Keep this many of the first dimensions, of a run that was trained with --nested."),
+    typer.Option(
+        "--dim",
+        help="Keep this many of the first dimensions, of a run that was trained with --nested. Default: all; `index`: "
+        "as before.",
+    ),
 ]
 
 VectorKind = Annotated[
     str | None,
     typer.Option(
         "--vectors",
-        help="Numbers of the vectors: float32 (default), int8 (a quarter of the bytes), or binary (bits, whose first "
-        "results are ranked again by 8-bit numbers).",
+        help="Numbers of the vectors: float32, int8 (a quarter of the bytes), or binary (bits, whose first results are "
+        "ranked again by 8-bit numbers). Default: float32; `index`: as before.",
     ),
 ]
 

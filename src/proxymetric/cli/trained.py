@@ -12,8 +12,8 @@ import typer
 from proxymetric.cli.images import ImagesFolder
 from proxymetric.cli.results import AsJson, messages, vectors_as_json
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.data.unreadable import unreadable_lines
 from proxymetric.system.text import visible
+from proxymetric.system.unreadable import unreadable_lines
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,6 @@ import torch
 from proxymetric.arguments.signatures import neighbour, one_of
 from proxymetric.core.quantisation import check_kind
 from proxymetric.data.folders import ENDINGS, unread_types
-from proxymetric.data.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.engines import check_settings
 from proxymetric.search.engines.milvus import left_behind
@@ -23,6 +22,7 @@ from proxymetric.search.measuring import advice_on_speed, milliseconds
 from proxymetric.search.metadata_file import read_metadata
 from proxymetric.search.stored_vectors import stored_bytes
 from proxymetric.system.text import visible
+from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 
 if TYPE_CHECKING:
     from proxymetric.search.index import Index

@@ -13,7 +13,6 @@ from proxymetric.arguments.signatures import neighbour
 from proxymetric.core.normalisation import unit
 from proxymetric.core.quantisation import bit_codes, check_kind, from_int8, int8_codes
 from proxymetric.data.folders import ENDINGS, image_files
-from proxymetric.data.unreadable import unreadable_lines
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
@@ -22,6 +21,7 @@ from proxymetric.search.stored_vectors import stored_bytes
 from proxymetric.system.files import check_output, replacing
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
 from proxymetric.system.text import visible
+from proxymetric.system.unreadable import unreadable_lines
 
 
 class CuttableModel(FileEmbedder, Protocol):
