@@ -132,13 +132,13 @@ def test_verbs_take_an_address(run, photos, tmp_path, monkeypatch):
     copy = shutil.copy(image, tmp_path / "owl.png")
     for words in (
         ("embed", address, photos, "--out", "a.safetensors"),
-        ("query", address, "a.safetensors", image),
+        ("search", address, "--in", "a.safetensors", image),
         ("evaluate", f"{address}@main", "--data", photos),
         ("inspect", address, photos),
         ("index", address, photos, "--out", "a.index", "--map", "none"),
         ("search", "a.index", image),
-        ("identify", "a.index", image, "--far", "0.5"),
-        ("add-class", "a.index", "owl", copy),
+        ("search", "--identify", "a.index", image, "--far", "0.5"),
+        ("index", "add-class", "a.index", "owl", copy),
         ("search", "a.index", image, "--run", address),
         ("search", "a.index", image, "--run", run),
     ):
