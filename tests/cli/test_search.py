@@ -154,9 +154,7 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
     )
     assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
     if engine == "milvus" and importlib.util.find_spec("fastapi") is not None:
-        refused(
-            proxymetric("serve", tmp_path / "b.index", "--workers", 2), "workers: got 2, expected 1 for vectors in"
-        )
+        refused(proxymetric("serve", tmp_path / "b.index", "--workers", 2), "workers: got 2, expected 1 for vectors in")
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
     answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
@@ -202,8 +200,8 @@ def test_refusals(run, photos, index, tmp_path):
     )
     refused(proxymetric("index", run, image), f"images: got {image}, which is a file; expected a folder of images")
     refused(proxymetric("index", run, f"{photos}s"), "images: got", f"did you mean '{photos}'?")
-    refused(proxymetric("index", run, photos, "--out", photos), "--out: got", "is not an index and holds class")
-    refused(proxymetric("index", run, photos, "--out", image), "--out: got", "which is a file")
+    refused(proxymetric("index", run, photos, "--out", photos), "out: got", "is not an index and holds class")
+    refused(proxymetric("index", run, photos, "--out", image), "out: got", "which is a file")
     refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
     refused(proxymetric("index", run, photos, "--engine", "milvus", "--out", tmp_path / "x"), "uri: got none")
     refused(
@@ -358,7 +356,7 @@ def test_a_class_name_that_was_forgotten(index, photos, tmp_path):
     images = [photos / "class0" / "0.png", photos / "class0" / "1.png"]
     refused(
         proxymetric("index", "add-class", index, *images),
-        f"name: got '{images[0]}', which is an image file; expected the name of the class, and then its photos",
+        f"name: got '{images[0]}', which is an image file; expected the name of the class, and then its images",
     )
     assert bytes_of(index) == before
 

@@ -117,7 +117,9 @@ def build(
     tell = say or (lambda sentence: None)
     _check_folder(folder)
     if drop_added and not rebuild:
-        raise ValueError("drop_added: got it without rebuild; expected both, or `proxymetric index remove` to remove some images")
+        raise ValueError(
+            "drop_added: got it without rebuild; expected both, or `proxymetric index remove` to remove some images"
+        )
     check_place(target, "out")
     settings = _checked_choices(layout, engine, vectors, map)
     if parquet is not None:
