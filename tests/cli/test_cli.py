@@ -31,7 +31,8 @@ from proxymetric.system.watcher import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
-    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "export", "mlrc", "study", "report", "methods", "plan",
+    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "export", "mlrc", "study", "report",
+    "methods", "plan",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 

@@ -27,7 +27,7 @@ def asked(monkeypatch):
     answers = []
 
     def serve_a_moment(settings, announce):
-        announce(settings.port)
+        announce(f"http://127.0.0.1:{settings.port}/")
         with serving(replace(settings, port=0)) as client:
             answers.append((settings, client.get("/healthz").json, client.get("/map").json))
 
@@ -80,10 +80,10 @@ def test_serve_takes_its_options(index_folder, tmp_path, asked):
 
 def test_refusals(index_folder, tmp_path, monkeypatch):
     refused(proxymetric("serve", tmp_path), "which has no manifest.json")
-    refused(proxymetric("serve", index_folder, "--workers", 0), "--workers: got 0, expected at least 1")
-    refused(proxymetric("serve", index_folder, "--max-pending", 0), "--max-pending: got 0, expected at least 1")
-    refused(proxymetric("serve", index_folder, "--seconds", 0), "--seconds: got 0, expected more than 0")
-    refused(proxymetric("serve", index_folder, "--port", 70_000), "--port: got 70000")
+    refused(proxymetric("serve", index_folder, "--workers", 0), "workers: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--max-pending", 0), "max_pending: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--seconds", 0), "seconds: got 0, expected more than 0")
+    refused(proxymetric("serve", index_folder, "--port", 70_000), "port: got 70000")
     for limit in (-1, 0, "nan", "inf"):
         refused(proxymetric("serve", index_folder, "--max-megabytes", limit), f"--max-megabytes: got {limit}, expected")
     refused(proxymetric("serve", index_folder, "--max-megapixels", -1), "--max-megapixels: got -1, expected a number")
