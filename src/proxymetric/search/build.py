@@ -16,7 +16,7 @@ from proxymetric.search.atlas import METHODS
 from proxymetric.search.engines import check_settings
 from proxymetric.search.engines.milvus import left_behind
 from proxymetric.search.generation import check_place
-from proxymetric.search.items import Embedder
+from proxymetric.search.items import Embedder, loaded
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.measuring import advice_on_speed, milliseconds
 from proxymetric.search.metadata_file import read_metadata
@@ -132,21 +132,21 @@ def build(
     # Damaged lists of a benchmark are refused before the model is loaded.
     folder_sync.class_rule(folder, folder_sync.layout_of(folder, layout or (earlier.layout if earlier else "auto")))
 
-    loaded = model() if callable(model) else model
+    whole = loaded(model)
     index = None
     if earlier is not None:
         index = folder_sync.open_to_rebuild(target, settings, drop_added=drop_added) if rebuild else cls(target)
         if (lost := set(earlier.columns).difference(index.manifest.columns)) and columns is None:
             tell(f"lost with damaged files: the metadata {', '.join(sorted(lost))}; --metadata gives it again")
-        dim = _earlier_dim(index, loaded) if dim is None else dim
+        dim = _earlier_dim(index, whole) if dim is None else dim
     if columns:
         _check_metadata(columns, metadata, {folder_sync.photo_id(file, folder) for file in files}, folder, index or ())
-    cut = loaded if dim is None else loaded.cut_to(dim)
+    cut = whole if dim is None else whole.cut_to(dim)
     if index is None:
         index = _created(cls, target, cut, settings, vectors, map)
     elif not rebuild and index.manifest.count:
         _check_fits(index, cut)
-    if layout is None and not index.manifest.count and any("/" in name for name in loaded.classes):
+    if layout is None and not index.manifest.count and any("/" in name for name in whole.classes):
         # Classes such as fruit/apple come from this layout of the training data.
         layout = "nested" if folder_sync.layout_of(folder) == "auto" else None
     engine_before = index.manifest.engine
@@ -164,7 +164,7 @@ def build(
         facts=_new_facts(index.manifest, cut, settings, vectors, map),
     )
     index.changed.absent = [name for name in columns or () if name not in index]
-    picture = draw_sizes(index, loaded.nested or ())
+    picture = draw_sizes(index, whole.nested or ())
     if say is not None:
         _describe(index, folder, f"{len(columns or ())} files of {metadata}", picture, engine_before, say)
     if parquet is not None:

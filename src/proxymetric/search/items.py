@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from proxymetric.search.manifest import Manifest
 
 if TYPE_CHECKING:
     from PIL import Image
+
+M = TypeVar("M")
 
 
 class HasFingerprint(Protocol):
@@ -62,6 +64,19 @@ class FileEmbedder(HasFingerprint, Protocol):
     ) -> Any:
         """Embed images: the vectors and, with errors="skip", the indices of the images that can be read."""
         ...
+
+
+def loaded(model: M | Callable[[], M]) -> M:
+    """Return a model, or call the function that returns it.
+
+    Example:
+        >>> loaded("runs/birds")
+        Traceback (most recent call last):
+        ValueError: model: got 'runs/birds', expected a model, such as pm.load('runs/birds')
+    """
+    if isinstance(model, str | Path):
+        raise ValueError(f"model: got {str(model)!r}, expected a model, such as pm.load({str(model)!r})")
+    return model() if callable(model) else model
 
 
 class Item(NamedTuple):

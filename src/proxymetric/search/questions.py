@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from proxymetric.data.decoding import BadImage, read_encoded, read_image
 from proxymetric.search.class_photos import id_of
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.index import Index
-from proxymetric.search.items import FileEmbedder
+from proxymetric.search.items import FileEmbedder, loaded
 from proxymetric.search.manifest import is_index
 from proxymetric.search.result_page import Found
 from proxymetric.search.rows import CLASS_COLUMN
@@ -24,9 +24,6 @@ from proxymetric.search.vector_file import CuttableModel, VectorFile
 
 if TYPE_CHECKING:
     from PIL import Image
-
-
-M = TypeVar("M", bound=FileEmbedder)
 
 
 class Queries(NamedTuple):
@@ -107,7 +104,7 @@ def search_index(
         raise ValueError(f"index: got {index.folder}, which has no images yet; expected one that `index` has finished")
     if where and CLASS_COLUMN in where:
         one_of("where class", where[CLASS_COLUMN], index.classes)
-    queries = Queries.embed(_loaded(model), images)
+    queries = Queries.embed(loaded(model), images)
     ids = [id_of(index, file) for file in queries.files]
     values = _values_of(index, differs or {}, ids)
     hit_lists = index.search(queries.vectors, k, where, without=ids, differs=values)
@@ -150,17 +147,17 @@ def search_folder(
             f"images: got {folder}, which is an index; expected a folder of images or a file that `embed` wrote. To "
             f"search the index: `proxymetric search {folder} {images[0]}`"
         )
-    loaded = _loaded(model)
+    embedder = loaded(model)
     if folder.is_file():
         stored = VectorFile.load(folder)
-        if stored.dim < loaded.dim:
+        if stored.dim < embedder.dim:
             with contextlib.suppress(ValueError):  # the vectors are those of another model
-                loaded = loaded.cut_to(stored.dim, warn=False)
-        stored.check_model(loaded, folder)
-        queries = Queries.embed(loaded, images)
+                embedder = embedder.cut_to(stored.dim, warn=False)
+        stored.check_model(embedder, folder)
+        queries = Queries.embed(embedder, images)
     else:
-        queries = Queries.embed(loaded, images)  # first, so that a bad image costs no embedding of the folder
-        stored = VectorFile.of_folder(folder, loaded, say=say, progress=progress)
+        queries = Queries.embed(embedder, images)  # first, so that a bad image costs no embedding of the folder
+        stored = VectorFile.of_folder(folder, embedder, say=say, progress=progress)
     class_of = dict(zip(stored.names, stored.classes, strict=True))
     hit_lists = stored.search(queries.vectors, k, without=[str(path) for path in queries.files])
     return Results(
@@ -188,16 +185,12 @@ def identify_files(
     Raises:
         ValueError: an argument is wrong, no image can be read, or there are too few classes to calibrate with.
     """
-    loaded = _loaded(model)
+    embedder = loaded(model)
     identifier = Identifier(index, run)
     identifier.threshold(far)
-    queries = Queries.embed(loaded, images)
+    queries = Queries.embed(embedder, images)
     indexed = IndexedQueries.of(index, [id_of(index, file) for file in queries.files])
     return Identified(queries, identifier(queries.vectors, far, indexed), (indexed.rows >= 0).tolist(), identifier)
-
-
-def _loaded(model: M | Callable[[], M]) -> M:
-    return model() if callable(model) else model
 
 
 def _values_of(

@@ -16,7 +16,7 @@ from proxymetric.data.folders import ENDINGS, image_files
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.items import FileEmbedder, HasFingerprint
+from proxymetric.search.items import FileEmbedder, HasFingerprint, loaded
 from proxymetric.search.stored_vectors import stored_bytes
 from proxymetric.system.files import check_output, replacing
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
@@ -118,8 +118,8 @@ class VectorFile:
         kind = "a file that `proxymetric embed` wrote"
         file = check_output("out", target, kind, lambda earlier: cls.model_of(earlier) is not None)
         _check_folder(Path(images))
-        loaded = model() if callable(model) else model
-        cut = loaded if dim is None else loaded.cut_to(dim)
+        whole = loaded(model)
+        cut = whole if dim is None else whole.cut_to(dim)
         if file.exists() and not overwrite and cls.model_of(file) != cut.fingerprint():
             raise ValueError(
                 f"out: got {target}, which holds vectors of another model; expected a new file, or --overwrite"
