@@ -13,6 +13,7 @@ import typer
 from proxymetric.cli.images import ImageArgument, ImagesFolder, check_images, check_searched
 from proxymetric.cli.results import AsJson, OpenPage, index_as_json, messages, print_answers, print_results
 from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
+from proxymetric.cli.trained import load_model
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -131,7 +132,6 @@ def index(
     ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot embed them again, so
     that --rebuild by another model is refused if there are any, unless --drop-added says that they drop out.
     """
-    from proxymetric.cli.trained import load_model
     from proxymetric.search import Index
 
     terminal = messages(on_stderr=as_json)
@@ -232,7 +232,6 @@ def search(
     refused, all but the share --far; a message says by which images. An IMAGE that is in the index itself is left out
     of its own class.
     """
-    from proxymetric.cli.trained import load_model
     from proxymetric.search.questions import identify_files, search_folder, search_index
     from proxymetric.serve.searcher import model_of
 
