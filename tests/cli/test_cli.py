@@ -252,7 +252,7 @@ def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch
 
 
 def hits(answer: Answer) -> list[list[tuple[float, str]]]:
-    """The results that `query` prints for each image: similarity and file."""
+    """The results that `search` prints for each image: similarity and file."""
     queries: dict[str, list[tuple[float, str]]] = {}
     for line in answer.out.splitlines():
         query, _, similarity, _, file = line.split("\t")

@@ -1,4 +1,4 @@
-"""A nested run: its scores by dimension, and vectors that `embed`, `index`, `query` and `search` cut."""
+"""A nested run: its scores by dimension, and vectors that `embed`, `index` and `search` cut."""
 
 from __future__ import annotations
 

@@ -524,8 +524,8 @@ def _separators(random: Random, content: bytes) -> bytes:
     return content.replace(b",", random.choice((b";", b"\t", b"|", b" ", b", ", b",,", b',"', b"\0", b";,")))
 
 
-RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "query",
-             "query vectors",
+RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "search in",
+             "search in vectors",
              "slim", "hub", "report", "collect")  # fmt: skip
 INDEX_LINES = ("index again", "search", "search where", "identify", "add-class", "remove", "remove a class")
 INDEX_WORDS = {"search where": ["search", "index", "new.png", "--where", "class=class1", "--json"]}
