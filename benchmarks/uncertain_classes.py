@@ -3,10 +3,11 @@
     python benchmarks/uncertain_classes.py               CPU, a minute for each seed
 
 Drawn characters, in folders: VCPA trains a small network from scratch on some of them, and others are held out. The
-verbs `index`, `index add-class` and `search --identify` are run as a person would run them, and what they say is recorded. Then the
-index has half of the images of the training classes, and of some new classes, which have no uncertainty. Asked about
-are the other images of these classes, and all images of classes that nobody has seen. Images of training classes are
-images that the network was trained on, so their rates are optimistic. Results go to results/uncertain-classes.json.
+verbs `index`, `index add-class` and `search --identify` are run as a person would run them, and what they say is
+recorded. Then the index has half of the images of the training classes, and of some new classes, which have no
+uncertainty. Asked about are the other images of these classes, and all images of classes that nobody has seen. Images
+of training classes are images that the network was trained on, so their rates are optimistic. Results go to
+results/uncertain-classes.json.
 """
 
 from __future__ import annotations

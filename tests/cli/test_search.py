@@ -474,7 +474,7 @@ def test_an_index_of_a_benchmark_has_the_classes_of_training(run, photos, tmp_pa
 
 
 def test_an_added_photo_is_left_out_of_its_own_results(photos, index, tmp_path):
-    """The photo of `index add-class` lies elsewhere: its name and its thumbnail tell that it is an item of the index."""
+    """The photo of `index add-class` lies elsewhere: its name and its thumbnail tell that it is an item."""
     copy = shutil.copytree(index, tmp_path / "a.index")
     image, other = tmp_path / "new.png", tmp_path / "other" / "new.png"
     Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4, 1.0), 30).convert("RGB").save(image)

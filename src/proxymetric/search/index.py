@@ -159,6 +159,7 @@ class Index:
         return cls(folder)
 
     build = classmethod(build_index)
+    """build an index of a folder of images, or bring it up to date: see `search.build.build`"""
 
     def _load(self) -> None:
         for attempt in range(OPEN_ATTEMPTS):
