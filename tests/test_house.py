@@ -81,7 +81,6 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         "arguments",
-        "core",
         "data",
         "inspection",
         "metrics",

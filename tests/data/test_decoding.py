@@ -63,7 +63,7 @@ def test_postscript_starts_no_program_in_any_verb(tmp_path, photos, ghostscript,
     assert train(data, tmp_path / "frozen", "--frozen").code == 0
     assert proxymetric("evaluate", tmp_path / "run", "--data", data).code == 0
     assert proxymetric("embed", tmp_path / "run", data, "--out", tmp_path / "x.safetensors").code == 0
-    refused(proxymetric("query", tmp_path / "run", data, data / "class0" / "holiday.jpg"), "holiday.jpg")
+    refused(proxymetric("search", tmp_path / "run", "--in", data, data / "class0" / "holiday.jpg"), "holiday.jpg")
     assert not ghostscript.exists()
 
 

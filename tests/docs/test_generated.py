@@ -258,7 +258,7 @@ def test_every_package_has_a_page():
         assert f"reference/{name}.md" in pages
     for loss in pm.losses.__all__:
         assert f"::: proxymetric.losses.{loss}\n" in pages["reference/losses.md"]
-    assert "## proxymetric query" in pages["reference/command-line.md"]
+    assert "## proxymetric index add-class" in pages["reference/command-line.md"]
 
 
 def test_a_cell_of_the_peer_shows_time_and_memory():

@@ -189,7 +189,7 @@ def test_a_slim_file_on_the_command_line(run, weights, photos, tmp_path, monkeyp
     given = ("--weights", weights)
     wanted.append(proxymetric("embed", "vit.safetensors", photos, *given, "--out", "slim.safetensors"))
     picture = photos / "class0" / "0.png"
-    wanted.append(proxymetric("query", "vit.safetensors", "slim.safetensors", picture, *given))
+    wanted.append(proxymetric("search", "vit.safetensors", "--in", "slim.safetensors", picture, *given))
     wanted.append(proxymetric("evaluate", "vit.safetensors", "--data", photos, *given))
     assert [answer.code for answer in wanted] == [0] * 4, wanted
     assert torch.equal(load_file("whole.safetensors")["vectors"], load_file("slim.safetensors")["vectors"])

@@ -158,7 +158,9 @@ def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, 
     assert found["most"] == [[seen.classes[c], doubt[c]] for c in np.argsort(-doubt)[:4]]
     assert found["correlation"] == pytest.approx(correlation, abs=1e-5)
     stored = run_knowledge(done.folder).uncertainty
-    assert stored == pytest.approx(dict(zip(seen.classes, doubt, strict=True))), "`identify` knows each class's"
+    assert stored == pytest.approx(dict(zip(seen.classes, doubt, strict=True))), (
+        "`search --identify` knows each class's"
+    )
     assert json.loads((done.folder / "result.json").read_text())["uncertainty"] == found
     again = run(photos, shutil.copytree(done.folder, tmp_path / "again"), resume=True, **STILL)
     same_run(again.folder, done.folder)

@@ -41,7 +41,7 @@ def test_a_lost_best_is_not_replaced_by_last(run):
     (run / "best.safetensors").unlink()
     before = bytes_of(run)
     refused(resume(run), str(run / "best.safetensors"), "is missing", "--overwrite", "--which last")
-    for words in (("evaluate", run), ("report", run), ("embed", run, run), ("query", run, run, run)):
+    for words in (("evaluate", run), ("report", run), ("embed", run, run), ("search", run, run, "--in", run)):
         answer = proxymetric(*words)
         assert answer.code == 1, words
     refused(proxymetric("evaluate", run), "best.safetensors is missing", "--which last")

@@ -134,7 +134,10 @@ def test_the_verbs_that_change_an_index(photos, tmp_path):
         "exit $code"
     )
     Image.effect_mandelbrot((32, 32), (-2, -2, 2, 2), 50).save(tmp_path / "new.png")
-    for words in (("remove", index, "--class", "class1"), ("add-class", index, "new", tmp_path / "new.png")):
+    for words in (
+        ("index", "remove", index, "--class", "class1"),
+        ("index", "add-class", index, "new", tmp_path / "new.png"),
+    ):
         done = on_a_small_disk(small, 2000, script, *words)
         after = bytes_of(tmp_path / "after")
         subprocess.run(["rm", "-r", str(tmp_path / "after")], check=True)
