@@ -50,13 +50,13 @@ def test_single_images_stay_in_training():
         (
             (5, 7),
             {},
-            "there are 12 images of 2 classes, 2 of which have two .* needs at least 4 .* `proxymetric index`",
+            "learning needs 4 classes .* are 2 such classes, 12 images together.*`proxymetric index` and `search`",
         ),
-        ((1,) * 9, {}, "9 images of 9 classes, 0 of which have two images .* index and search need no training"),
+        ((1,) * 9, {}, "here are 0 such classes, 9 images together.*need neither classes nor training"),
         (
             (1,) * 9,
             {"validation": 0},
-            "one image of each of the 9 classes, .* needs at least 4 such classes: 2 to train",
+            "one image of each of the 9 classes, .* learning needs 4 classes of two",
         ),
         ((2, 2, 1, 1, 1, 1), {"validation": 0.5}, "3 classes of two images or more, .* 2 of the 6"),
         ((2, 1, 1, 1), {"test": 0.2}, "2 classes of two images or more, .* 1 of the 4"),

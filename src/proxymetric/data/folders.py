@@ -28,8 +28,8 @@ OTHER_ENDINGS = (
 )  # fmt: skip
 """endings of images and films that are not read, unless `ENDINGS` has them too"""
 WITHOUT_TRAINING = (
-    "index and search need no training on these images and no classes: `proxymetric index` embeds any folder with a "
-    "pre-trained backbone or the model of another run"
+    "`proxymetric index` and `search` need neither classes nor training on these images: they take an encoder that is "
+    "only pre-trained, or of another run"
 )
 """what works with too few images to learn from"""
 MAX_NAMES = 3

@@ -117,11 +117,11 @@ def _needs(images: ImageSet) -> str:
     """Return the end of a message that says what learning needs, and what works without it."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     several = int((counts >= 2).sum())
+    hint = f". {images.hint}" if images.hint else ""
     return (
-        f"; there are {len(images)} images of {int((counts > 0).sum())} classes, {several} of which have two images or "
-        f"more. Learning needs at least {MIN_CLASSES} such classes: 2 to train on, and 2 held out to choose the epoch "
-        "(with validation=0, --set data.validation=0, none are held out and 2 are enough, but nothing says how good "
-        f"the result is). {images.hint}{'. ' if images.hint else ''}Until then, {WITHOUT_TRAINING}"
+        f"{hint}; learning needs {MIN_CLASSES} classes of two images or more, 2 to train on and 2 held out to choose "
+        f"the epoch (here are {several} such classes, {len(images)} images together); with --set data.validation=0 two "
+        f"are enough, but nothing says how good the result is; meanwhile, {WITHOUT_TRAINING}"
     )
 
 
