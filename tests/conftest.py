@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import sys
@@ -15,14 +16,22 @@ import pytest
 import torch
 from PIL import Image
 
+from left_processes import end_left_processes, mark_session
+
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in the process itself: its workers might outlive the session
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
 
 
+SECONDS_TO_EXIT = 120
+"""after the last test; a process that needs longer prints its stacks and ends"""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    mark_session()
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
     if not all(find_spec(name) for name in ("fastapi", "uvicorn", "multipart")):
         # Examples of modules that need an extra are left out where the extra is not installed.
@@ -43,7 +52,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave no process behind once the workers of pytest-xdist have ended."""
+    if session.config.pluginmanager.has_plugin("dsession"):
+        end_left_processes()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
+    faulthandler.dump_traceback_later(SECONDS_TO_EXIT, exit=True, file=sys.__stderr__)
     shutil.rmtree(os.environ["PROXYMETRIC_CACHE"], ignore_errors=True)
 
 

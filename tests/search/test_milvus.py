@@ -68,7 +68,7 @@ def server(tmp_path_factory):
         process.wait()
 
 
-@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.server)])
 def milvus_index(request, vectors, tmp_path):
     """An index of 500 vectors in a file of milvus-lite, or on a server."""
     pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
@@ -186,6 +186,7 @@ def test_a_file_that_another_process_has_open(tmp_path):
     assert Index.create(tmp_path / "a", 2, engine={"name": "milvus", "uri": str(uri)}).engine.name == "milvus"
 
 
+@pytest.mark.server
 def test_on_a_server(server, vectors, tmp_path):
     """Over TCP: made, changed, opened by another reader, searched."""
     settings = {"name": "milvus", "uri": server, "partitions": 2, "replicas": 2, "consistency": "Bounded"}
