@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 
 from left_processes import end_left_processes, mark_session
+from made_once import made_once
 
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -89,26 +91,57 @@ def write_photos(root: Path, classes: int = 10, images: int = 8, size: int = 16,
     return root
 
 
+def write_letters(root: Path) -> None:
+    """A folder of class folders: drawings of characters."""
+    from proxymetric.data import glyphs
+
+    images = glyphs(characters=80, size=16, drawings=16)
+    for i in range(len(images)):
+        folder = root / f"{images.label_of(i):02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        images.read(i).save(folder / f"{i}.png")
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten classes of eight 16 x 16 pictures; two are held out by default, which leaves 64 to train on. Only read it."""
-    return write_photos(tmp_path_factory.mktemp("data") / "photos")
+    return made_once(tmp_path_factory, "photos", write_photos)
+
+
+@pytest.fixture(scope="session")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny finished run on the `photos`, without a report. Only read it, or copy it."""
+    from terminal import bytes_of, finished_run
+
+    folder = made_once(tmp_path_factory, "finished", lambda folder: finished_run(photos, folder))
+    before = {name: content for name, content in bytes_of(folder).items() if not name.startswith(".")}
+    yield folder
+    after = bytes_of(folder)
+    assert {name: after.get(name) for name in before} == before, "a test has changed what others read"
 
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eighty characters in sixteen drawings of 16 x 16: something to learn. Only read it."""
-    from proxymetric.data import glyphs
-
-    root, images = tmp_path_factory.mktemp("data") / "letters", glyphs(characters=80, size=16, drawings=16)
-    for i in range(len(images)):
-        folder = root / f"{images.label_of(i):02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        images.read(i).save(folder / f"{i}.png")
-    return root
+    return made_once(tmp_path_factory, "letters", write_letters)
 
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the report: it takes most of the time of a tiny run, and it has separate tests."""
     monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+
+
+@pytest.fixture
+def only_training(no_page: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the rows of the closed forms too, which are half of what is left."""
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trace what is compiled, and run the trace as it is: generated code takes a minute, and has separate tests."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    torch.compiler.reset()

@@ -142,7 +142,7 @@ def test_beside_another_optimiser_both_step_as_they_would_alone(kind: type[torch
 ROWS = {"loss__touched": 0.3, "train__proxy_optimizer": "rowwise-adagrad", "train__proxy_lr": 0.1}
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize("settings", [ROWS, ROWS | {"loss__touched": "all", "train__shard": True}])
 def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path: Path) -> None:
     Pair(command(photos, tmp_path / "two", **STILL | settings), tmp_path).finish()
@@ -150,7 +150,7 @@ def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     """One of two workers is killed in the second epoch; the result is that of an undisturbed run."""
     settings = STILL | ROWS | {"train__epochs": 6, "train__save_every": 1, "data__validation": 0.0}
