@@ -19,6 +19,7 @@ from PIL import Image
 
 from left_processes import end_left_processes, mark_session
 from made_once import made_once
+from sampled import SHARE, seed
 
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -34,6 +35,7 @@ SECONDS_TO_EXIT = 120
 
 def pytest_configure(config: pytest.Config) -> None:
     mark_session()
+    seed()  # for the workers too
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
     if not all(find_spec(name) for name in ("fastapi", "uvicorn", "multipart")):
         # Examples of modules that need an extra are left out where the extra is not installed.
@@ -52,6 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "training_runs" in sys.modules:
         sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"sampled cases: PROXYMETRIC_TEST_SHARE={SHARE:g} PROXYMETRIC_TEST_SEED={seed()}")
 
 
 @pytest.hookimpl(trylast=True)

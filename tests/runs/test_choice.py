@@ -26,7 +26,6 @@ LONGER = {"train__epochs": 5, "train__lr": 3e-3, "data__validation": 0.4}
 def chosen(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         return run(photos, tmp_path_factory.mktemp("chosen") / "run", **LONGER)
 
 
