@@ -67,12 +67,6 @@ def test_only_what_was_drawn_moves_and_all_of_it() -> None:
     assert torch.equal(moved.long(), table.steps)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, 2, True, "some"])
-def test_what_touched_may_be(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"touched: got .*, expected 'all', 'batch' or a share"):
-        pm.method("proxy-anchor", classes=C, dim=D, touched=wrong)
-
-
 def test_row_wise_adagrad_by_hand() -> None:
     """One row, gradients (3, 4) and (0, 2): G is 25/2, then 25/2 + 4/2."""
     table = RowTable(torch.zeros(2, 2), optimizer="rowwise-adagrad")
