@@ -16,16 +16,10 @@ from conftest import write_photos
 from proxymetric.search import VectorFile
 from proxymetric.studies.collected import read_runs, write_runs
 from proxymetric.system.files import write_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 GLYPHS = Path(__file__).resolve().parents[2] / "studies" / "glyphs.toml"
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; read it, or copy it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture

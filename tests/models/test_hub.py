@@ -15,15 +15,14 @@ import torch
 import proxymetric as pm
 from hub_server import COMMIT, hub
 from proxymetric.system.files import read_json, write_json
-from terminal import bytes_of, finished_run, proxymetric, refused
+from terminal import bytes_of, proxymetric, refused
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run. Only read it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from proxymetric.search import VectorFile
 from proxymetric.system.checkpoint import Checkpoint
 from terminal import proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.mark.parametrize(

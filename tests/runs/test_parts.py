@@ -15,7 +15,7 @@ import proxymetric as pm
 from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.fixture(scope="module")

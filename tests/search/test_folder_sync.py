@@ -25,8 +25,8 @@ from training_runs import forks
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")

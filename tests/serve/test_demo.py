@@ -36,7 +36,7 @@ def asked(monkeypatch):
     return answers
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
     file = tmp_path / "tiny.toml"
     file.write_text(
