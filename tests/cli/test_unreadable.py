@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bombs import jpeg_of_scans
-from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
+from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 from terminal import finished_run, proxymetric, train
 
 

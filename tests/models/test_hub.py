@@ -160,7 +160,7 @@ def test_embed_takes_an_address_and_refuses_a_wrong_one(run, photos, tmp_path):
     refused(proxymetric("evaluate", address, "--no-report"), "hf://me/birds", "a shared model", "expected --data")
     refused(proxymetric("embed", "hf://me/cats", photos), "'hf://me/cats', which the hub does not have")
     refused(proxymetric("embed", "hf://birds", photos), "run: got 'hf://birds', expected 'hf://owner/name'")
-    for words in (("export", address, "--slim", "b.safetensors"), ("report", address)):
+    for words in (("export", address, "--slim", "b.safetensors"), ("evaluate", address, "--redraw")):
         refused(proxymetric(*words), "RUN: got hf://me/birds, a shared model", "expected the folder of a run")
 
 

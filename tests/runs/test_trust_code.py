@@ -62,7 +62,7 @@ def test_resuming_a_strangers_run(folder, photos, plain_run, tables):
         ("evaluate", run, "--data", photos, "--out", folder / "a.html"),
         ("inspect", run, photos, "--out", folder / "inspected"),
         ("export", run, "--slim", folder / "slim.safetensors"),
-        ("report", run),
+        ("evaluate", run, "--redraw"),
     ):
         proxymetric(*words)
     pm.load(run)
@@ -100,9 +100,10 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe(folder, photos, recipe, no_page):
     (folder / "r.toml").write_text(recipe)
-    for verb in ("train", "mlrc"):
-        words = ["--data", photos, "--recipe", "r.toml", "--out", folder / verb, "--set", "data.test=0.5"]
-        refused(proxymetric(verb, *words, "--backbone", "small"), "got 'strange:", REFUSED)
+    for protocol in ("held-out", "mlrc"):
+        words = ["--data", photos, "--recipe", "r.toml", "--out", folder / protocol, "--set", "data.test=0.5"]
+        answer = proxymetric("train", "--protocol", protocol, *words, "--backbone", "small")
+        refused(answer, "got 'strange:", REFUSED)
         assert not was_imported(folder)
     words = ["--set", "train.per_class=0", "--set", "data.workers=0", "--recipe", "r.toml", "--trust-code"]
     answer = train(photos, folder / "run", *words)

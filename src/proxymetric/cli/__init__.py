@@ -43,15 +43,13 @@ VERBS = (
     serving.serve,
     trained.embed,
     trained.query,
-    training.mlrc,
     studying.study,
     trained.export,
-    trained.report,
     catalogue.methods,
     planning.plan,
 )
 """the verbs, in the order of `proxymetric --help`"""
-FOR_SEVERAL_PROCESSES = (training.train, training.mlrc, evaluating.evaluate, planning.plan)
+FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, planning.plan)
 """the verbs that may run under torchrun"""
 app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
 

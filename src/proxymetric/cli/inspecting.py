@@ -9,7 +9,7 @@ import typer
 
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
-from proxymetric.cli.unreadable import unreadable_lines
+from proxymetric.system.unreadable import unreadable_lines
 
 if TYPE_CHECKING:
     from proxymetric.data import ImageSet

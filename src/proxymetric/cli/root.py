@@ -98,7 +98,7 @@ Data = Annotated[
 ]
 
 
-def _local(run: Path) -> Path:
+def local(run: Path) -> Path:
     """Refuse an address on the hub, where the folder of a run is needed."""
     if run.parts[:1] == ("hf:",):
         raise ValueError(
@@ -108,7 +108,7 @@ def _local(run: Path) -> Path:
     return run
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).", callback=_local)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run (`train --out`).", callback=local)]
 RunOrFile = Annotated[
     str,
     typer.Argument(
@@ -140,6 +140,12 @@ VectorKind = Annotated[
         "results are ranked again by 8-bit numbers).",
     ),
 ]
+
+
+def typed(ctx: typer.Context) -> list[str]:
+    """The names of the arguments and options that the user typed, in the order of the help."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def _version(requested: bool) -> None:

@@ -116,7 +116,6 @@ def index(
     """
     from proxymetric.arguments.signatures import neighbour
     from proxymetric.cli.trained import load_model, unfinished
-    from proxymetric.cli.unreadable import MAX_IMAGES_NAMED, unreadable_lines
     from proxymetric.core.quantisation import check_kind
     from proxymetric.data.folders import ENDINGS, unread_types
     from proxymetric.models.hub_client import is_address
@@ -137,6 +136,7 @@ def index(
     from proxymetric.search.metadata_file import read_metadata
     from proxymetric.search.size_picture import draw_sizes
     from proxymetric.system.terminal import Terminal
+    from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 
     terminal = Terminal()
     target = out if out is not None else Path(f"{folder.resolve().name}.index")

@@ -1,4 +1,4 @@
-"""Verbs for a trained run: embed, query, export, report."""
+"""Verbs for a trained run: embed, query, export."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ import typer
 
 from proxymetric.cli.results import AsJson, ImageArgument, OpenPage
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.cli.unreadable import unreadable_lines
-from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch import Tensor
 
-    from proxymetric.data import ImageSet
     from proxymetric.models.model import Model
     from proxymetric.search import VectorFile
     from proxymetric.system.terminal import Terminal
@@ -219,19 +215,6 @@ def export(
         typer.echo(f"{file}: {description}")
 
 
-@app.command(short_help="Draw the report of a finished run again.", epilog=example("proxymetric report runs/birds"))
-def report(run: RunFolder) -> None:
-    """Draw the page report.html of a finished run again.
-
-    The images must be where they were in training.
-    """
-    from proxymetric.runs.report import remake_report
-    from proxymetric.system.terminal import Terminal
-
-    terminal = Terminal()
-    terminal.say(f"report: {remake_report(run, terminal)}")
-
-
 def load_model(run: str, which: str, device: str | None, weights: Path | None) -> Model:
     """Load the model that a verb uses."""
     from proxymetric.models.load import is_run, load
@@ -262,6 +245,7 @@ def unfinished(run: str) -> list[str]:
 def _embed_folder(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
     """Embed all images of a folder that can be read: what a file of vectors holds."""
     from proxymetric.data.folders import ENDINGS, image_files
+    from proxymetric.models.embedding import embed_images
     from proxymetric.search import VectorFile
 
     check_folder(folder)
@@ -275,26 +259,3 @@ def _embed_folder(model: Model, folder: Path, terminal: Terminal) -> VectorFile:
     readable_files = [files[i] for i in indices]
     classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in readable_files]
     return VectorFile(vectors, [str(path) for path in readable_files], model.fingerprint(), classes)
-
-
-def embed_images(
-    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding", again: bool = False
-) -> tuple[Tensor, list[int]]:
-    """Embed all images that can be read, and name the others; return the vectors and the indices of their images.
-
-    `again`: the images were embedded before, by another model, and the others named.
-    """
-    bad: list[str] = []
-    vectors, indices = model.embed(
-        images,
-        errors="skip",
-        progress=lambda done, total: terminal.work(what, done, total),
-        on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
-    )
-    for line in unreadable_lines([] if again else bad):
-        terminal.say(line)
-    if not indices:
-        raise ValueError(
-            f"images: got {len(images)} images, none of which can be read; expected images that can be decoded"
-        )
-    return vectors, indices

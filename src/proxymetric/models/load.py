@@ -23,7 +23,7 @@ from proxymetric.system.files import read_json
 UNSAFE = r"[^\w.-]+"
 """characters of a name of data that a file name is better without"""
 
-__all__ = ["is_refitted", "is_run", "load", "next_to", "read_run"]
+__all__ = ["is_refitted", "is_run", "load", "load_model", "next_to", "read_run", "unfinished"]
 
 
 def load(
@@ -88,6 +88,27 @@ def load(
         view=view,
         nested=description["recipe"]["loss"].get("nested"),
     )
+
+
+def load_model(run: str | Path, which: str, device: str | torch.device | None, weights: str | Path | None) -> Model:
+    """Load a model; a run has weights of its own.
+
+    Raises:
+        ValueError: weights are given for a run, or the model cannot be loaded.
+    """
+    if weights is not None and Path(run).is_dir() and is_run(run):
+        raise ValueError(
+            f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
+            "`export --slim`"
+        )
+    return load(run, which, device, weights)
+
+
+def unfinished(run: str | Path) -> list[str]:
+    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
+    if not is_run(run) or (Path(run) / "result.json").is_file():
+        return []
+    return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 
 
 def is_run(place: str | Path) -> bool:

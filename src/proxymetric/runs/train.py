@@ -112,7 +112,7 @@ def train(
         start: "whitening" or "lda" computes the head from the features of the backbone before training.
         whiten: afterwards put the whitening of the trained vectors behind the head, if it scores higher on the held-out
             classes; with `resume` also for a finished run.
-        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`.
+        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`; `proxymetric.runs.mlrc` trains folds.
         settings: any keys of the recipe: `{"loss.margin": 0.2}` or `["loss.margin=0.2"]`.
         resume: continue the run in the folder `out`.
         overwrite: replace the run in the folder `out`.
@@ -173,6 +173,8 @@ def _train(
 ) -> Run:
     """Train from unchecked tables."""
     folder = folders.default_folder(raw) if out is None else Path(out)
+    if resume and out is not None:
+        folders.check_spelling(folder)
     chooses = raw.get("method") == AUTO
     if chooses:
         raw = without_auto(raw)
